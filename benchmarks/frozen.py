@@ -260,7 +260,7 @@ def asked_of(case: Case, one: Configuration, a: str, b: str, seen: set[tuple[str
     """What is asked of the runs of a case under a configuration; of a run that several share, once."""
     from harvest import words_of
 
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
 
     narrowed = tuple(words_of(DiffOptions(**one.diff)) or ())
     group = f"matrix/{one.name}"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from forks import Forks
 
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.changes.minimise import place_of
 from introspect_cli.rerun.changes.search import prove

@@ -21,7 +21,7 @@ from claims import Books, false_claims, site_of
 from configurations import CONFIGURATIONS, Configuration, Reduction, reduce
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import IntrospectError
 from introspect_cli.records import Kind
 from introspect_cli.render.json import diff_document

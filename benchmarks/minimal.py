@@ -24,7 +24,7 @@ from forks import Forks
 
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.rerun.changes.search import prove
 from introspect_cli.store.read.run import open_run
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from introspect_cli.compare.groups import Groups
-from introspect_cli.compare.result import DiffResult
+from introspect_cli.compare.terms.result import DiffResult
 from introspect_cli.health.findings import CheckResult, Rule
 from introspect_cli.inspect.data_flow import Graph
 from introspect_cli.inspect.module_tree import ModuleRow  # noqa: TC001 - read when the schema is made
@@ -34,7 +34,6 @@ from introspect_cli.records import Record  # noqa: TC001 - read when the schema 
 from introspect_cli.render import json as documents
 from introspect_cli.render.json import FORMAT
 from introspect_cli.rerun.bisect import Culprit
-from introspect_cli.rerun.changes.minimise import Smallest
 from introspect_cli.rerun.changes.search import Proof
 
 
@@ -178,12 +177,6 @@ DOCUMENTS: dict[str, tuple[str, str, type, Any]] = {
         "The first commit that diverges.",
         Culprit,
         documents.culprit_document,
-    ),
-    "bisect-settings": (
-        "introspect bisect --settings A B --format json",
-        "The smallest set of settings that makes two runs diverge.",
-        Smallest,
-        documents.smallest_document,
     ),
     "bisect-changes": (
         "introspect bisect --changes A B --format json",

@@ -22,7 +22,7 @@ from introspect_cli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.notebook import Comparison, RunView
     from introspect_cli.records import Site
     from introspect_cli.script.target import Target
@@ -126,7 +126,8 @@ def diff(a: str | Path, b: str | Path, **options: Any) -> Comparison:
     Args:
         a: path of the first.
         b: path of the second.
-        options: fields of `introspect_cli.compare.options.DiffOptions` by name, and `noise`, paths of repeated runs.
+        options: fields of `introspect_cli.compare.terms.options.DiffOptions` by name, and `noise`, paths of
+            repeated runs.
 
     Raises:
         UsageError: an option is unknown.
@@ -164,7 +165,8 @@ def compare_transformed(
         loss: makes a scalar of what a model gives; the sum over all floating point outputs where None.
         backward: whether gradients are compared, too.
         level: `module`, or `op` for every operator's results as well.
-        options: fields of `introspect_cli.compare.options.DiffOptions` by name, such as `rtol`, `atol` and `limit`.
+        options: fields of `introspect_cli.compare.terms.options.DiffOptions` by name, such as `rtol`, `atol` and
+            `limit`.
 
     Returns:
         what `introspect_cli.diff` gives for two runs: `verdict`, `sentence`, `first`, `divergences`, ...
@@ -181,7 +183,7 @@ def compare_transformed(
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.run_once import run_once
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.records import Kind, Status
     from introspect_cli.store.read.run import open_run as opened
 
@@ -225,7 +227,7 @@ def _lost(lost: frozenset[Site]) -> tuple[str, ...]:
     """A sentence on what the transformation left nothing of that could be watched."""
     if not lost:
         return ()
-    from introspect_cli.compare.reasons.words import some
+    from introspect_cli.compare.terms.words import some
 
     names = sorted({site.fqn for site in lost})
     shown = some(names, _SHOWN)

@@ -29,7 +29,7 @@ from introspect_cli.exit_codes import UNDECIDED
 from introspect_cli.version import __version__
 
 VERBS = {
-    "bisect": "Find the commit or the settings that made a script diverge.",
+    "bisect": "Find the commit or the change that made a script diverge.",
     "capture": "Run a training script and record what it computes.",
     "check": "Look for what usually goes wrong in training.",
     "completion": "Print the script that completes this command in a shell.",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from introspect_cli.compare.result import DiffResult, Divergence
+    from introspect_cli.compare.terms.result import DiffResult, Divergence
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.records import Record
     from introspect_cli.render.blocks import Block
@@ -219,9 +219,9 @@ class Comparison(_Shown):
 
 def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:
     """Compare two runs or checkpoints by path; see `introspect_cli.api.diff`."""
+    from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.moment import as_moments
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any, written
 
     fields_given = dict(options)

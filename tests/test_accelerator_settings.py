@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from introspect_cli.capture.environment import settings
-from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.result import SettingChange
+from introspect_cli.compare.settings.differences import describe
+from introspect_cli.compare.terms.result import SettingChange
 
 
 def test_switches_are_those_of_the_moment():

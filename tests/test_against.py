@@ -22,7 +22,7 @@ from introspect_cli.api import recording
 from introspect_cli.capture.against import Against
 from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import StoreError
 from introspect_cli.rerun.live import Digests, compare_live
 from introspect_cli.store.read.run import open_run

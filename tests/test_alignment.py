@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from introspect_cli.compare.match.candidates import in_one_order
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
 

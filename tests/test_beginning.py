@@ -13,8 +13,8 @@ from torch import nn
 import introspect_cli
 from introspect_cli.capture.probes import beginning_events
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.beginning import _events, filled_on_ranks
+from introspect_cli.compare.settings.beginning import _events, filled_on_ranks
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import open_run
 
 SCRIPT = """

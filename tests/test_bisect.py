@@ -1,4 +1,4 @@
-"""Bisection over a real repository and over settings: the culprit is found and the user's checkout is left alone."""
+"""Bisection over a real repository, and over settings: the culprit is found and the user's checkout is left alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import yaml
 from synthetic import row, write_run
 
-from introspect_cli.compare.reasons.documents import arguments
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.settings.documents import arguments
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.rerun.changes.minimise import Difference, command_line, ddmin
 from introspect_cli.rerun.variant import Reference, Variant, capture
 
@@ -251,11 +251,10 @@ def test_settings_that_make_runs_diverge(repository: Path):
         repository, "capture", "-q", "-o", "../b", "--seed", "3", "train.py", "--lr", "0.1", "--name", "second",
         "--scale", "2", code=0,
     )  # fmt: skip
-    answer = introspect(repository, "bisect", "--settings", "../a", "../b", "-o", "../kept", "train.py", code=1)
-    assert answer.stdout.startswith("1 of 3 differing settings makes the runs diverge")
+    answer = introspect(repository, "bisect", "--changes", "../a", "../b", "-o", "../kept", code=1)
+    assert answer.stdout.startswith("Of 3 differing settings, one makes them diverge: --scale; proven by 2 runs")
     assert set(steps_of(repository.parent / "kept").values()) == {1}, "no variant runs past the first divergence"
-    assert "--scale" in answer.stdout
-    assert "--name" not in answer.stdout.partition("captures")[0].splitlines()[2]
+    assert "--scale: - -> 2" in answer.stdout
 
 
 def test_variants_of_a_run_that_took_long_are_compared_while_they_run(tmp_path: Path):
@@ -283,14 +282,10 @@ def test_an_argument_and_a_variable_that_only_together_make_runs_diverge(reposit
     introspect(repository, "capture", "-q", "-o", "../a", "train.py", code=0, USE_SHIFT="0")
     words = ("-q", "-o", "../b", "--deterministic", "train.py", "--shift", "1")
     introspect(repository, "capture", *words, code=0, USE_SHIFT="1")
-    answer = introspect(repository, "bisect", "--settings", "../a", "../b", "train.py", code=1, USE_SHIFT="0")
-    first, _, found = answer.stdout.partition("\n")
-    assert first.startswith("2 of ")
-    assert "settings together make the runs diverge" in first
-    found = found.partition("captures")[0]
-    assert "--shift" in found
-    assert "USE_SHIFT" in found
-    assert "deterministic" not in found
+    answer = introspect(repository, "bisect", "--changes", "../a", "../b", code=1, USE_SHIFT="0")
+    sentence = " ".join(answer.stdout.partition("--shift: ")[0].split())
+    assert "differing settings, 2 together make them diverge: --shift and USE_SHIFT; proven by " in sentence
+    assert "deterministic" not in answer.stdout.partition("runs, in ")[0]
 
 
 @pytest.mark.sweep
@@ -347,9 +342,3 @@ def test_a_command_line_is_read_and_written_the_same():
     assert after == {"--n": "4", "argument 0": "data", "--sizes": ["1", "2"]}
     assert arguments(command_line(after)) == after
     assert command_line({"--gone": None, "--lr": "1", "argument 0": "data"}) == ["data", "--lr", "1"]
-
-
-def test_equal_runs_leave_nothing_to_bisect(tmp_path: Path, repository: Path):
-    introspect(repository, "capture", "-q", "-o", "../a", "train.py", code=0)
-    answer = introspect(repository, "bisect", "--settings", "../a", "../a", "train.py", code=2)
-    assert "nothing to bisect" in answer.stderr

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from test_reference import schema
 
+from introspect_cli.compare.answer.endings import Raised
 from introspect_cli.compare.changes.statements import Change, Side
-from introspect_cli.compare.changes.values import changed_values, with_values
-from introspect_cli.compare.endings import Raised
-from introspect_cli.compare.reasons.files import parsed
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.settings.files import parsed
+from introspect_cli.compare.settings.values import changed_values, with_values
+from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsError
 from introspect_cli.rerun.changes.elements import Sides
 from introspect_cli.rerun.changes.search import _Search
@@ -107,7 +107,7 @@ def test_a_file_that_lies_in_both_directories_is_no_change_where_one_is_younger_
             (root / file).write_text(text)
             os.utime(root / file, (150, 150))
         grounds.append(survey(root, root, (), before, tmp_path / "runs"))
-    assert [one.name for one in in_directories(*grounds)] == ["log.txt"]
+    assert [name for name, _, _ in in_directories(*grounds)] == ["log.txt"]
 
 
 def test_of_changes_that_need_one_another_the_one_that_diverges_alone_is_named():

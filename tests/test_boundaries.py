@@ -10,7 +10,7 @@ from opcapture import captured, compared
 from refactored import fit
 from torch import nn
 
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.result import Verdict
 
 
 class Mlp(nn.Module):

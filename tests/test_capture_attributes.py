@@ -13,7 +13,7 @@ from torch import nn
 import introspect_cli
 from introspect_cli.capture.probes.attributes import CHANGES_OFTEN, AttributeProbe
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from introspect_cli.capture.draws import Draws, state_of
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.read.run import open_run
 

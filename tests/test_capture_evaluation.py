@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.store.read.run import open_run
 
 STEPS = 3

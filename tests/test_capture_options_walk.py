@@ -17,8 +17,8 @@ from introspect_cli.capture.options.option import WHAT, Option
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.commands.capture import from_field
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run

@@ -8,8 +8,8 @@ import torch
 from neutrality import assert_neutral, watched
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run

@@ -149,7 +149,7 @@ def test_a_glob_that_matches_no_module_is_reported(captured):
 
 
 def test_schedule_modules_and_depth_narrow_what_is_recorded(captured):
-    run, _ = captured("--steps", "1:6", "--every", "2", "--modules", "body*", "--exclude", "*.1", "--max-depth", "2")
+    run, _ = captured("--steps", "2:6:2", "--modules", "body*", "--exclude", "*.1", "--max-depth", "2")
     assert [entry.step for entry in run.rank(0).steps] == [2, 4]
     names = {site.fqn for site in sites(run, 4) if site.kind is Kind.OUTPUT}
     assert names == {"Net.body", "Net.body.0", "Net.body.2"}

@@ -11,8 +11,8 @@ import yaml
 from opcapture import captured
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.store.read.run import open_run
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"

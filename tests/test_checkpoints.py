@@ -16,10 +16,10 @@ from test_import_arrays import as_safetensors
 
 from introspect_cli.commands.diff import diff
 from introspect_cli.commands.show import show
+from introspect_cli.compare.checkpoints.moment import as_moments
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.groups import group_runs
-from introspect_cli.compare.moment import as_moments
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.checkpoints import open_any, written
 from introspect_cli.records import Kind, Phase, Site

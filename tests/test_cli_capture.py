@@ -74,7 +74,7 @@ OPTIONS = [
     (("--exclude", "x"), {"exclude": ("x",)}),
     (("--max-depth", "0"), {"max_depth": 0}),
     (("--steps", "0,5:9"), {"steps": Schedule.parse("0,5:9")}),
-    (("--steps", "10:40", "--every", "10"), {"steps": Schedule.parse("10:40", 10)}),
+    (("--every", "10"), {"steps": Schedule.parse("::10")}),
     (("--eval",), {"eval": True}),
     (("--no-eval",), {"eval": False}),
     (("--seed", "0", "--deterministic"), {"seed": 0, "deterministic": True}),
@@ -97,7 +97,8 @@ WRONG = [
     (("--stats", "l1"), "unknown statistic 'l1'"),
     (("--stats", "Mean"), "did you mean mean"),
     (("--steps", "ten"), "schedule"),
-    (("--every", "0"), "--every"),
+    (("--every", "0"), "stride of 0"),
+    (("--every", "10", "--steps", "10:40"), "--every"),
     (("--seed", "-1"), "--seed"),
     (("--seed", str(2**32)), "--seed"),
     (("--max-depth", "-1"), "--max-depth"),
@@ -122,7 +123,7 @@ def test_what_is_wrong_is_reported(asked, words, sentence):
 def test_a_file_may_hold_any_option(asked):
     Path("capture.yaml").write_text(
         "# ours\noutput: run\nforce: yes\nquiet: true\nrecord: [input, output]\nstats: mean,max\nsketch: no\n"
-        "modules: '*.attn'\nexclude:\n  - a\n  - b\nmax-depth: 2\nsave_tensors: [w]\nsteps: 10:20\nevery: 5\n"
+        "modules: '*.attn'\nexclude:\n  - a\n  - b\nmax-depth: 2\nsave_tensors: [w]\nsteps: 10:20:5\n"
         "eval: off\nseed: 7\ndeterministic: on\nenv: false\npackages: false\nsource: false\nredact: [MY_*]\n"
     )
     assert asked("--config", "capture.yaml", "train.py")[1] == CaptureOptions(

@@ -11,8 +11,8 @@ import pytest
 from laid_out import ALL, SHARED, write
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files import rank_folder
 from introspect_cli.store.files.folders import Folder

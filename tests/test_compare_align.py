@@ -6,13 +6,13 @@ from synthetic import row, write_run
 from test_compare_reasons import train
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.findings import Restored
-from introspect_cli.compare.join.sites import align, columns
 from introspect_cli.compare.join.steps import differing, pair_steps
-from introspect_cli.compare.match.names import parse_rename, renamer, strip_wrappers
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
-from introspect_cli.compare.watched import option_notes
+from introspect_cli.compare.terms.findings import Restored
+from introspect_cli.compare.terms.names import parse_rename, renamer, strip_wrappers
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.terms.sites import align, columns
+from introspect_cli.compare.terms.watched import option_notes
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.schedule.rules import Schedule

@@ -13,8 +13,8 @@ from test_compare_reasons import MODULES, SGD, train
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Role, Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.records import Kind, Layout, ModuleInfo, Phase, SiteInfo, Status
 from introspect_cli.render.plain import divergence_document
 from introspect_cli.store.read.run import open_run

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from introspect_cli.commands.diff import diff
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.render.cards import first_screen
 from introspect_cli.store.read.run import open_run

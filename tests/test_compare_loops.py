@@ -11,9 +11,9 @@ from neutrality import watched
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.settings import setting_changes
-from introspect_cli.compare.result import Origin, Verdict
+from introspect_cli.compare.settings.settings import setting_changes
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Origin, Verdict
 from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
 

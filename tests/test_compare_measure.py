@@ -5,15 +5,15 @@ import pytest
 from synthetic import row, sketch, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.join.distance import Tensors, distance_of, rounding
-from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.differences import Difference, describe
-from introspect_cli.compare.reasons.documents import command_options
-from introspect_cli.compare.reasons.hyperparameters import Optimizers, optimizer_differences
-from introspect_cli.compare.reasons.settings import Blame, setting_changes
-from introspect_cli.compare.reasons.words import amount
-from introspect_cli.compare.size import proportion
+from introspect_cli.compare.settings.differences import Difference, describe
+from introspect_cli.compare.settings.documents import command_options
+from introspect_cli.compare.settings.hyperparameters import Optimizers, optimizer_differences
+from introspect_cli.compare.settings.settings import Blame, setting_changes
+from introspect_cli.compare.step.size import proportion
+from introspect_cli.compare.terms.distance import Tensors, distance_of, rounding
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.words import amount
 from introspect_cli.store.read.run import open_run
 
 

@@ -8,12 +8,12 @@ import pytest
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.join.sites import Alignment
-from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons import base
-from introspect_cli.compare.reasons.differences import Difference
-from introspect_cli.compare.reasons.settings import Blame
-from introspect_cli.compare.result import Role, Verdict
+from introspect_cli.compare.settings.differences import Difference
+from introspect_cli.compare.settings.settings import Blame
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Role, Verdict
+from introspect_cli.compare.terms.sites import Alignment
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.store.read.run import open_run
 
@@ -658,7 +658,7 @@ def test_memory_that_nobody_wrote_to_is_suspected(compare):
 NEW_REASON = '''
 """Two tensors that start with each other's values."""
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.rests_on import Place, random_at_start
+from introspect_cli.compare.step.rests_on import Place, random_at_start
 from introspect_cli.records import Kind, Phase
 
 

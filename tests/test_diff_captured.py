@@ -16,8 +16,8 @@ from opcapture import captured
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Role, Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
 

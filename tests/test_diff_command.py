@@ -236,7 +236,7 @@ def test_manifests_and_settings_of_any_shape_are_borne(introspect, tmp_path):
 
 
 def test_a_site_with_an_unknown_kind_is_a_damaged_store(introspect, tmp_path, monkeypatch):
-    from introspect_cli.compare.join.sites import columns
+    from introspect_cli.compare.terms.sites import columns
     from introspect_cli.errors import StoreError
 
     class Sites:

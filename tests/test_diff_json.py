@@ -9,7 +9,7 @@ from synthetic import row, write_run
 from test_compare_reasons import train
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.render.json import diff_document, to_json, to_yaml
 from introspect_cli.store.read.run import open_run
 

@@ -14,7 +14,7 @@ from sweeps import sliced
 
 from introspect_cli.capture.processes import Role, command_of, described, instead
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import open_run
 
 TRAIN = """\

@@ -13,7 +13,7 @@ from opcapture import captured, compared
 from synthetic import row, write_run
 
 from introspect_cli.commands.stores import import_
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.arrays import SORTED, parsed
 from introspect_cli.records import Kind, Phase, Site

@@ -13,7 +13,7 @@ from conftest import PYTHON
 from launches import TRAINED, free_port
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 

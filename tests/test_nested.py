@@ -15,8 +15,8 @@ from opcapture import captured
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.inspect.module_tree import module_tree, pieces
 from introspect_cli.store.read.run import open_run
 

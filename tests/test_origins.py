@@ -11,7 +11,7 @@ from opcapture import captured, compared
 from test_render_diff import text_of
 from torch import nn
 
-from introspect_cli.compare.result import Role
+from introspect_cli.compare.terms.result import Role
 from introspect_cli.records import Kind
 from introspect_cli.render.cards import first_screen
 from introspect_cli.render.diff_text import diff_blocks

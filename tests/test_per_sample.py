@@ -11,7 +11,7 @@ from opcapture import captured  # noqa: E402 - torch first: without it there is 
 from torch import nn  # noqa: E402
 
 from introspect_cli.compare.diff import compare_runs  # noqa: E402
-from introspect_cli.compare.options import DiffOptions  # noqa: E402
+from introspect_cli.compare.terms.options import DiffOptions  # noqa: E402
 from introspect_cli.records import Kind  # noqa: E402
 from introspect_cli.schedule.rules import Schedule  # noqa: E402
 from introspect_cli.store.read.run import open_run  # noqa: E402

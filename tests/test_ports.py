@@ -10,8 +10,8 @@ import ported  # noqa: E402 - torch first: without it there is nothing to test
 from opcapture import captured  # noqa: E402
 
 from introspect_cli.compare.diff import compare_runs  # noqa: E402
-from introspect_cli.compare.options import DiffOptions  # noqa: E402
-from introspect_cli.compare.result import Verdict  # noqa: E402
+from introspect_cli.compare.terms.options import DiffOptions  # noqa: E402
+from introspect_cli.compare.terms.result import Verdict  # noqa: E402
 from introspect_cli.store.read.run import open_run  # noqa: E402
 
 GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 24, "vocab_size": 60}

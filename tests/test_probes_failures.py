@@ -33,8 +33,8 @@ from introspect_cli.capture.recording.step_rows import Sites
 from introspect_cli.capture.steps.clock import StepClock
 from introspect_cli.capture.steps.evaluation import Trained
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.store.read.run import open_run
 from introspect_cli.tensors.summarizer import Summarizer
 from introspect_cli.tensors.unusual import UnusualTensors

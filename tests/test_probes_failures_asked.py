@@ -19,7 +19,7 @@ from introspect_cli.capture.probes.vjp import VjpProbe
 from introspect_cli.capture.regions.compile import CompileProbe
 from introspect_cli.capture.regions.operators import CompiledOps
 from introspect_cli.capture.regions.probe import TapProbe
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
 from introspect_cli.store.read.run import RunState, open_run

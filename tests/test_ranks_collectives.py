@@ -11,8 +11,8 @@ from launches import SCRIPT, finish, lacks, launch, needs, recorded, together
 from opcapture import compared
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Size, Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Size, Verdict
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import check
 from introspect_cli.health.collectives import Collectives

@@ -14,8 +14,8 @@ import torch
 from launches import SCRIPT, finish, lacks, needs, together
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import RULES, check
 from introspect_cli.render.blocks import Table

@@ -10,7 +10,7 @@ import torch
 from launches import SCRIPT, finish, launch, needs
 from sweeps import sliced
 
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.engine import Engine
 from introspect_cli.errors import UsageError
 from introspect_cli.health.check import check

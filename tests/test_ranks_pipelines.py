@@ -9,8 +9,8 @@ import torch
 from launches import finish, launch, needs, recorded
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
 from introspect_cli.store.ranks.tasks import as_one

@@ -12,9 +12,9 @@ from opcapture import compared
 
 from introspect_cli.capture import torch_distributed
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.words import far
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.terms.words import far
 from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.render.divergence_text import glance, statistics_words
 from introspect_cli.store.ranks.whole_reader import WholeReader

@@ -13,7 +13,7 @@ from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.environment.redact_files import config as redacted
-from introspect_cli.compare.reasons.files import parsed
+from introspect_cli.compare.settings.files import parsed
 
 SCRIPT = """
 import configparser, json, pathlib, tomllib

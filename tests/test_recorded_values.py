@@ -11,7 +11,7 @@ from opcapture import captured, records
 
 import introspect_cli
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.read.run import open_run
 

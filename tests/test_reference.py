@@ -158,11 +158,11 @@ def test_the_json_of_every_view_of_show_fits_its_schema(introspect, captured, na
 
 
 @pytest.mark.usefixtures("quick_python")
-def test_the_json_of_bisecting_settings_fits_its_schema(introspect, captured):
+def test_the_json_of_bisecting_changes_fits_its_schema(introspect, captured):
     a, b = captured("0.1", "1"), captured("0.2", "1")
-    done = introspect("bisect", "--format", "json", "--settings", a, b, a.parent / "train.py", cwd=a.parent)
+    done = introspect("bisect", "--format", "json", "--changes", a, b, cwd=a.parent)
     assert done.returncode == 1, done.stderr
-    schema("bisect-settings").validate(json.loads(done.stdout))
+    schema("bisect-changes").validate(json.loads(done.stdout))
 
 
 @pytest.mark.usefixtures("quick_python")

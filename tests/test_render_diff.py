@@ -7,8 +7,8 @@ import pytest
 
 from introspect_cli.compare.changes.clues import CodeChanges, Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change, Side
-from introspect_cli.compare.findings import Part, Reach, Restored, Resumption, StepReach, StructureChange
-from introspect_cli.compare.result import (
+from introspect_cli.compare.terms.findings import Part, Reach, Restored, Resumption, StepReach, StructureChange
+from introspect_cli.compare.terms.result import (
     Counts,
     DiffResult,
     Divergence,

@@ -16,8 +16,8 @@ from test_render_diff import text_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from introspect_cli.compare.findings import Restored
-from introspect_cli.compare.result import Role, Verdict
+from introspect_cli.compare.terms.findings import Restored
+from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.records import Kind
 from introspect_cli.render.cards import first_screen
 from introspect_cli.render.diff_text import diff_blocks

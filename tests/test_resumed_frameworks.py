@@ -13,8 +13,8 @@ from opcapture import compared
 from safetensors.torch import load_file, save_file
 from sweeps import sliced
 
-from introspect_cli.compare.findings import Restored
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.findings import Restored
+from introspect_cli.compare.terms.result import Verdict
 
 SCRIPT = Path(__file__).parent.parent / "fixtures" / "resumed" / "frameworks.py"
 LIBRARIES = {"trainer": "transformers", "lightning": "lightning", "accelerate": "accelerate"}

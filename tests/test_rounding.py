@@ -11,8 +11,8 @@ from opcapture import captured, compared
 from torch import nn
 from torch.nn import functional as F
 
-from introspect_cli.compare.result import Size, Verdict
-from introspect_cli.compare.size import size_of
+from introspect_cli.compare.step.size import size_of
+from introspect_cli.compare.terms.result import Size, Verdict
 from introspect_cli.records import Kind, Layout, Status, Summary
 
 ATTENTION = """\

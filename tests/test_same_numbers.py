@@ -31,8 +31,8 @@ from synthetic import row, write_run
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.render.json import diff_document, to_json
 from introspect_cli.store.read.run import open_run

@@ -1,4 +1,4 @@
-"""Schedules: their text, the steps they want, and the two combined with `--every`."""
+"""Schedules: their text, and the steps they want."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from introspect_cli.errors import UsageError
 from introspect_cli.schedule.rules import Schedule
 
-BEYOND = 640  # beyond the first step that the last start, the longest stride and the longest `every` share
+BEYOND = 640  # beyond all starts and strides
 
 
 def python_slice(start, stop, stride):
@@ -21,7 +21,7 @@ slices = st.builds(python_slice, number, number, st.one_of(st.none(), st.integer
 parts = st.lists(st.one_of(st.integers(0, 120).map(str), slices), min_size=1, max_size=4)
 
 
-def wanted(texts, every):
+def wanted(texts):
     """What python's own slices select of the steps below `BEYOND`."""
     steps = set()
     for text in texts:
@@ -30,18 +30,18 @@ def wanted(texts, every):
             steps.update(range(BEYOND)[slice(*bounds)])
         else:
             steps.add(int(text))
-    return {step for step in steps if step % (every or 1) == 0}
+    return steps
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of what is tested
-@given(parts, st.one_of(st.none(), st.integers(1, 23)))
-def test_it_wants_what_python_slices_select(texts, every):
-    if any(not wanted([text], None) for text in texts) or not wanted(texts, every):
+@given(parts)
+def test_it_wants_what_python_slices_select(texts):
+    if any(not wanted([text]) for text in texts):
         with pytest.raises(UsageError):
-            Schedule.parse(",".join(texts), every)
+            Schedule.parse(",".join(texts))
         return
-    schedule = Schedule.parse(",".join(texts), every)
-    expected = wanted(texts, every)
+    schedule = Schedule.parse(",".join(texts))
+    expected = wanted(texts)
     assert {step for step in range(BEYOND) if schedule.wants(step)} == expected
     if schedule.last is None:
         assert schedule.wants(max(expected))
@@ -53,28 +53,18 @@ def test_it_wants_what_python_slices_select(texts, every):
 
 
 @pytest.mark.parametrize(
-    ("text", "every", "shown"),
+    ("text", "shown"),
     [
-        (None, None, ":"),
-        (":", None, ":"),
-        ("::1", None, ":"),
-        ("0:", 1, ":"),
-        ("0,5,10:20,100::50", None, "0,5,10:20,100::50"),
-        (" 0 , 5 ", None, "0,5"),
-        ("5,5,5:6", None, "5"),
-        (None, 10, "::10"),
-        ("100:200", 30, "120:200:30"),
-        ("3::4", 6, None),
-        ("3::4,1::3", 2, "4::6"),
-        ("0,7,8", 4, "0,8"),
+        (":", ":"),
+        ("::1", ":"),
+        ("0,5,10:20,100::50", "0,5,10:20,100::50"),
+        (" 0 , 5 ", "0,5"),
+        ("5,5,5:6", "5"),
+        ("100:200:300", "100"),
     ],
 )
-def test_a_schedule_is_written_as_it_is_read(text, every, shown):
-    if shown is None:
-        with pytest.raises(UsageError, match="multiple of --every"):
-            Schedule.parse(text, every)
-    else:
-        assert str(Schedule.parse(text, every)) == shown
+def test_a_schedule_is_written_as_it_is_read(text, shown):
+    assert str(Schedule.parse(text)) == shown
 
 
 def test_all_of_them_is_the_default():
@@ -92,14 +82,7 @@ def test_what_is_no_schedule_is_reported(text):
         Schedule.parse(text)
 
 
-@pytest.mark.parametrize("every", [0, -3])
-def test_every_needs_a_number_of_steps(every):
-    with pytest.raises(UsageError, match="--every"):
-        Schedule.parse(None, every)
-
-
 def test_far_away_steps_cost_nothing():
-    schedule = Schedule.parse("7::1000003", 10**9)
-    assert schedule.spans[0].start % 10**9 == 0
-    assert (schedule.spans[0].start - 7) % 1000003 == 0
-    assert schedule.wants(schedule.spans[0].start)
+    schedule = Schedule.parse("7::1000003")
+    assert schedule.wants(7 + 1000003 * 10**9)
+    assert not schedule.wants(8 + 1000003 * 10**9)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import open_run
 
 SCRIPT = """

@@ -22,7 +22,7 @@ import harvest
 import matrix
 import placeholders
 
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 
 CASES = {case.name: case for case in cases.load_cases()}
 CHOSEN = (

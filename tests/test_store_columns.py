@@ -19,7 +19,7 @@ from synthetic import row, write_run
 
 from introspect_cli.cli import introspect
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.render.cards import first_table

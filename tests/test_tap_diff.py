@@ -8,7 +8,7 @@ from opcapture import captured, compared
 from sweeps import sliced
 from torch import nn
 
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
 
 

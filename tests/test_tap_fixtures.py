@@ -10,7 +10,7 @@ import pytest
 from opcapture import captured, compared
 from test_tap_diff import wrong_backend
 
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"

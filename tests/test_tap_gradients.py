@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from introspect_cli.capture import private_api
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Status
 from introspect_cli.store.read.run import open_run
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import OTHERS, Kind, Phase, Status
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

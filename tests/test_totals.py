@@ -12,8 +12,8 @@ import pytest
 from laid_out import ALL, ALONE, CHANGES, ROWS, SHAPE, SHARED, STATES, WHOLE, as_while_it_ran, write, write_changed
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Layout, SiteInfo
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.format.totals import TOTALS, decode

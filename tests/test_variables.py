@@ -13,7 +13,7 @@ from opcapture import captured, compared
 from torch import nn
 
 from introspect_cli.capture.frames import called, script_frames
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
 

@@ -17,7 +17,7 @@ from synthetic import row, write_run
 
 from introspect_cli.commands.watch import _look, _with_rate
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.health.check import look
 from introspect_cli.render.check_text import watch_blocks, watch_line
 from introspect_cli.store.read.run import RunState, open_run

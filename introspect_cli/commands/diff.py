@@ -108,7 +108,7 @@ def diff(
     before it, or a label. With a script behind `--`, A and B may be git revisions, or `.` for the work tree as it is:
     both are captured in a work tree beside it, with the same seed, environment and data.
     """
-    from introspect_cli.compare.result import Verdict
+    from introspect_cli.compare.terms.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen
@@ -236,8 +236,8 @@ def _compare(
 ) -> Any:
     from contextlib import ExitStack
 
+    from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.moment import as_moments
     from introspect_cli.engine import engine_of
     from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.records import Kind
@@ -296,7 +296,7 @@ def _stored(run: Any, summary: Any) -> Any:
 
 def _options(*, grouped: bool, **asked: Any) -> Any:
     """The options of the comparison, checked."""
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
 
     return DiffOptions(
         **compared_by(asked),

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.store.read.run import Run
 
 _NICE = 10
@@ -93,7 +93,7 @@ def question(
     from dataclasses import replace
 
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint, open_any
     from introspect_cli.rerun import golden

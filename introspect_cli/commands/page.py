@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.checkpoints.moment import as_moments
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.element.closeup import Closeup, closeup, worth_a_look
-from introspect_cli.compare.moment import as_moments
-from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.join.closeup import Closeup, closeup, worth_a_look
+from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import UsageError
 from introspect_cli.exchange.checkpoints import written
 from introspect_cli.health.check import check_tables
@@ -26,7 +26,7 @@ from introspect_cli.schedule.rules import Schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.store.read.run import Run
 
 

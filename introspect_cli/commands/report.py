@@ -51,8 +51,8 @@ def report(
     from contextlib import ExitStack
 
     from introspect_cli.commands.page import page_of
-    from introspect_cli.compare.moment import is_checkpoint
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.checkpoints.moment import is_checkpoint
+    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.render.blocks import write_whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -24,16 +24,8 @@ from introspect_cli.commands.shared import (
 )
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _TO_CAPTURE = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Of verbs that hand on what they do not know to `capture`."""
-
-
-def _two_runs(name: str, about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option that takes two runs."""
-    return click.option(name, nargs=2, type=RunType(), metavar="RUN_A RUN_B", help=about)
 
 
 @click.command(
@@ -42,17 +34,18 @@ def _two_runs(name: str, about: str) -> Callable[[Callable[..., Any]], Callable[
 Examples:
   introspect bisect --good v1.2 train.py --steps 50
   introspect bisect --good v1.2 --bad HEAD --setup 'pip install -e .' train.py
-  introspect bisect --settings runA runB train.py
   introspect bisect --changes runA runB
 
 Exit status: 1 when the culprit is found, 2 when it cannot be told.""",
 )
 @click.option("--good", metavar="REV", help="A revision whose run is right.")
 @click.option("--bad", metavar="REV", default="HEAD", show_default=True, help="A later revision whose run is wrong.")
-@_two_runs("--settings", "Bisect over the settings that differ between two runs.")
-@_two_runs(
+@click.option(
     "--changes",
-    "Prove which changed statements, files and settings make two runs diverge, by running their script again.",
+    nargs=2,
+    type=RunType(),
+    metavar="RUN_A RUN_B",
+    help="Prove which changed statements, files and settings make two runs diverge, by running their script again.",
 )
 @click.option(
     "--max-runs",
@@ -74,7 +67,6 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told.""",
 def bisect(
     words: tuple[str, ...],
     good: str | None,
-    settings: tuple[str, str] | None,
     changes: tuple[str, str] | None,
     max_runs: int,
     format_: str,
@@ -87,13 +79,11 @@ def bisect(
     """
     from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.errors import UsageError
-    from introspect_cli.render.json import culprit_document, proof_document, smallest_document
-    from introspect_cli.render.rerun_text import culprit_blocks, proof_blocks, smallest_blocks
+    from introspect_cli.render.json import culprit_document, proof_document
+    from introspect_cli.render.rerun_text import culprit_blocks, proof_blocks
 
-    if sum(chosen is not None for chosen in (good, settings, changes)) != 1:
-        raise UsageError(
-            "say what to bisect: commits with --good REV, or two runs with --settings or --changes RUN_A RUN_B"
-        )
+    if (good is None) == (changes is None):
+        raise UsageError("say what to bisect: commits with --good REV, or two runs with --changes RUN_A RUN_B")
     options, rest = split_words(capture, words)
     if changes is not None:
         from introspect_cli.rerun.changes.search import prove
@@ -112,14 +102,6 @@ def bisect(
         )
         answer(format_, lambda: proof_document(proof), lambda _: proof_blocks(proof))
         return DIVERGED if proof.proven else UNDECIDED
-    if settings is not None:
-        from introspect_cli.rerun.changes.minimise import minimise
-
-        smallest = minimise(
-            Path(settings[0]), Path(settings[1]), options, rest, given["output"], given["until_step"], tell
-        )
-        answer(format_, lambda: smallest_document(smallest), lambda _: smallest_blocks(smallest))
-        return DIVERGED if smallest.settings else UNDECIDED
     from introspect_cli.rerun.bisect import Plan
     from introspect_cli.rerun.bisect import bisect as find
 
@@ -227,7 +209,7 @@ def zoom(
     unchanged, else in a work tree of its commit, with operators recorded and whole tensors kept around the first
     divergence. zoom warns when a run does not reproduce its numbers, and then shows what the runs hold.
     """
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
 
     one, two = map(Path, pair_of(a, b))
     return show_zoom(one, two, DiffOptions(**compared_by(asked)), output, links, asked["noise"])

@@ -11,8 +11,8 @@ from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.result import Verdict
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.terms.result import Verdict
     from introspect_cli.render.blocks import Block
     from introspect_cli.render.console import Screen
     from introspect_cli.selection import Selection
@@ -174,7 +174,7 @@ def compared_by(asked: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: one cannot be read.
     """
-    from introspect_cli.compare.match.names import parse_rename
+    from introspect_cli.compare.terms.names import parse_rename
 
     fields = {name: asked[name] for name in ("offset", "rtol", "atol", "strict")}
     fields |= {"by_value": asked["match"] == "value", "rename": tuple(parse_rename(text) for text in asked["rename"])}
@@ -187,7 +187,7 @@ def compared_as(words: Sequence[str]) -> tuple[DiffOptions, tuple[str, ...]]:
     Raises:
         UsageError: that is no option that changes the answer of `diff`, or cannot be meant.
     """
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.errors import UsageError
 
     try:
@@ -229,6 +229,6 @@ def tell(line: str) -> None:
 
 def exit_code(verdict: Verdict) -> int:
     """What a shell script is told of a comparison."""
-    from introspect_cli.compare.result import Verdict
+    from introspect_cli.compare.terms.result import Verdict
 
     return {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: UNDECIDED}[verdict]

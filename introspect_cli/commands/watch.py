@@ -15,7 +15,7 @@ from introspect_cli.commands.shared import RunType, compared_by, comparing, exit
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.health.check import Look
     from introspect_cli.store.read.run import Run
 
@@ -105,7 +105,7 @@ def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str,
             raise UsageError("the options of diff say how to compare: name a run with --against")
         return None
     from introspect_cli.commands.live import question
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.rerun.live import may_be_judged, may_grow
     from introspect_cli.store.read.run import RunState

@@ -6,17 +6,17 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.answer import answer_for
-from introspect_cli.compare.by_rank import compared_runs
-from introspect_cli.compare.element.closeup import samples_note
-from introspect_cli.compare.match.names import parse_rename, renamer
-from introspect_cli.compare.match.port_answer import by_flow
-from introspect_cli.compare.moment import is_checkpoint, strictly
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.origins import with_origins
+from introspect_cli.compare.answer.answer import answer_for
+from introspect_cli.compare.answer.by_rank import compared_runs
+from introspect_cli.compare.answer.port_answer import by_flow
+from introspect_cli.compare.answer.restored import with_origins
+from introspect_cli.compare.checkpoints.moment import is_checkpoint, strictly
+from introspect_cli.compare.join.closeup import samples_note
 from introspect_cli.compare.reasons.module import fault_sentence, on_one_device
-from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.compare.watched import chooses_modules
+from introspect_cli.compare.terms.names import parse_rename, renamer
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import DiffResult, Verdict
+from introspect_cli.compare.terms.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection
 
@@ -68,7 +68,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
     if not checkpoints and (is_checkpoint(a) or is_checkpoint(b)):
         raise UsageError("a checkpoint is compared with one run at a time: name these two, without --noise")
     if checkpoints:
-        from introspect_cli.compare.checkpoints import of_checkpoints
+        from introspect_cli.compare.checkpoints.checkpoints import of_checkpoints
 
         options = strictly(options, a, b)
     compared = compared_runs(a, b, options, noise, work)

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.compare.terms.result import DiffResult
 
 _UPDATE = "--introspect-update"
 
@@ -91,7 +91,7 @@ class Checks:
         """
         __tracebackhide__ = True
         from introspect_cli.compare.diff import compare_runs
-        from introspect_cli.compare.options import DiffOptions
+        from introspect_cli.compare.terms.options import DiffOptions
         from introspect_cli.store.read.run import open_run
 
         with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +129,7 @@ def _captured(model: Any, path: Path, work: Callable[[], Any], **options: Any) -
 
 def _fail_unless_same(result: DiffResult) -> None:
     __tracebackhide__ = True
-    from introspect_cli.compare.result import Verdict
+    from introspect_cli.compare.terms.result import Verdict
 
     if result.verdict is Verdict.SAME:
         return

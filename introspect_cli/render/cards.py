@@ -8,11 +8,11 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import DiffResult, Divergence, Role, StripCell, Verdict
+from introspect_cli.compare.settings.differences import describe
+from introspect_cli.compare.terms.distance import ROUNDING
+from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, StripCell, Verdict
+from introspect_cli.compare.terms.words import what
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind
 from introspect_cli.render.blocks import cut, distance, number

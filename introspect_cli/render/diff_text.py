@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.result import DiffResult, Divergence, Verdict
+from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.render.blocks import Block, Column, Table, distance, line, rest_of

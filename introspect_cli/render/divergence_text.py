@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness
-from introspect_cli.compare.join.distance import shapeless, shapes_differ
-from introspect_cli.compare.result import DiffResult, Divergence, Role, Size
+from introspect_cli.compare.terms.distance import shapeless, shapes_differ
+from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, Size
 from introspect_cli.records import Kind, Status, Summary
 from introspect_cli.render.blocks import (
     Block,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.findings import Reach, Restored, Resumption, StepReach
-from introspect_cli.compare.origins import head_of, together
-from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.result import DiffResult, SettingChange, Verdict
-from introspect_cli.compare.structure import SHOWN, clause_of
+from introspect_cli.compare.answer.restored import head_of, together
+from introspect_cli.compare.settings.differences import describe
+from introspect_cli.compare.step.structure import SHOWN, clause_of
+from introspect_cli.compare.terms.findings import Reach, Restored, Resumption, StepReach
+from introspect_cli.compare.terms.result import DiffResult, SettingChange, Verdict
 from introspect_cli.render.blocks import Block, Column, Line, distance, line, rest_of, site_text, table_of
 from introspect_cli.render.divergence_text import HEADS, code_blocks
 from introspect_cli.render.html_parts import table, text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.element.elements import ulp_words
-from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.terms.words import what
 from introspect_cli.render.blocks import number, shape, statistic
 from introspect_cli.render.divergence_text import elements_words
 from introspect_cli.render.values_text import axes_words, cell_words, element_rows, scale_of, scale_words
@@ -16,9 +16,9 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.element.closeup import Closeup
     from introspect_cli.compare.element.grid import Picture
-    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.compare.join.closeup import Closeup
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.records import Summary
 

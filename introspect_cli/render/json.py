@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.groups import Groups
-    from introspect_cli.compare.result import DiffResult, Separate
+    from introspect_cli.compare.terms.result import DiffResult, Separate
     from introspect_cli.health.findings import CheckResult, Rule
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.inspect.module_tree import ModuleRow, ValueRow
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.records import Record
     from introspect_cli.rerun.bisect import Culprit
-    from introspect_cli.rerun.changes.minimise import Smallest
     from introspect_cli.rerun.changes.search import Proof
 
 FORMAT = 1
@@ -258,11 +257,6 @@ def culprit_document(culprit: Culprit) -> dict[str, Any]:
     """A bisection over commits."""
     proof = None if culprit.proof is None else proof_document(culprit.proof)
     return _with_result({"format": FORMAT, **vars(culprit), "proof": proof}, culprit.result)
-
-
-def smallest_document(smallest: Smallest) -> dict[str, Any]:
-    """A bisection over settings."""
-    return _with_result({"format": FORMAT, **vars(smallest)}, smallest.result)
 
 
 def proof_document(proof: Proof) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.result import DiffResult, DivergenceMap, TreeNode
+    from introspect_cli.compare.terms.result import DiffResult, DivergenceMap, TreeNode
     from introspect_cli.inspect.overview import History
 
 _SHADES = ((0.0, "·", "dim"), (1e-6, "░", "warm"), (1e-3, "▒", "warm"), (1e-1, "▓", "hot"), (math.inf, "█", "hot"))

@@ -6,19 +6,16 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change
-from introspect_cli.compare.result import Verdict
-from introspect_cli.render.blocks import Block, Column, line, table_of
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.render.blocks import Block, line
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.divergence_text import change_lines
 from introspect_cli.render.values_text import closeup_blocks
-from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, place_of
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from introspect_cli.rerun.bisect import Culprit
-    from introspect_cli.rerun.changes.minimise import Smallest
+    from introspect_cli.rerun.changes.minimise import Element
     from introspect_cli.rerun.changes.search import Proof
     from introspect_cli.rerun.zoom import Zoomed
 
@@ -41,25 +38,6 @@ def culprit_blocks(culprit: Culprit) -> list[Block]:
         blocks += diff_blocks(culprit.result)
         blocks.append(line())
     return [*blocks, tried]
-
-
-def smallest_blocks(smallest: Smallest) -> list[Block]:
-    """The smallest set of settings, and what parts because of it."""
-    blocks: list[Block] = [line(f"{smallest.sentence[:1].upper()}{smallest.sentence[1:]}.", "bold")]
-    if smallest.settings:
-        columns: list[tuple[Column, Callable[[Difference], str]]] = [
-            (Column("setting"), lambda setting: clean(setting.name)),
-            (Column("where"), lambda setting: setting.axis),
-            (Column("a", least=8), lambda setting: _value(setting.a)),
-            (Column("b", least=8), lambda setting: _value(setting.b)),
-        ]
-        blocks.append(table_of(smallest.settings, columns))
-    if smallest.unknown:
-        names = ", ".join(map(clean, smallest.unknown))
-        blocks.append(line(f"Not tried, since their values are redacted: {names}"))
-    if smallest.settings and smallest.result is not None:
-        blocks += [line(), *diff_blocks(smallest.result)]
-    return [*blocks, line(f"{smallest.runs} captures", "dim")]
 
 
 def _value(value: object) -> str:
@@ -89,10 +67,7 @@ def _proven(proof: Proof) -> list[Block]:
 def _element_blocks(element: Element) -> list[Block]:
     """One change, both sides below one another."""
     if not isinstance(element, Change):
-        name = clean(place_of(element))
-        differs = f"{_value(element.a)} -> {_value(element.b)}"
-        what = f"python, and {element.packages} packages" if isinstance(element, OtherPython) else name
-        return [line(f"{what}: {differs}")]
+        return [line(f"{clean(element.name)}: {_value(element.a)} -> {_value(element.b)}")]
     return list(change_lines(Ranked(element, Nearness.ELSEWHERE)))
 
 

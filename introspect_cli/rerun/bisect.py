@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.search import MOST_RUNS, Proof, prove
 from introspect_cli.rerun.places.worktree import Repository, link, work_tree

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from introspect_cli.compare.answer.endings import raised
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.endings import raised
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.settings import ENV_NOISE
-from introspect_cli.compare.reasons.words import some
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.settings.settings import ENV_NOISE
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.places.place import COMMITS, PLACE, Place, path_of_the_users
 from introspect_cli.rerun.places.worktree import Repository

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.join.distance import ROUNDING
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.reasons.settings import rounds_differently
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.settings.differences import describe
+from introspect_cli.compare.settings.settings import rounds_differently
+from introspect_cli.compare.terms.distance import ROUNDING
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
 from introspect_cli.rerun.variant import LONG, Variant, capture, log_of, took

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.reasons.settings import ENV_NOISE
-from introspect_cli.compare.reasons.words import some
+from introspect_cli.compare.settings.settings import ENV_NOISE
+from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.places.place import COMMITS, PLACE, Place, path_of_the_users
 from introspect_cli.rerun.places.worktree import Repository, link, work_tree
@@ -85,7 +85,7 @@ def recipe_of(run: Run) -> Recipe:
         UnrepeatableError: it cannot be; the sentence says why.
         StoreError: its settings are damaged.
     """
-    command = _settings(run, "command")
+    command = settings_document(run, "command")
     script, module, words = command.get("script"), command.get("module"), command.get("arguments")
     directory = command.get("directory")
     if not (script or module) or script == "-c" or not isinstance(words, list) or not isinstance(directory, str):
@@ -114,7 +114,7 @@ def recipe_of(run: Run) -> Recipe:
     elif not _has_us(python, directory, environment):
         notes.append(f"its interpreter {python} does not exist or has no introspect-cli: this one is used")
         python = ""
-    sources, git = _settings(run, "sources"), _settings(run, "git")
+    sources, git = settings_document(run, "sources"), settings_document(run, "git")
     return Recipe(
         options=tuple(_options(run)),
         started=tuple(started),
@@ -129,7 +129,8 @@ def recipe_of(run: Run) -> Recipe:
     )
 
 
-def _settings(run: Run, name: str) -> dict[str, Any]:
+def settings_document(run: Run, name: str) -> dict[str, Any]:
+    """One document of a run's settings; empty where there is none."""
     document = run.settings.get(name)
     return document if isinstance(document, dict) else {}
 

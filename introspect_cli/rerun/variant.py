@@ -16,10 +16,10 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.answer.endings import Raised, raised
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.endings import Raised, raised
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import RunState, open_run

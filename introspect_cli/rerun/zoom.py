@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.element.closeup import Closeup, closeup, comparable, is_outermost, worth_a_look
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import DiffResult, Divergence, Verdict
+from introspect_cli.compare.join.closeup import Closeup, closeup, comparable, is_outermost, worth_a_look
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
+from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, placed, recipe_of
 from introspect_cli.rerun.variant import Variant, capture

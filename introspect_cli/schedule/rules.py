@@ -6,7 +6,6 @@ Numbers in them are written as people write them: single ones and python slices,
 from __future__ import annotations
 
 import ast
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,19 +78,6 @@ def _field(text: str, schedule: str | None) -> int | None:
     return number
 
 
-def multiples(span: Span, every: int) -> Span | None:
-    """The steps of `span` that are multiples of `every`, themselves a progression (Chinese remainders)."""
-    shared = math.gcd(span.stride, every)
-    if span.start % shared:
-        return None
-    period = every // shared
-    ahead = (-span.start // shared) * pow(span.stride // shared, -1, period) % period if period > 1 else 0
-    start = span.start + ahead * span.stride
-    if span.stop is not None and start >= span.stop:
-        return None
-    return _single(Span(start, span.stop, span.stride * period))
-
-
 def _single(span: Span) -> Span:
     """The span itself, or its one step as a step."""
     return Span(span.start, span.start + 1, 1) if span.last == span.start else span
@@ -125,24 +111,9 @@ class Schedule(_Numbers):
     word = "steps"
 
     @classmethod
-    def parse(cls, text: str | None = None, every: int | None = None) -> Schedule:
-        """A schedule from the command line, whose text means it again.
-
-        Args:
-            text: comma-separated steps and slices; None for all steps.
-            every: keep only the multiples of this many steps; None for no such limit.
-
-        Returns:
-            The schedule that both ask for.
-        """
-        if every is not None and every < 1:
-            raise UsageError(f"--every {every} records nothing: give a number of steps from 1 on")
-        spans = [*cls(":" if text is None else text).spans]
-        if every is not None:
-            spans = [narrowed for span in spans if (narrowed := multiples(span, every)) is not None]
-            if not spans:
-                raise UsageError(f"no step of the schedule {text!r} is a multiple of --every {every}: drop one of them")
-        return cls(",".join(map(str, dict.fromkeys(spans))))
+    def parse(cls, text: str = ":") -> Schedule:
+        """A schedule from the command line, whose text means it again."""
+        return cls(",".join(map(str, cls(text).spans)))
 
     @classmethod
     def only(cls, step: int) -> Schedule:

@@ -29,8 +29,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     """Options by name, checked: those of the command line, of a configuration file, of a call.
 
     Args:
-        given: `steps` is a schedule's text and `every` its stride; what may be given several times is a text with
-            commas or several texts; what is missing or empty has its default.
+        given: `steps` is a schedule's text, `every` stands for all steps with that stride; what may be given several
+            times is a text with commas or several texts; what is missing or empty has its default.
 
     Raises:
         UsageError: an option, a kind or a statistic is unknown, a bad schedule.
@@ -48,7 +48,12 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
             values[name] = _CHOSEN[name](texts) if values[name] else getattr(CaptureOptions, name)
         else:
             values[name] = words(texts) if known[name].commas else texts
-    values["steps"] = Schedule.parse(values.get("steps"), values.pop("every", None))
+    every = values.pop("every", None)
+    if every is not None:
+        if values.get("steps") is not None:
+            raise UsageError(f"--every is a stride over all steps: with --steps, write it there, as in 10:40:{every}")
+        values["steps"] = f"::{every}"
+    values["steps"] = Schedule() if values.get("steps") is None else Schedule.parse(values["steps"])
     if values.get("schedule") is not None:
         rule = values["schedule"]
         values["schedule"] = (rule if isinstance(rule, Rule) else parse_rule(str(rule))).expression

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.element.closeup import samples_of
-from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
-from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
+from introspect_cli.compare.join.closeup import samples_of
+from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, phase_code
+from introspect_cli.compare.terms.table import ABSENT, NOT_SEEN, Because, Table
 from introspect_cli.records import Joined, Kind, Layout, Phase, Status
 from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
-from introspect_cli.compare.join.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.join.microbatches import most_calls
-from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
+from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase
 from introspect_cli.texts import count
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.compare.table import Table
+    from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]

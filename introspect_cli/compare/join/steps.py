@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.join.sites import columns
-from introspect_cli.compare.watched import lists
+from introspect_cli.compare.terms.sites import columns
+from introspect_cli.compare.terms.watched import lists
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from introspect_cli.compare.join.distance import Tensors
-    from introspect_cli.compare.join.sites import Columns
     from introspect_cli.compare.join.wholes import Splits
     from introspect_cli.compare.match.correspondence import Correspondence
-    from introspect_cli.compare.match.names import Rename
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.distance import Tensors
+    from introspect_cli.compare.terms.names import Rename
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.terms.sites import Columns
     from introspect_cli.store.format.index import Entries, StepEntry
     from introspect_cli.store.ranks.whole_reader import Reader
 

@@ -27,7 +27,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.store.ranks.tasks import Task, Work
     from introspect_cli.store.read.manifests import Stages
     from introspect_cli.store.read.name_tables import SiteTable

@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from itertools import chain, product
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.match.candidates import (
     assigned,
     by_place,
@@ -27,7 +26,7 @@ from introspect_cli.compare.match.candidates import (
     votes_of,
 )
 from introspect_cli.compare.match.holdings import Feature, Held, Side, one_sided
-from introspect_cli.compare.match.names import (
+from introspect_cli.compare.terms.names import (
     Renamed,
     Source,
     ambiguous,
@@ -37,6 +36,7 @@ from introspect_cli.compare.match.names import (
     renamer_of,
     with_ancestors,
 )
+from introspect_cli.compare.terms.sites import kind_code
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:

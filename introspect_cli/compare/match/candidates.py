@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import Layouts, sketch_norms
+from introspect_cli.compare.terms.distance import Layouts, sketch_norms
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.join.sites import Ids, Mask
     from introspect_cli.compare.match.holdings import Feature, Held, Side
+    from introspect_cli.compare.terms.sites import Ids, Mask
 
 
 _AMBIGUOUS = 8  # more pairs of names with one value than this, and nobody can say which is which

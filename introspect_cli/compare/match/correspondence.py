@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.match.by_value import Search, matched_roots
 from introspect_cli.compare.match.candidates import by_place
 from introspect_cli.compare.match.flow import CLOSE
 from introspect_cli.compare.match.holdings import Side
-from introspect_cli.compare.match.names import (
+from introspect_cli.compare.terms.names import (
     EVICTED,
     Rename,
     Renamed,
@@ -44,6 +43,7 @@ from introspect_cli.compare.match.names import (
     renamer,
     renamer_of,
 )
+from introspect_cli.compare.terms.sites import kind_code
 from introspect_cli.records import Kind
 from introspect_cli.store.read.rank_reader import RankReader
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.match.holdings import Feature
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.store.ranks.whole_reader import Reader
 
 Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.match.holdings import PROVES_NOTHING, telling
 from introspect_cli.compare.match.parameters import Moments, Parameters, Value, moments, parameters
+from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.store.read.rank_reader import RankReader
 
 CLOSE = 1e-5

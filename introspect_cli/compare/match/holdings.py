@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Columns, Ids, Mask, columns, of_kinds, phase_code
-from introspect_cli.compare.match.names import Rename, Tree
+from introspect_cli.compare.terms.names import Rename, Tree
+from introspect_cli.compare.terms.sites import Columns, Ids, Mask, columns, of_kinds, phase_code
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Alignment, kind_code, phase_code
+from introspect_cli.compare.terms.sites import Alignment, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.compare.join.distance import Layouts
-    from introspect_cli.compare.table import Half, Table
+    from introspect_cli.compare.terms.distance import Layouts
+    from introspect_cli.compare.terms.table import Half, Table
     from introspect_cli.records import Site
     from introspect_cli.store.format.batch import StepBatch
 

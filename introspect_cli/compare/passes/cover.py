@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.resumed.began import redundant_starts, starts, updated
-from introspect_cli.compare.table import ABSENT, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
-from introspect_cli.compare.watched import MODULE_KINDS, lists
+from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import ABSENT, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
+from introspect_cli.compare.terms.watched import MODULE_KINDS, lists
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.store.format.batch import StepBatch
 
 

@@ -10,23 +10,23 @@ one value: one of them was rounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import distances, relative
-from introspect_cli.compare.join.sites import Ids, Mask, kind_code
-from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.size import LEAST_BOUND
-from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, ONLY_A, ONLY_B, WITHIN, Because, Table
-from introspect_cli.records import Kind, Layout, Site, Status
+from introspect_cli.compare.step.outcome import InputForm
+from introspect_cli.compare.step.size import LEAST_BOUND
+from introspect_cli.compare.terms.distance import distances, relative
+from introspect_cli.compare.terms.sites import Ids, Mask, kind_code
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, FORM, ONLY_A, ONLY_B, WITHIN, Because, Table
+from introspect_cli.compare.terms.words import what
+from introspect_cli.records import Kind, Layout, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.step.comparison import Comparison
 
 
 _EQUAL, _ROUNDED = 0, 1
@@ -100,16 +100,6 @@ def _outputs(table: Table, calls: set[Call], comparison: Comparison) -> dict[Cal
         rounded = row in far or table.state[row] == WITHIN
         by_call[call] = max(by_call.get(call, _EQUAL), _ROUNDED if rounded else _EQUAL)
     return {call: level for call, level in by_call.items() if call not in beyond}
-
-
-@dataclass(frozen=True)
-class InputForm:
-    """An input and its form in either run; None where a run does not give it."""
-
-    step: int
-    site: Site
-    a: Layout | None
-    b: Layout | None
 
 
 def forms_of(table: Table, rows: Ids, comparison: Comparison) -> tuple[InputForm, ...]:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.at import At
-from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code
 from introspect_cli.compare.resumed.began import as_if_begun, with_starts, without_read_on
-from introspect_cli.compare.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
-from introspect_cli.compare.watched import lists, ordered
+from introspect_cli.compare.terms.at import At
+from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code
+from introspect_cli.compare.terms.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
+from introspect_cli.compare.terms.watched import lists, ordered
 from introspect_cli.records import EXPANDED_TEXT, Kind, Status
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.store.format.batch import StepBatch
 
 _UNSEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)

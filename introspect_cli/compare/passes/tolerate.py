@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import ROUNDING, Floats, relative, same_nonfinite
-from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds
-from introspect_cli.compare.table import EQUAL, WITHIN, Because, Table
+from introspect_cli.compare.terms.distance import ROUNDING, Floats, relative, same_nonfinite
+from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds
+from introspect_cli.compare.terms.table import EQUAL, WITHIN, Because, Table
 from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.step.comparison import Comparison
+    from introspect_cli.compare.terms.options import DiffOptions
 
 
 _VALUE = int(Status.VALUE)

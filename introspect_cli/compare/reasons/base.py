@@ -15,16 +15,16 @@ from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare import reasons as folder
-from introspect_cli.compare.evidence import Cause, Evidence, Known, those
-from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
-from introspect_cli.compare.result import Role
+from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
+from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, those
+from introspect_cli.compare.terms.result import Role
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Mapping
 
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.step.step import Step
     from introspect_cli.records import Kind
 
 KERNEL_WEIGHTS = {"runtime": 0.75, "packages": 0.6, "hardware": 0.55}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.store.read.run import Run
 
 _KINDS = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})

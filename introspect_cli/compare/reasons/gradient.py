@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.evidence import Cause, Known, Thing, those
-from introspect_cli.compare.join.distance import ROUNDING
-from introspect_cli.compare.join.sites import PHASES
-from introspect_cli.compare.match.names import ancestors, owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.module import attribute_words
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
-from introspect_cli.compare.reasons.words import how_far, named
-from introspect_cli.compare.rests_on import PASSES
-from introspect_cli.compare.table import EQUAL
+from introspect_cli.compare.step.rests_on import PASSES
+from introspect_cli.compare.terms.distance import ROUNDING
+from introspect_cli.compare.terms.evidence import Cause, Known, Thing, those
+from introspect_cli.compare.terms.names import ancestors, owner_of
+from introspect_cli.compare.terms.sites import PHASES
+from introspect_cli.compare.terms.table import EQUAL
+from introspect_cli.compare.terms.words import how_far, named
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.format.batch import fitted
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.step.step import Step
 
 
 _REST = 1e-5

@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing, those
-from introspect_cli.compare.findings import Suspect
-from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.differences import unequal
-from introspect_cli.compare.reasons.hyperparameters import in_words
 from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.random_state import side_that_draws
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
-from introspect_cli.compare.reasons.settings import SAYS_NOTHING
-from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
-from introspect_cli.compare.result import Role
-from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.settings.differences import unequal
+from introspect_cli.compare.settings.hyperparameters import in_words
+from introspect_cli.compare.settings.settings import SAYS_NOTHING
+from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
+from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, those
+from introspect_cli.compare.terms.findings import Suspect
+from introspect_cli.compare.terms.names import owner_of
+from introspect_cli.compare.terms.result import Role
+from introspect_cli.compare.terms.sites import KINDS
+from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.result import DiffResult
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.store.read.run import Run
 
 _DRAW_NOTHING = {

@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.differences import unequal
-from introspect_cli.compare.reasons.words import although, how_far, what
+from introspect_cli.compare.settings.differences import unequal
+from introspect_cli.compare.terms.names import owner_of
+from introspect_cli.compare.terms.sites import KINDS
+from introspect_cli.compare.terms.words import although, how_far, what
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.result import Divergence
-    from introspect_cli.compare.table import Table
+    from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.compare.terms.table import Table
 
 _LISTED: Final = (
     r"^aten\.(index_add_?|index_copy_?|_?index_put(_impl)?_?|put_?|histc|bincount|kthvalue|median|nanmedian"

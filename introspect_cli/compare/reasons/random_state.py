@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, of_kinds, phase_code
-from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.beginning import first_draw
-from introspect_cli.compare.reasons.seedings import set_at, set_words
-from introspect_cli.compare.reasons.words import although, what
-from introspect_cli.compare.rests_on import Place, random_at_start
-from introspect_cli.compare.table import EQUAL, OTHER, Table
+from introspect_cli.compare.settings.beginning import first_draw
+from introspect_cli.compare.settings.seedings import set_at, set_words
+from introspect_cli.compare.step.rests_on import Place, random_at_start
+from introspect_cli.compare.terms.names import generator_of
+from introspect_cli.compare.terms.sites import Alignment, Ids, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import EQUAL, OTHER, Table
+from introspect_cli.compare.terms.words import although, what
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 from introspect_cli.texts import count
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.evidence import Cause
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.words import how_far, what
+from introspect_cli.compare.terms.words import how_far, what
 from introspect_cli.records import Joined, Kind, Phase, Site, Summary
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.result import Divergence
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.evidence import Cause
+    from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.store.read.rank_reader import RankReader
     from introspect_cli.store.read.run import Run
 

@@ -6,23 +6,23 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing
-from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
-from introspect_cli.compare.match.names import ancestors
-from introspect_cli.compare.reasons.beginning import differs_unseen
-from introspect_cli.compare.reasons.differences import Difference, describe
-from introspect_cli.compare.reasons.hyperparameters import Optimizers, hyperparameter_changes
-from introspect_cli.compare.reasons.settings import rounds_differently
-from introspect_cli.compare.reasons.words import although, both_values, how_far, what
-from introspect_cli.compare.rests_on import unseen_inside
-from introspect_cli.compare.result import Role, SettingChange, Size
-from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN, Table
+from introspect_cli.compare.settings.beginning import differs_unseen
+from introspect_cli.compare.settings.differences import Difference, describe
+from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
+from introspect_cli.compare.settings.settings import rounds_differently
+from introspect_cli.compare.step.rests_on import unseen_inside
+from introspect_cli.compare.terms.evidence import RANDOM, Evidence, Known, Thing
+from introspect_cli.compare.terms.names import ancestors
+from introspect_cli.compare.terms.result import Role, SettingChange, Size
+from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN, Table
+from introspect_cli.compare.terms.words import although, both_values, how_far, what
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.step.outcome import RankOutcome
 
 
 class Scene:

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.evidence import Cause, Known, Thing, answer, those
-from introspect_cli.compare.join.distance import shapes_differ
-from introspect_cli.compare.match.names import FORWARD
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.gradient import stale_side
 from introspect_cli.compare.reasons.module import parent_call
 from introspect_cli.compare.reasons.random_state import unseeded
 from introspect_cli.compare.reasons.ranks import uneven_ranks
-from introspect_cli.compare.reasons.words import often, same_values, what
-from introspect_cli.compare.rests_on import (
+from introspect_cli.compare.step.rests_on import (
     LEFT_OUT,
     Place,
     batches,
@@ -28,12 +24,16 @@ from introspect_cli.compare.rests_on import (
     rests_on,
     trained,
 )
-from introspect_cli.compare.table import DIFFERENT
+from introspect_cli.compare.terms.distance import shapes_differ
+from introspect_cli.compare.terms.evidence import Cause, Known, Thing, answer, those
+from introspect_cli.compare.terms.names import FORWARD
+from introspect_cli.compare.terms.table import DIFFERENT
+from introspect_cli.compare.terms.words import often, same_values, what
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.step.step import Step
 
 
 class Batch(Reason):

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.join.microbatches import Microbatch, Microbatches, microbatches, values_of
-from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.match.names import FORWARD
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.words import listed, named, what
-from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
-from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
+from introspect_cli.compare.terms.names import FORWARD
+from introspect_cli.compare.terms.sites import kind_code
+from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.terms.words import listed, named, what
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
 from introspect_cli.store.format.batch import fitted
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.evidence import Cause
 
 _CLOSE, _EXACT = 1e-3, 1e-4
 _NORMS = re.compile(r"BatchNorm")

@@ -9,22 +9,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-from introspect_cli.compare.evidence import Cause, Known, answer, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
-from introspect_cli.compare.reasons.beginning import filled, filled_on_ranks
 from introspect_cli.compare.reasons.copies import with_copies
 from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses, changes_within
 from introspect_cli.compare.reasons.structure import subject_of
-from introspect_cli.compare.reasons.words import how_far, listed, thing, what
-from introspect_cli.compare.rests_on import updates_by_hand
-from introspect_cli.compare.result import Role, Size
-from introspect_cli.compare.size import has_nonfinite
-from introspect_cli.compare.table import EQUAL, NOT_SEEN, OTHER, WITHIN
+from introspect_cli.compare.settings.beginning import filled, filled_on_ranks
+from introspect_cli.compare.step.rests_on import updates_by_hand
+from introspect_cli.compare.step.size import has_nonfinite
+from introspect_cli.compare.terms.evidence import Cause, Known, answer, those
+from introspect_cli.compare.terms.result import Role, Size
+from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, OTHER, WITHIN
+from introspect_cli.compare.terms.words import how_far, listed, thing, what
 from introspect_cli.records import Kind, Phase, Summary, perturbed_by
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.step.step import Step
 
 _TINY, _HUGE = 1e-20, 1e15
 """No initialisation makes a tensor whose largest value is beyond."""

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.evidence import Known
-from introspect_cli.compare.join.sites import PHASES, phase_code
-from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.match.parameters import merge_words
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
-from introspect_cli.compare.reasons.words import although, how_far, listed, often, what
-from introspect_cli.compare.rests_on import Place, backward
-from introspect_cli.compare.result import Role, Size
-from introspect_cli.compare.table import EQUAL, OTHER
+from introspect_cli.compare.step.rests_on import Place, backward
+from introspect_cli.compare.terms.evidence import Known
+from introspect_cli.compare.terms.names import FORWARD, owner_of
+from introspect_cli.compare.terms.result import Role, Size
+from introspect_cli.compare.terms.sites import PHASES, phase_code
+from introspect_cli.compare.terms.table import EQUAL, OTHER
+from introspect_cli.compare.terms.words import although, how_far, listed, often, what
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.evidence import Cause
 
 
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})

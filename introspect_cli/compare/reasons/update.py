@@ -6,29 +6,36 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
-from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.beginning import MOST_RANKS
 from introspect_cli.compare.reasons.copies import with_copies
-from introspect_cli.compare.reasons.hyperparameters import (
+from introspect_cli.compare.reasons.module import attribute_changes
+from introspect_cli.compare.reasons.scene import Scene, untouched_side
+from introspect_cli.compare.settings.beginning import MOST_RANKS
+from introspect_cli.compare.settings.hyperparameters import (
     OPTIMIZERS,
     Optimizers,
     hyperparameter_changes,
     in_words,
     recorded_names,
 )
-from introspect_cli.compare.reasons.module import attribute_changes
-from introspect_cli.compare.reasons.scene import Scene, untouched_side
-from introspect_cli.compare.reasons.settings import chooses_kernel
-from introspect_cli.compare.reasons.words import although, how_far, key_of, listed, what
-from introspect_cli.compare.rests_on import PASSES, Place, gradients_in_step, owing_side, state_before, value_before
+from introspect_cli.compare.settings.settings import chooses_kernel
+from introspect_cli.compare.step.rests_on import (
+    PASSES,
+    Place,
+    gradients_in_step,
+    owing_side,
+    state_before,
+    value_before,
+)
+from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, those
+from introspect_cli.compare.terms.names import FORWARD, owner_of
+from introspect_cli.compare.terms.sites import KINDS
+from introspect_cli.compare.terms.words import although, how_far, key_of, listed, what
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.differences import Difference
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.settings.differences import Difference
+    from introspect_cli.compare.step.step import Step
 
 
 class Optimizer(Reason):

@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.at import At, Tensor, tensor_of
-from introspect_cli.compare.join.sites import Alignment, Columns, Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.match.names import generator_of
-from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
-from introspect_cli.compare.watched import STATE_KINDS
+from introspect_cli.compare.terms.at import At, Tensor, tensor_of
+from introspect_cli.compare.terms.names import generator_of
+from introspect_cli.compare.terms.sites import Alignment, Columns, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import ABSENT, NOT_SEEN, Because, Table
+from introspect_cli.compare.terms.watched import STATE_KINDS
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.format.batch import StepBatch, preceded
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.at import BatchValues, State, States
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.resumed.goes_on import Goes
+    from introspect_cli.compare.terms.at import BatchValues, State, States
     from introspect_cli.store.ranks.whole_reader import Reader
 
 

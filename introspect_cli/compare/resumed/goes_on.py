@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.at import At, Tensor, tensor_of
-from introspect_cli.compare.join.sites import kind_code, of_kinds, phase_code
-from introspect_cli.compare.reasons.beginning import DOCUMENT
-from introspect_cli.compare.table import OTHER
-from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
+from introspect_cli.compare.settings.beginning import DOCUMENT
+from introspect_cli.compare.terms.at import At, Tensor, tensor_of
+from introspect_cli.compare.terms.sites import kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
 from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.findings import Part, Restored, Resumption
-from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.reasons.words import key_of, listed
 from introspect_cli.compare.resumed.began import ReadOn, looked_later
 from introspect_cli.compare.resumed.goes_on import LOOKED_AT, steps_counted
+from introspect_cli.compare.terms.findings import Part, Restored, Resumption
+from introspect_cli.compare.terms.sites import kind_code
+from introspect_cli.compare.terms.words import key_of, listed
 from introspect_cli.labels import shown
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.at import At, BatchValues, State, States, Tensor
     from introspect_cli.compare.resumed.goes_on import Goes
+    from introspect_cli.compare.terms.at import At, BatchValues, State, States, Tensor
 
 
 RATES = "learning rates and schedulers"
@@ -29,18 +28,15 @@ _COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 """Classes of models that hold a moving average of another."""
 
 
-def resumption_of(comparison: Comparison, *, is_cut: bool = False) -> Resumption | None:
-    """What the later run goes on with; None where neither run is resumed.
+def resumption_of(goes: Goes, read: ReadOn, bits: str, *, is_cut: bool) -> Resumption:
+    """What the later run goes on with.
 
     Args:
-        comparison: both runs.
-        is_cut: whether they cut batches otherwise, so that one's parts are not the other's.
+        goes: which run goes on from which.
+        read: what the later run read and drew only to get to where it goes on.
+        bits: " in bits" where values count as equal that are not, else "".
+        is_cut: whether the runs cut batches otherwise, so that one's parts are not the other's.
     """
-    goes = comparison.goes
-    if goes is None:
-        return None
-    read = comparison.read_on or ReadOn()
-    bits = " in bits" if comparison.options.tolerant or comparison.floors else ""
     parts = (
         tensors(goes, Kind.PARAM, bits),
         tensors(goes, Kind.BUFFER, bits),

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.changes.statements import Change, apply
-from introspect_cli.compare.changes.values import with_values
-from introspect_cli.compare.reasons.documents import arguments
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.settings.documents import arguments
+from introspect_cli.compare.settings.values import with_values
+from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, applied, command_line
+from introspect_cli.rerun.changes.minimise import SETTINGS, Element, command_line, on_axes
 from introspect_cli.rerun.changes.texts import encoded, opened_files, search_path, undefined
-from introspect_cli.rerun.places.surroundings import OtherFile, Surroundings, rebuilt
+from introspect_cli.rerun.places.surroundings import Surroundings, rebuilt
 from introspect_cli.rerun.variant import End, Reference, Rerun, Variant, capture, end_of
 from introspect_cli.store.format.sources import Sources
 from introspect_cli.store.read.run import open_run
@@ -163,8 +163,8 @@ class Attempts:
 
     def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
         recipe, set_as_in_b, python = self._started(elements)
-        files = {item.name: item.a for item in self.elements if isinstance(item, OtherFile)}
-        files |= {item.name: item.b for item in elements if isinstance(item, OtherFile)}
+        files = {item.name: item.a for item in on_axes(self.elements, "file")}
+        files |= {item.name: item.b for item in on_axes(elements, "file")}
         described = json.dumps(
             [
                 [[name, source_digest(data)] for name, data in sorted(sources.items())],
@@ -196,20 +196,21 @@ class Attempts:
     def _started(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None], str]:
         """How a is started with b's settings among these, the variables that it takes, and the interpreter."""
         recipe = self.sides.recipe
-        settings = [item for item in elements if isinstance(item, Difference)]
-        as_in_b = applied(settings, arguments(recipe.arguments))
-        options = list(recipe.options)
-        for item in settings:
-            if item.name == "seed" and "--seed" in options:
-                at = options.index("--seed")
-                del options[at : at + 2]
-            elif item.name == "deterministic" and "--deterministic" in options:
-                options.remove("--deterministic")
-        changed = any(item.axis == "argument" for item in settings)
-        words = tuple(command_line(as_in_b.arguments)) if changed else recipe.arguments
-        python = next((item.b for item in elements if isinstance(item, OtherPython)), recipe.python)
-        variables = {**recipe.environment, **as_in_b.environment}
-        return replace(recipe, options=(*options, *as_in_b.options), arguments=words), variables, python
+        named, variables, options = arguments(recipe.arguments), dict(recipe.environment), list(recipe.options)
+        for item in on_axes(elements, *SETTINGS):
+            if item.axis == "argument":
+                named[item.name] = item.b
+            elif item.axis == "environment":
+                variables[item.name] = item.b
+            elif (option := f"--{item.name}") == "--seed":
+                at = options.index(option) if option in options else len(options)
+                options[at : at + 2] = [] if item.b is None else [option, str(item.b)]
+            elif option == "--deterministic":
+                options = [word for word in options if word != option] + [option] * bool(item.b)
+        changed = bool(on_axes(elements, "argument"))
+        words = tuple(command_line(named)) if changed else recipe.arguments
+        python = next((item.b for item in on_axes(elements, "python")), recipe.python)
+        return replace(recipe, options=tuple(options), arguments=words), variables, python
 
     def _check(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
         """Make sure that the files with changes were those that ran.

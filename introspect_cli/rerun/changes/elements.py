@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.alignment import with_names_of_a
 from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
-from introspect_cli.compare.changes.values import changed_values
-from introspect_cli.compare.reasons.settings import ENV_NOISE
-from introspect_cli.compare.reasons.words import some
+from introspect_cli.compare.settings.differences import unequal
+from introspect_cli.compare.settings.values import changed_values
+from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, differences
+from introspect_cli.rerun.changes.minimise import SETTINGS, Difference, Element, differences
 from introspect_cli.rerun.changes.texts import decoded, opened_texts, place_of_source, texts_of
-from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
+from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of, settings_document
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.store.read.run import Run
 
 
@@ -98,10 +98,8 @@ def sides_of(a: Run, b: Run) -> Sides:
         )
     texts_a |= _not_imported(written.keys() - recipe.sources.keys(), recipe, one.root)
     texts_b, changes = _changed_sources(texts_a, written, differing)
-    first, second = dict(a.settings), dict(b.settings)
-    settings, secret = differences(first, second)
-    elements: list[Element] = [*changes]
-    elements += [item for item in settings if item.axis != "environment" or not ENV_NOISE.match(item.name)]
+    settings, secret = differences(a, b)
+    elements: list[Element] = [*changes, *settings]
     unknown = [f"{name}: its text in b is not kept" for name in two.missing if names.get(name, name) in differing]
     unknown += [f"{name}: its text in a is not kept" for name in one.missing if name in differing - texts_a.keys()]
     unknown += [f"{name}: its value was redacted" for name in secret]
@@ -110,9 +108,11 @@ def sides_of(a: Run, b: Run) -> Sides:
     opened, untried = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
     elements += [change for text in opened for change in changed_values(text.name, text.a, text.b)]
     unknown += untried
-    packages = _packages(first, second)
+    installed = (settings_document(run, "packages") for run in (a, b))
+    packages = [f"{name} {was} -> {now}" for name, was, now in unequal(*installed) if was and now]
     if packages and recipe_b.python != recipe.python and Path(recipe_b.python or "/").is_file():
-        elements.append(OtherPython(recipe.python, recipe_b.python, len(packages)))
+        name = f"python, and {len(packages)} packages"
+        elements.append(Difference("python", name, recipe.python, recipe_b.python))
     elif packages:
         unknown.append(f"{count(len(packages), 'package')} of another version: {some(packages, _MOST)}")
     return Sides(
@@ -158,7 +158,7 @@ def _recipe_for_texts(run: Run) -> Recipe:
     try:
         return recipe_of(run)
     except UnrepeatableError:
-        command, sources = run.settings.get("command") or {}, run.settings.get("sources") or {}
+        command, sources = settings_document(run, "command"), settings_document(run, "sources")
         directory = Path(str(command.get("directory") or "."))
         script = str(command.get("script") or "")
         return Recipe((), (), (), directory, script=script, sources=dict(sources))
@@ -175,11 +175,6 @@ def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, s
     return {name_b: name_a} if name_a not in b.sources and name_b in b.sources else {}
 
 
-def _packages(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    one, two = (settings.get("packages") or {} for settings in (a, b))
-    return [f"{name} {one[name]} -> {two[name]}" for name in one if name in two and one[name] != two[name]]
-
-
 _LAST = 1 << 30
 
 
@@ -194,7 +189,8 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
             place, likely = statements.get(_lines(element), (_LAST, False))
             before = place if recorded.first is None else settings.get(element.file, _LAST)
             return (before if likely else _LAST, place)
-        return (settings.get(_name(element), _LAST + isinstance(element, Difference)), 0)
+        is_setting = isinstance(element, Difference) and element.axis in SETTINGS
+        return (settings.get(_name(element), _LAST + is_setting), 0)
 
     ordered = tuple(sorted(elements, key=order))
     explaining = {change.name for change in recorded.settings if change.explains}
@@ -207,7 +203,7 @@ def _name(element: Element) -> str:
     """What the comparison calls it among the settings."""
     if isinstance(element, Change):
         return element.place if element.unit == "value" else element.file
-    return "" if isinstance(element, OtherPython) else element.name
+    return "" if element.axis == "python" else element.name
 
 
 def _lines(change: Change) -> tuple[object, ...]:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.words import listed, some
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import DiffResult, Verdict
+from introspect_cli.compare.terms.words import listed, some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.changes.elements import Sides, likely_first, sides_of
-from introspect_cli.rerun.changes.minimise import Element, counted, ddmin, place_of
+from introspect_cli.rerun.changes.minimise import Difference, Element, counted, ddmin, place_of
 from introspect_cli.rerun.places.surroundings import Surroundings, at_commits, in_directories, survey, tracked
 from introspect_cli.rerun.variant import End, Reference, end_of
 from introspect_cli.store.files.folders import RUNS
@@ -140,7 +140,8 @@ def _around(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Surroundi
         )
     else:
         files = at_commits(sides.root, sides.commits, sources, around, output / "files")
-    return (around, survey(sides.root, directory, sources, None, output)), files
+    others = tuple(Difference("file", *file) for file in files)
+    return (around, survey(sides.root, directory, sources, None, output)), others
 
 
 def _began(run: Run) -> float | None:

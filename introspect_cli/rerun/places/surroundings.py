@@ -15,7 +15,7 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.places.place import MOST_COPIED, Place, entries_below, link_neighbours, rebuilt_below
@@ -182,26 +182,16 @@ def _modules(place: Place, directory: Path, sources: Iterable[Path], reachable: 
     return (str(directory),) if directory.exists() else ()
 
 
-@dataclass(frozen=True)
-class OtherFile:
-    """A file that is no source and holds something else in b's directory.
-
-    Attributes:
-        name: its path in the project.
-        a: where a's lies; None where only b's directory has it.
-        b: where b's lies; None where only a's directory has it.
-    """
-
-    name: str
-    a: Path | None
-    b: Path | None
+OtherFile: TypeAlias = "tuple[str, Path | None, Path | None]"
+"""A file that is no source and holds something else in b's directory: its path in the project, where a's lies, where
+b's does; None where one directory alone has it."""
 
 
 def in_directories(around_a: Surroundings, around_b: Surroundings) -> tuple[OtherFile, ...]:
     """Files that are others in the project of b, where that is another directory."""
     one, two = (_by_name(around) for around in (around_a, around_b))
     return tuple(
-        OtherFile(name, one.get(name), two.get(name))
+        (name, one.get(name), two.get(name))
         for name in sorted({*one, *two})
         if not _equal(one.get(name, _younger(around_a, name)), two.get(name, _younger(around_b, name)))
     )
@@ -255,13 +245,11 @@ def at_commits(
     except UsageError:
         return ()
     names = [name for name in different if root / name not in sources]
-    return tuple(
-        OtherFile(
-            os.path.relpath(around.root / name, around.tops[0]),
-            *(_written(repository, f"{commit}:{name}", place / commit / name) for commit in commits),
-        )
-        for name in names[:_MOST_FILES]
-    )
+    files = []
+    for name in names[:_MOST_FILES]:
+        a, b = (_written(repository, f"{commit}:{name}", place / commit / name) for commit in commits)
+        files.append((os.path.relpath(around.root / name, around.tops[0]), a, b))
+    return tuple(files)
 
 
 def _written(repository: Repository, blob: str, path: Path) -> Path | None:

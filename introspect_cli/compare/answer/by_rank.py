@@ -1,0 +1,342 @@
+"""Two runs compared rank by rank, wherever there is a processor; or all ranks of each as one.
+
+Thousands of ranks are compared in groups, each by a task that opens those ranks alone. What comes back of a rank is
+small: how much was compared and counted, and its first divergence. The answer is made of these; only of the rank that
+diverges first more is needed, steps and names, so that one is compared once more by whoever asks.
+
+One run that evaluates another way may train the same, and a reader who is told "diverged" looks for a fault in
+training that is not there. Evaluation touches training only through what training's own records show: random states,
+parameters, buffers. So the steps are walked once for each, with the other's records masked, though a reason still
+knows of all of them. The first divergence is the earlier of the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from introspect_cli.compare.answer.compared import Compared
+from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
+from introspect_cli.compare.match.correspondence import Correspondence, correspond
+from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
+from introspect_cli.compare.settings.files import tensor_files
+from introspect_cli.compare.step.comparison import Comparison
+from introspect_cli.compare.terms.distance import Tensors
+from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.terms.watched import STATE_KINDS
+from introspect_cli.compare.walk.walk import compare_rank
+from introspect_cli.errors import UsageError
+from introspect_cli.records import Joined, Kind, Phase
+from introspect_cli.store.ranks.tasks import MANY, tasks_of
+from introspect_cli.store.remote.pieces import fetch
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from introspect_cli.compare.join.steps import Paired
+    from introspect_cli.compare.step.outcome import RankOutcome
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.compare.terms.sites import Columns
+    from introspect_cli.store.ranks.tasks import Task, Work
+    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.run import Run
+
+_LEAST = 4_000
+"""Records that are counted in the time that opening a step of both runs takes."""
+
+
+@dataclass(frozen=True)
+class RunPair:
+    """Two runs, and what of all their ranks the comparison of one needs.
+
+    Attributes:
+        a: the reference run.
+        b: the run that should equal it.
+        noise: runs that should equal a.
+        ends: the last step of a, and of b, that counts: a rank that was lost takes the others' last step with it; None
+            for all.
+        same_size: whether both have as many ranks.
+        files: files of tensors that a read, and b, by what they are.
+    """
+
+    a: Run
+    b: Run
+    noise: Sequence[Run]
+    ends: tuple[int | None, int | None]
+    same_size: bool
+    files: tuple[Mapping[str, str], Mapping[str, str]]
+
+    @classmethod
+    def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
+        """Two runs that were opened with all their ranks."""
+        ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
+        return cls(a, b, noise, ends, a.world_size == b.world_size, (tensor_files(a), tensor_files(b)))
+
+    def compare(
+        self, readers: tuple[Reader, Reader], options: DiffOptions, splits: Splits | None = None
+    ) -> RankOutcome:
+        """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
+        one, two = readers
+        by_labels = offset_by_labels(one.labels, two.labels) if options.offset is None else options.offset
+        match = correspond(one, two, options, by_labels)
+        noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
+        comparison = Comparison(
+            rank=one.rank,
+            a=one,
+            b=two,
+            manifests=(self.a.manifest, self.b.manifest),
+            tensors=Tensors(self.a, self.b),
+            options=options,
+            noise=tuple((run.rank(one.rank), run.manifest) for run in noise),
+            match=match,
+            splits=splits,
+            files=self.files,
+            ends=self.ends,
+        )
+        offset, note = options.offset, ""
+        if offset is None:
+            offset, note = detected_offset(comparison, by_labels, same_size=self.same_size)
+        comparison = replace(comparison, offset=offset)
+        outcome = compare_rank(comparison)
+        if splits is not None and len(self.a.ranks) == len(self.b.ranks) == 1 and not options.narrowed:
+            alone = replace(comparison, a=self.a.rank(self.a.ranks[0]), b=self.b.rank(self.b.ranks[0]), splits=None)
+            outcome.resumption = alone.resumption(is_cut=splits.differ)
+        _add_evaluation(outcome, comparison)
+        root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
+        outcome.notes = [text for text in (*match.notes, note, root) if text]
+        outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
+        return outcome
+
+    def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:
+        """Compare one rank."""
+        return self.compare((self.a.rank(rank), self.b.rank(rank)), options)
+
+
+def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None = None) -> Compared:
+    """Compare each rank with its partner; where the runs are split up differently, all ranks of each as one.
+
+    Where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees.
+    """
+    ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
+    if options.ranks and not ranks:
+        raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
+    pair = RunPair.of(a, b, noise)
+    wholes = wholes_of(a, b, options, work) if a.ranks and b.ranks and not options.ranks else None
+    if wholes is not None:
+        compared = _as_wholes(pair, wholes.options, wholes)
+        first = compared.outcomes[0].first
+        multiple = first is not None and first.scale is not None
+        if multiple or not (wholes.splits.alike and wholes.splits.assumed) or _took_the_same(compared):
+            return compared
+    return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
+
+
+def _took_the_same(compared: Compared) -> bool:
+    """Whether the gradients of a step agree, put together over its microbatches: then it is one batch."""
+    outcome = compared.outcomes[0]
+    if outcome.first is None or outcome.step is None:
+        return not compared.diverges
+    later = outcome.first.step > int(outcome.paired.steps[0])
+    updates = outcome.first.site.phase is Phase.OPTIMIZER and outcome.first.site.kind in STATE_KINDS
+    return Kind.GRAD in outcome.step.comparison.kinds and (later or updates)
+
+
+def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
+    """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
+    outcome = pair.compare(wholes.readers, options, wholes.splits)
+    first, runs = outcome.first, (pair.a, pair.b)
+    outcome.notes = [
+        *(_copies_note(first, runs) if first is not None else ()),
+        *wholes.notes,
+        *outcome.notes,
+        *(["The noise runs are not used: they do not show what another layout changes."] if pair.noise else ()),
+    ]
+    return Compared(*runs, options, [outcome], wholes.splits)
+
+
+def _copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+    """Notes on copies that are not equal within one run, where the first divergence is of that."""
+    notes = [
+        f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
+        for summary, name in ((first.a, "a"), (first.b, "b"))
+        if summary is not None and summary.joined is Joined.COPIES
+    ]
+    return [*notes, *_samples_note(first, runs)]
+
+
+def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+    """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
+    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
+        return []
+    shapes = first.a.layout.shape, first.b.layout.shape
+    if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
+        return []
+    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
+        if run.world_size > 1 and other[0] == shape[0] * run.world_size:
+            size = count(run.world_size, "rank")
+            return [f"In run {name} all {size} were given the same batch."]
+    return []
+
+
+def compare_group(task: Task) -> list[RankOutcome]:
+    """Compare some ranks."""
+    manifests, options, pair = task.given
+    with task.opened() as runs:
+        for run, manifest in zip(runs, manifests, strict=True):
+            run.manifest = manifest  # which other ranks have their part in
+        fetch(runs[0].rank(rank).ranges((0, -1)) for rank in task.ranks)
+        pair = replace(pair, a=runs[0], b=runs[1], noise=runs[2:])
+        return [_closed(pair.compare_rank(rank, options)) for rank in task.ranks]
+
+
+def compare_ranks(
+    pair: RunPair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
+) -> list[RankOutcome]:
+    """Compare ranks one by one; what came of each.
+
+    Of many ranks, all divergences of the first step are listed of the rank that diverges first alone.
+
+    Args:
+        pair: the runs.
+        ranks: their numbers.
+        options: what counts.
+        work: runs tasks elsewhere; None to compare here.
+    """
+    many = len(ranks) > MANY
+    options = replace(options, later=options.later // max(len(ranks), 1), least=_LEAST if many else options.least)
+    less = replace(options, whole_step=False, limit=0) if options.whole_step and many else options
+    if work is not None and len(ranks) > 1:
+        runs = (pair.a, pair.b, *pair.noise)
+        closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
+        given = tuple(run.manifest for run in runs), less, closed
+        outcomes = [outcome for done in work(compare_group, tasks_of(runs, ranks, given)) for outcome in done]
+    else:
+        fetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
+        if not many:
+            return [pair.compare_rank(rank, options) for rank in ranks]
+        outcomes = [_closed(pair.compare_rank(rank, less)) for rank in ranks]
+    outcomes = [_opened(pair, outcome) for outcome in outcomes]
+    for outcome in outcomes if less is not options else ():
+        outcome.listed = []
+    best = Compared(pair.a, pair.b, options, outcomes).best
+    structural = next((outcome for outcome in outcomes if outcome.structural), None)
+    for at, outcome in enumerate(outcomes):
+        if outcome is best or outcome is structural:
+            outcomes[at] = pair.compare_rank(ranks[at], options if outcome is best else less)
+    return outcomes
+
+
+def _alone(outcome: RankOutcome) -> dict[bool, RankOutcome]:
+    """Its evaluation (True) and training (False) alone, where they are told apart."""
+    which = (False, True) if outcome.evaluated else (False,)
+    return {} if outcome.alone is None else {evaluation: outcome.alone(evaluation) for evaluation in which}
+
+
+def _closed(outcome: RankOutcome) -> RankOutcome:
+    """An outcome without readers and steps, and what is asked of the rank alone that diverges first."""
+    nobody = cast("Reader", None)  # until `_opened`
+    alone = {evaluation: _closed(part) for evaluation, part in _alone(outcome).items()}
+    return replace(
+        outcome,
+        paired=replace(outcome.paired, a=nobody, b=nobody),
+        structural=outcome.structure is not None and outcome.structure.differs,
+        cause=None,
+        step=None,
+        heat=None,
+        structure=None,
+        match=Correspondence(),
+        gathered=None,
+        origins=[],
+        lost=[],
+        alone=alone.__getitem__ if alone else None,
+    )
+
+
+def _opened(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
+    """An outcome with the readers that are open here."""
+    for one in (outcome, *_alone(outcome).values()):
+        one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
+    return outcome
+
+
+# --- training and evaluation alone
+
+
+def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
+    """Give an outcome its steps of evaluation, and as its first divergence the earlier of training's and evaluation's.
+
+    Where ranks are put together, evaluation is not told apart.
+    """
+    options = comparison.options
+    if outcome.gathered is not None:
+        return
+    paired, (sites_a, sites_b) = outcome.paired, comparison.sites
+    outcome.paired = replace(
+        paired,
+        tail_a=_trained(comparison.a, sites_a, paired.only_a, paired.tail_a),
+        tail_b=_trained(comparison.b, sites_b, paired.only_b, paired.tail_b),
+    )
+    if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
+        return
+    steps = _evaluated(outcome.paired, *(_mask(sites, options) for sites in comparison.sites))
+    if outcome.first is None:
+        outcome.evaluated = tuple(step for step in [next(steps, None)] if step is not None)
+        return
+    outcome.evaluated = tuple(steps)
+
+    @cache
+    def alone(evaluation: bool) -> RankOutcome:
+        narrow = replace(options, evaluation=evaluation, limit=0, whole_step=False, want_map=False)
+        part = compare_rank(replace(comparison, options=narrow))
+        part.evaluated = outcome.evaluated
+        return part
+
+    outcome.alone = alone
+    parts = [alone(False), *([alone(True)] if outcome.evaluated else [])]
+    _adopt(outcome, parts, options)
+
+
+def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int) -> int:
+    """How many steps a run has after the last common one; 0 for one without training: an evaluation, what is saved."""
+    if tail != 1 or only[-1] not in reader:
+        return tail
+    numbers = np.asarray(reader.read(only[-1]).site)
+    start = sites.phase[numbers] == phase_code(Phase.START)
+    saved = sites.kind[numbers] == kind_code(Kind.PRODUCT)
+    return int(not (start | saved | evaluating(sites.phase, sites.fqn)[numbers]).all())
+
+
+def _mask(sites: Columns, options: DiffOptions) -> Mask:
+    """By site number of a run, what belongs to evaluation and was selected."""
+    mask = selected(sites.kind, sites.fqn, options.kinds, options.modules)
+    return mask & evaluating(sites.phase, sites.fqn)
+
+
+def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
+    """The compared steps in which both runs have an evaluation."""
+    if not (mask_a.any() and mask_b.any()):
+        return
+    for entry_a, entry_b in paired:
+        if all(
+            mask[np.asarray(reader.read(entry.step).site)].any()
+            for reader, entry, mask in ((paired.a, entry_a, mask_a), (paired.b, entry_b, mask_b))
+        ):
+            yield entry_a.step
+
+
+def _adopt(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
+    """Make the earliest first divergence of the parts that of the whole, also in what is listed."""
+    firsts = [(part.first, part) for part in parts if part.first is not None]
+    if not firsts:
+        return
+    first, part = min(firsts, key=lambda pair: (pair[0].step, pair[0].sequence))
+    listed = [other for other in outcome.listed if (other.step, other.site) != (first.step, first.site)]
+    outcome.first, outcome.cause, outcome.step, outcome.tolerated = first, part.cause, part.step, part.tolerated
+    outcome.origins = part.origins
+    room = len(outcome.listed) if options.whole_step else options.limit
+    outcome.listed = [first, *listed][:room]

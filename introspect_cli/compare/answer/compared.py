@@ -1,0 +1,287 @@
+"""Two runs and what came out of comparing each of their ranks: how much was compared, what agrees, what was not seen.
+
+Where all results of both runs (what training is for) are on record and agree, the runs are the same, and what else
+differs is told beside it. Nothing unseen becomes equal by that: it rests on results that both recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.answer.endings import Raised, one_raised, raised
+from introspect_cli.compare.passes.form import forms_note
+from introspect_cli.compare.reasons.ranks import upstream
+from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
+from introspect_cli.compare.step.structure import changes_of
+from introspect_cli.compare.terms.evidence import Known
+from introspect_cli.compare.terms.reach import furthest_of, perturbed_notes
+from introspect_cli.compare.terms.result import Counts
+from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.terms.watched import blindness_notes, chooses_modules, failed, observed_kinds, option_notes
+from introspect_cli.compare.terms.words import listed, what
+from introspect_cli.labels import step_words
+from introspect_cli.records import Kind
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from introspect_cli.compare.join.wholes import Splits
+    from introspect_cli.compare.step.outcome import RankOutcome
+    from introspect_cli.compare.terms.findings import Reach, StructureChange
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.store.read.run import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """Two runs, and what came out of comparing them.
+
+    Attributes:
+        a: the reference run.
+        b: the run that should equal it.
+        options: what counts.
+        outcomes: of each rank, or of all ranks as one.
+        splits: how the runs are split up, where all ranks were compared as one.
+    """
+
+    a: Run
+    b: Run
+    options: DiffOptions
+    outcomes: Sequence[RankOutcome]
+    splits: Splits | None = None
+
+    @property
+    def runs(self) -> tuple[tuple[str, Run], tuple[str, Run]]:
+        """Both, each with its name."""
+        return ("a", self.a), ("b", self.b)
+
+    # --- how much
+
+    @cached_property
+    def tally(self) -> Counter[str]:
+        """What was counted, over all ranks."""
+        return sum((outcome.tally for outcome in self.outcomes), Counter())
+
+    @cached_property
+    def counts(self) -> Counts:
+        """How much was compared and what came of it; of evaluation alone, the steps that have one."""
+        total = self.tally
+        agree = total["records"] - (total["diverged"] - total["only_b"]) - total["not_observed"] - total["causes"]
+        evaluates = self.options.evaluation  # ranks that are put together do not tell which steps have one
+        steps = [(evaluates and outcome.evaluated) or outcome.paired for outcome in self.outcomes]
+        return Counts(
+            steps_a=self.a.steps,
+            steps_b=self.b.steps,
+            steps_compared=sum(map(len, steps)),
+            equal=max(agree, 0),
+            not_observed=max(total["not_observed"], total["blind_both"]),
+            **{name: total[name] for name in ("steps_diverged", "records", "diverged", "only_a", "only_b", "within")},
+        )
+
+    @property
+    def as_one(self) -> bool:
+        """Whether all ranks were compared as one."""
+        return any(outcome.gathered is not None for outcome in self.outcomes)
+
+    @property
+    def extent(self) -> str:
+        """How much agrees, in words: `2,410 records of 16 steps`."""
+        counts = self.counts
+        by = "within the tolerance or noise given"
+        if self.as_one:
+            by = "only within the tolerance or by extrema and means"
+        passed = f", {counts.within} of them {by}" if counts.within else ""
+        thinned = any(outcome.paired.a.thinned or outcome.paired.b.thinned for outcome in self.outcomes)
+        kept = " that both runs kept" if thinned else ""
+        return f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')}{kept}{passed}"
+
+    @cached_property
+    def until(self) -> str:
+        """The last step that was compared: `up to and including step 12`; "" where none was."""
+        ends = [outcome.paired for outcome in self.outcomes if len(outcome.paired)]
+        if not ends:
+            return ""
+        last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
+        return f"up to and including {step_words(last, reader.labels.get(last, {}))}"
+
+    @property
+    def blind_site(self) -> str:
+        """The first record that only one run could see; "" for none."""
+        return next((outcome.blind_site for outcome in self.outcomes if outcome.tally["blind"]), "")
+
+    # --- what came of it
+
+    @cached_property
+    def raised(self) -> tuple[Raised | None, Raised | None]:
+        """The exceptions that ended a and b."""
+        return raised(self.a, "a"), raised(self.b, "b")
+
+    @cached_property
+    def ending(self) -> Raised | None:
+        """The exception that ended one run and not the other, or not in the same way."""
+        return one_raised(*self.raised)
+
+    @cached_property
+    def best(self) -> RankOutcome | None:
+        """The rank that diverges at the earliest step; of several, in the earliest phase, then the lowest number."""
+        diverging = [(upstream(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
+        return min(diverging, key=lambda pair: pair[0], default=(None, None))[1]
+
+    @cached_property
+    def reach(self) -> Reach | None:
+        """How far rounding carries a, and b beside it; None without perturbed runs."""
+        return furthest_of(outcome.reach for outcome in self.outcomes)
+
+    @cached_property
+    def structure(self) -> tuple[StructureChange, ...]:
+        """What differs in structure, of the first rank on which anything does."""
+        return self._structure(same=False)
+
+    @cached_property
+    def harmless_structure(self) -> tuple[StructureChange, ...]:
+        """The same, where no value differs, so that it has changed nothing."""
+        return self._structure(same=True)
+
+    def _structure(self, *, same: bool) -> tuple[StructureChange, ...]:
+        every = (outcome.structure for outcome in self.outcomes if outcome.structure is not None)
+        return next((changes for structure in every if (changes := changes_of(structure, same=same))), ())
+
+    @cached_property
+    def results_agree(self) -> bool:
+        """Whether all results of all compared steps are on record in both runs and agree, so that they decide.
+
+        Equal ones decide of whatever else differs. Ones that agree within tolerance decide of what was not seen alone:
+        a value beyond the tolerance is one. Steps that were not opened agree in everything.
+        """
+        options, outcomes = self.options, self.outcomes
+        if options.strict or options.narrowed or options.evaluation is not None:
+            return False
+        wanted = {kind.value for kind in RESULTS}
+        for _, run in self.runs:
+            if failed(run.manifest) or chooses_modules(run.manifest) or not wanted <= observed_kinds(run.manifest):
+                return False
+        if any(outcome.results_known is Known.DIFFERS or outcome.unopened for outcome in outcomes):
+            return False
+        if self.within and self.best is not None:
+            return False
+        opened = [outcome.results for outcome in outcomes if outcome.results is not None]
+        return bool(opened) and all(kinds >= TRAINED for kinds in opened)
+
+    @property
+    def diverges(self) -> bool:
+        """Whether something diverges, and the results do not decide that nothing comes of it."""
+        return self.best is not None and not self.results_agree
+
+    @property
+    def within(self) -> bool:
+        """Whether results agree within tolerance or noise only."""
+        return any(outcome.results_known is Known.WITHIN for outcome in self.outcomes)
+
+    @property
+    def results(self) -> str:
+        """The results that agree in every opened step, as a list in a sentence."""
+        kinds = frozenset.intersection(*(outcome.results for outcome in self.outcomes if outcome.results is not None))
+        return _listed(kinds)
+
+    @property
+    def unchanged(self) -> str:
+        """Of one rank, the sentence on the results that agree in every step; "" where no parameters are among them."""
+        outcome = self.outcomes[0]
+        first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
+        if len(self.outcomes) > 1 or first is None or not kinds or Kind.PARAM not in kinds:
+            return ""
+        which = "the step" if steps == 1 else f"all {steps:,} steps"
+        clause = f"The {_listed(kinds)} of {which} compared agree: what differs changed none of them."
+        both = outcome.shared
+        if both is None:
+            return clause
+        return f"{clause} The first value of both runs that differs is {what(both.site)} in step {both.step}."
+
+
+def _listed(kinds: frozenset[Kind]) -> str:
+    """Some results as a list in a sentence."""
+    return listed([name for kind, name in NAMES.items() if kind in kinds])
+
+
+# --- what was not compared
+
+
+_SHOWN = 3
+
+
+def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
+    """What was not compared, and what else a reader must know, whatever the answer is."""
+    a, b, outcomes = compared.a, compared.b, compared.outcomes
+    manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
+    notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
+    notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes), *some_ranks]
+    notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
+    notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
+    if blind := compared.tally["blind_both"]:
+        seen = f"About {blind:,} of {count(compared.counts.records, 'record')} could not be observed"
+        notes.append(f"{seen}, so they are not compared.")
+    return notes
+
+
+def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
+    """That later steps were not compared, where it would have taken long."""
+    unopened = [outcome for outcome in outcomes if outcome.unopened]
+    if not unopened:
+        return []
+    which = f"{sum(outcome.unopened for outcome in unopened):,} later steps, over all ranks,"
+    if len(outcomes) == 1:
+        which = f"Steps after {int(unopened[0].paired.steps[-1])}"
+    return [f"{which} were not compared: the first divergence does not depend on them (--map compares them all)."]
+
+
+def _state_notes(compared: Compared) -> Iterator[str]:
+    """Runs that did not end, or have not yet."""
+    for name, run in compared.runs:
+        last = run.last_step
+        until = f"up to and including step {last}" if last is not None else "no complete step"
+        if run.state.value == "running":
+            yield f"Run {name} is still being written: {until} is compared."
+        elif run.state.value == "interrupted":
+            yield f"Run {name} was interrupted: it holds {until}."
+        yield from (f"Run {name}: {sentence}." for sentence in run.endings)
+        for text in dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned):
+            yield f"Run {name} does not hold {text}: what was there is not compared."
+
+
+def _missing_notes(compared: Compared) -> Iterator[str]:
+    """Ranks, files and steps that only one run has."""
+    runs: dict[str, Run] = dict(compared.runs)
+    for name, run in runs.items():
+        missing = [rank for rank in run.ranks if rank not in runs[OTHER[name]].ranks]
+        if missing and not compared.as_one:
+            ranks = ", ".join(map(str, missing[:8])) + ("..." if len(missing) > 8 else "")
+            yield f"Only run {name} has rank{'s' * (len(missing) > 1)} {ranks}: not compared."
+    for paired in (outcome.paired for outcome in compared.outcomes[:1]):
+        saved = {
+            name: {fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind == Kind.PRODUCT.value}
+            for name, sites in (("a", paired.a.sites), ("b", paired.b.sites))
+        }
+        for name, names in saved.items():
+            if alone := names - saved[OTHER[name]]:
+                yield f"Only run {name} saves {listed(sorted(alone)[:_SHOWN])}: not compared."
+        for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
+            if steps:
+                ended = f" (run {OTHER[name]} was ended at its first divergence)"
+                why = ended if runs[OTHER[name]].manifest.get("stopped") is True else ""
+                yield f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared{why}."
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Steps as ranges: `3, 5-9`."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs[:6])
+    return shown + (", ..." if len(runs) > 6 else "")

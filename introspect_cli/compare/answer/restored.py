@@ -1,0 +1,161 @@
+"""Every origin in the answer, and in words what a resumed run restored and what it did not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.scene import Scene
+from introspect_cli.compare.resumed.parts import RATES
+from introspect_cli.compare.terms.findings import Part, Restored, Resumption
+from introspect_cli.compare.terms.result import DiffResult, Divergence, Origin, Role, Verdict
+from introspect_cli.compare.terms.words import listed
+from introspect_cli.compare.walk.origins import shows
+from introspect_cli.records import Kind
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.answer.compared import Compared
+    from introspect_cli.compare.step.outcome import RankOutcome
+
+
+_NAMED = 3
+"""Parts that the first sentence names."""
+
+_OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
+
+
+def with_origins(answer: DiffResult, compared: Compared) -> DiffResult:
+    """The answer with every origin, and with what became of the parts of a checkpoint."""
+    outcomes, best = compared.outcomes, compared.best if answer.first is not None else None
+    causes = _origins(best, outcomes) if best is not None else ()
+    resumed = next((outcome.resumption for outcome in outcomes if outcome.resumption is not None), None)
+    if resumed is None:
+        return answer.with_findings(Origin, causes)
+    notes = (*answer.notes, *_notes(resumed))
+    sentence, lost = with_head(answer, resumed), best.lost if best is not None else []
+    origins = _with_parts(resumed, answer.first, lost, causes)
+    answer = replace(answer, sentence=sentence, notes=notes, findings=(*answer.findings, resumed))
+    return answer.with_findings(Origin, origins)
+
+
+def _origins(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin, ...]:
+    """The first divergence and the other origins of its step; nothing where the first one follows from others."""
+    assert best.first is not None and best.cause is not None  # noqa: PT018 - they are set together
+    if best.first.role is not Role.ORIGIN:
+        return ()
+    every = []
+    for divergence, cause in ((best.first, best.cause), *best.origins):
+        scene = Scene(replace(best, first=divergence, cause=cause), outcomes)
+        every.append(Origin(reason_named(scene.tells).sentence(scene), divergence))
+    return tuple(every)
+
+
+# --- resumed runs
+
+
+def with_head(answer: DiffResult, resumed: Resumption) -> str:
+    """The sentence, and before it what a resumed run did not restore, or that it restored all."""
+    head = head_of(resumed)
+    if answer.verdict is Verdict.UNDECIDED:
+        return f"{answer.sentence} {head}"
+    if answer.verdict is Verdict.SAME and not resumed.lost:
+        right = f"run {resumed.run} restored all that is on record of step {resumed.at - 1} of {resumed.whole}"
+        head = f"Resumed correctly: {right}{_but(resumed)}{_unseen(resumed)}."
+    return f"{head} {answer.sentence}"
+
+
+def head_of(resumed: Resumption) -> str:
+    """What a resumed run did not restore, or that it restored all, in one sentence."""
+    run = f"Run {resumed.run}, resumed after step {resumed.at - 1} of {resumed.whole},"
+    if not resumed.lost:
+        return f"{run} restored all that is on record{_but(resumed)}{_unseen(resumed)}."
+    lost = together(resumed.lost, of_one=" (or drew from it before its first step)")
+    names = [f"the {name}" for name in lost[:_NAMED]]
+    if len(lost) > _NAMED:
+        names.append(count(len(lost) - _NAMED, "more part"))
+    return f"{run} did not restore {listed(names)}."
+
+
+def _but(resumed: Resumption) -> str:
+    """What was not restored and changes nothing."""
+    left = [part for part in resumed.parts if part.state is Restored.NO and not part.matters]
+    return f" but the {listed(together(left))}" if left else ""
+
+
+def _unseen(resumed: Resumption) -> str:
+    """What was not recorded and may have been lost."""
+    names = together([replace(part, text="") for part in resumed.unseen])
+    if not names:
+        return ""
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    were = "was" if len(names) == 1 and not names[0].partition(" of ")[0].endswith("s") else "were"
+    return f"; {listed([*names[:_NAMED], *more])} {were} not recorded"
+
+
+def together(parts: Sequence[Part], of_one: str = "") -> list[str]:
+    """Parts in words, generators of which the same is said as one; `of_one` is said of the state of a single one."""
+    by_name: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        names = by_name.setdefault(("" if part.generator else part.part, part.text), [])
+        names += [part.generator] if part.generator else []
+    clauses = []
+    for (name, text), names in by_name.items():
+        words = f"random state{'s' * (len(names) > 1)} of {listed(names)}" if names else name
+        clauses.append(f"{words}{f' ({text})' if text else ''}{of_one if len(names) == 1 else ''}")
+    return clauses
+
+
+def _notes(resumed: Resumption) -> list[str]:
+    """What a resumed run read and drew only to get to where it goes on."""
+    notes = []
+    if resumed.thrown_away:
+        much = count(resumed.thrown_away, "batch", "batches")
+        them = "it" if resumed.thrown_away == 1 else "them"
+        notes.append(
+            f"Run {resumed.run} read {much} in its first step and discarded {them}, to get to its place in the data."
+        )
+    if resumed.in_time:
+        s, differ, are = ("", "differs", "is") if len(resumed.in_time) == 1 else ("s", "differ", "are")
+        names = f"The random state{s} of {listed(resumed.in_time)}"
+        notes.append(f"{names} {differ} when run {resumed.run} begins and {are} restored within its first step.")
+    return notes
+
+
+def _with_parts(
+    resumed: Resumption, first: Divergence | None, lost: Sequence[Divergence], causes: tuple[Origin, ...]
+) -> tuple[Origin, ...]:
+    """The origins, where a checkpoint that was not restored explains them: each part that was lost is one.
+
+    The first divergence belongs to the part that it shows, which leads.
+    """
+    if first is None or not resumed.lost:
+        return causes
+    parts = sorted(resumed.lost, key=lambda part: not _makes(part, first))
+    leads = next(iter(parts)) if _makes(parts[0], first) else None
+    lost_parts = []
+    for part in parts:
+        record = first if part is leads else next((shown for shown in lost if shows(shown.site, part)), None)
+        were = "were" if part.part.partition(" of ")[0].endswith("s") else "was"
+        lost_parts.append(Origin(f"the {together([part])[0]} {were} not restored", record, part.part))
+    others = [
+        origin
+        for origin in causes
+        if origin.divergence is not None
+        and origin.divergence is not first
+        and not any(_makes(part, origin.divergence) for part in parts)
+    ]
+    return (*lost_parts, *others)
+
+
+def _makes(part: Part, divergence: Divergence) -> bool:
+    """Whether a divergence is what a lost part makes."""
+    if shows(divergence.site, part):
+        return True
+    if divergence.reason == "optimizer":
+        return part.part in _OF_THE_UPDATE
+    states = {Kind.PARAM.several, Kind.BUFFER.several, Kind.OPTIMIZER_STATE.several}
+    return divergence.reason == "resumed" and part.part in states

@@ -1,0 +1,227 @@
+"""The verdict where nothing diverged, of all or of training or evaluation alone.
+
+"Same" is said of what both runs recorded and both saw; where one ends earlier, or was blind, the answer is that it
+cannot be told. Where a run ended by an exception, that is told with what agreed until then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.step.structure import sentence_of
+from introspect_cli.compare.terms.distance import Layouts
+from introspect_cli.compare.terms.reach import within_words
+from introspect_cli.compare.terms.result import DiffResult, Separate, Verdict
+from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.terms.watched import failed
+from introspect_cli.compare.terms.words import what, what_diverges
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.answer.compared import Compared
+    from introspect_cli.compare.step.outcome import RankOutcome
+    from introspect_cli.compare.terms.result import Divergence
+
+
+def agreeing(compared: Compared) -> DiffResult:
+    """The answer where nothing diverged, or nothing that a result rests on."""
+    split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
+    subject = "Over the samples of each step, the runs are" if split else "The runs are"
+    verdict, text = undiverged(compared, subject, results=compared.results_agree)
+    if verdict is Verdict.UNDECIDED:
+        text = _before_the_end(compared) or text
+    else:
+        text += _after_the_end(compared)
+    alike = Separate(verdict, text)
+    return DiffResult(
+        a=str(compared.a.path),
+        b=str(compared.b.path),
+        verdict=verdict,
+        sentence=text,
+        training=alike,
+        evaluation=alike if any(outcome.evaluated for outcome in compared.outcomes) else None,
+    )
+
+
+def undiverged(compared: Compared, subject: str = "The runs are", *, results: bool = False) -> tuple[Verdict, str]:
+    """Verdict and sentence where nothing diverged, or nothing that a result rests on."""
+    why = _too_little(compared) or _one_saw_more(compared, results=results)
+    if why:
+        return Verdict.UNDECIDED, f"Could not tell: {why}."
+    verdict, text = _agree(compared, subject, results=results)
+    broken = [name for name, run in compared.runs if failed(run.manifest)]
+    if verdict is Verdict.SAME and broken:
+        which = "both captures" if len(broken) == 2 else f"the capture of run {broken[0]}"
+        rest = f"part of {which} failed, and the rest was not seen."
+        return Verdict.UNDECIDED, f"Could not tell: all that both runs recorded agrees, but {rest}"
+    return verdict, text
+
+
+def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:
+    counts, options, outcomes, reach = compared.counts, compared.options, compared.outcomes, compared.reach
+    if results and (compared.best is not None or compared.tally["blind"]):
+        return Verdict.SAME, _by_results(compared)
+    extent = compared.extent + ("," if counts.within else "")
+    agree = f"{extent} agree{'s' * (counts.equal == 1)} {compared.until}"
+    changes = sentence_of(compared.harmless_structure)
+    if reach is not None and counts.within and not options.tolerant:
+        agree, changes = f"{within_words(reach)}: {agree}", ""
+    elif not changes or options.evaluation is not None:
+        agree, changes = f"{subject} the same: {agree}", ""
+    elif any(outcome.unrecorded is not None for outcome in outcomes):
+        why = "the results of the steps (losses, gradients, parameters) were not recorded, and not all else is the same"
+        return Verdict.UNDECIDED, f"Could not tell: {agree}, but {why}.{changes}"
+    else:
+        agree = f"The runs have the same numbers: {agree}"
+    return Verdict.SAME, f"{agree}.{changes}{_emptied(outcomes)}"
+
+
+def _too_little(compared: Compared) -> str:
+    """Why there was too little to compare; "" where there was enough."""
+    counts, unseen = compared.counts, compared.tally["blind_both"]
+    if not counts.steps_compared:
+        empty = [name for name, run in compared.runs if run.last_step is None]
+        if empty:
+            return "neither run has a complete step" if len(empty) == 2 else f"run {empty[0]} has no complete step"
+        return "no selected step is in both runs" if compared.options.steps else "the runs have no step in common"
+    if not counts.records or counts.equal + counts.within == 0:
+        return "the runs have nothing in common that both observed"
+    if 2 * unseen > counts.records:
+        return f"about {unseen:,} of {count(counts.records, 'record')} in common could not be observed"
+    return ""
+
+
+def _one_saw_more(compared: Compared, *, results: bool) -> str:
+    """What one run alone saw, of records or of steps; "" where both saw the same."""
+    blind = count(compared.tally["blind"], "record")
+    if compared.tally["blind"] and not results:
+        only = f"{blind} only one of them could see (the first: {compared.blind_site})"
+        return f"all that both runs saw agrees, but {only}"
+    for tails in ((outcome.paired.tail_a, outcome.paired.tail_b) for outcome in compared.outcomes):
+        if any(tails):
+            long, short, tail = ("a", "b", tails[0]) if tails[0] else ("b", "a", tails[1])
+            agree = "agreed within the tolerance or noise given" if compared.counts.within else "equal"
+            more = f"{tail} more step{'s' * (tail > 1)}"
+            return f"{agree} {compared.until}, where run {short} ends; run {long} has {more}"
+    return ""
+
+
+def _by_results(compared: Compared) -> str:
+    """The sentence where all results are equal, with what else differs or was not seen."""
+    names, until = compared.results, compared.until
+    text = f"The runs have the same results: the {names} are equal {until}."
+    if compared.within and compared.reach is not None:
+        text = f"{within_words(compared.reach)}: the {names} agree to that {until}."
+    elif compared.within:
+        how = "within the tolerance or noise given"
+        text = f"The runs have the same results {how}: the {names} agree {until}, not all bit for bit."
+    first = None if compared.best is None else compared.best.first
+    if first is not None:
+        text += f" What differs changed none of them, first at {first.step_words}: {what_diverges(first)}."
+    if blind := compared.tally["blind"]:
+        unseen = f"{count(blind, 'record')} that only one run could see (the first: {compared.blind_site})"
+        text += f" Not compared: {unseen}."
+    return f"{text}{sentence_of(compared.structure)}{_emptied(compared.outcomes)}"
+
+
+def _emptied(outcomes: Sequence[RankOutcome]) -> str:
+    """A sentence on equal records of the last step that are NaN throughout; "" where there are none.
+
+    NaN equals NaN whatever was computed: a fault in what follows from it leaves the same bits.
+    """
+    every, empty, name = 0, 0, ""
+    for outcome in outcomes:
+        if not len(outcome.paired):
+            continue
+        reader = outcome.paired.a
+        step = int(outcome.paired.steps[-1])
+        batch = reader.read(step)
+        every += len(batch)
+        if "nans" not in batch.counts:
+            continue
+        sizes = Layouts(reader.layouts).numel[batch.layout]
+        rows = np.flatnonzero((np.asarray(batch.counts["nans"]) == sizes) & (sizes > 0))
+        empty += len(rows)
+        if len(rows) and not name:
+            first = int(rows[np.argmin(batch.sequence[rows])])
+            name = what(reader.record(batch, first, step).site)
+    if not empty:
+        return ""
+    much = f"{empty:,} of {count(every, 'record')} {'is' if empty == 1 else 'are'} NaN throughout in both runs"
+    return f" In the last step {much} (the first: {name}): these are equal whatever was computed."
+
+
+# --- training and evaluation alone
+
+
+def separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
+    """The answers for training and for evaluation alone, of runs that diverge; None without an evaluation."""
+    parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
+    for outcome in compared.outcomes:
+        parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
+        parts[True] += [outcome.alone(True)] if outcome.evaluated and outcome.alone is not None else []
+    if not parts[True]:
+        return None, None
+    training, evaluation = (
+        _alone(replace(compared, options=replace(compared.options, evaluation=which), outcomes=parts[which]), name)
+        for which, name in ((False, "Training"), (True, "Evaluation"))
+    )
+    return training, evaluation
+
+
+def _alone(compared: Compared, name: str) -> Separate:
+    """What came out for one of the two."""
+    first = None if compared.best is None else compared.best.first
+    if first is not None:
+        return Separate(Verdict.DIVERGED, diverges_words(name, first), first)
+    verdict, text = undiverged(compared, subject_of(name, narrowed=compared.options.narrowed))
+    return Separate(verdict, text, extent=compared.extent if verdict is Verdict.SAME else "")
+
+
+def subject_of(name: str, *, narrowed: bool) -> str:
+    """What a sentence calls the same: `Training is`."""
+    return f"What was selected of {name.lower()} is" if narrowed else f"{name} is"
+
+
+def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
+    """Where training or evaluation diverges; `too` where the other does as well."""
+    return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
+
+
+# --- a run that ended by an exception
+
+
+def _after_the_end(compared: Compared) -> str:
+    """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
+    ending = compared.ending
+    if ending is None:
+        return ""
+    other = compared.raised[0] if ending.side == "b" else None
+    rest = f", and run a by another one: {other.words}" if other is not None else ""
+    return f" After that, run {ending.side} ended by an exception: {ending.words}{rest}."
+
+
+def _before_the_end(compared: Compared) -> str:
+    """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
+    ending = compared.ending
+    if ending is None:
+        return ""
+    side, run = ending.side, dict(compared.runs)[ending.side]
+    if not compared.until:
+        if any(len(run.rank(rank)) for rank in run.ranks):
+            return f"Run {side} ended by an exception: {ending.words}. The runs have no step in common."
+        return f"Run {side} ended by an exception before its first step was complete: {ending.words}."
+    paired = [outcome.paired for outcome in compared.outcomes if len(outcome.paired)]
+    if not any(steps.tail_a if side == "b" else steps.tail_b for steps in paired):
+        return ""
+    everything = "everything selected" if compared.options.narrowed else "everything that both recorded"
+    within = " within tolerance" if compared.tally["within"] else ""
+    return (
+        f"Run {side} ended by an exception where run {OTHER[side]} goes on: {ending.words}. Until then, "
+        f"{compared.until}, {everything} agrees{within}."
+    )

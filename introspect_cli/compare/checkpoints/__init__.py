@@ -1,0 +1,1 @@
+"""Two checkpoints, or a run beside a checkpoint."""

@@ -1,0 +1,325 @@
+"""A run beside a checkpoint: the moment at which the run had what the checkpoint holds.
+
+Values say it, not names: of all moments at which a run recorded its parameters (when it began, after each recorded
+step), the one that has most of the checkpoint's checksums. Where no checksum is shared, as of a checkpoint in another
+element type, it is the moment whose tensors are nearest to those with the same names. What the run had then is written
+down as a checkpoint of its own, and the two are compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.terms.distance import Layouts, distances, relative
+from introspect_cli.errors import StoreError
+from introspect_cli.labels import step_words
+from introspect_cli.records import Kind, Phase, Site, Summary
+from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
+from introspect_cli.texts import begin_alike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.store.read.run import Run
+
+TensorName = tuple[str, str, str]
+"""Kind, FQN and path."""
+
+_PHASES = {Phase.START: "before", Phase.OPTIMIZER: "after"}
+MODEL = (Kind.PARAM, Kind.BUFFER)
+_KINDS = frozenset(kind.value for kind in (*MODEL, Kind.OPTIMIZER_STATE))
+
+
+@dataclass(eq=False)
+class State:
+    """What a run had at a moment, by tensor.
+
+    Attributes:
+        tensors: what they are.
+        checksum: uint64, 0 where none was recorded yet.
+        step: the step of the record.
+        row: its row.
+    """
+
+    tensors: list[TensorName]
+    checksum: Any
+    step: Any
+    row: Any
+
+    def copy(self) -> State:
+        """The same, which stays as it is when the walk goes on."""
+        return State(self.tensors, self.checksum.copy(), self.step.copy(), self.row.copy())
+
+    @cached_property
+    def of_optimizer(self) -> Any:
+        """Which tensors are an optimizer's state."""
+        return np.array([kind == Kind.OPTIMIZER_STATE.value for kind, _, _ in self.tensors], np.bool_)
+
+
+Moment = tuple[int, str]
+"""A step, and `before` or `after` it."""
+
+
+def is_checkpoint(run: Run) -> bool:
+    """Whether a run was made of a checkpoint."""
+    return isinstance(run.manifest.get("checkpoint"), dict)
+
+
+def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
+    """Both as they are; of a run beside a checkpoint, the moment of it that the checkpoint is of.
+
+    Raises:
+        StoreError: the run has no parameters on record.
+    """
+    if is_checkpoint(a) == is_checkpoint(b):
+        return a, b
+    run, checkpoint = (b, a) if is_checkpoint(a) else (a, b)
+    moment = _moment(run, checkpoint, write)
+    checkpoint.on_close(moment.close)
+    return (moment, b) if run is a else (a, moment)
+
+
+def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
+    reader = _reader(run)
+    chosen, alike, state = _chosen(reader, checkpoint, str(run.path))
+    rows = _rows(reader, state, checkpoint, run)
+    after = {step for step, when in alike if when == "after"}
+    # when a step begins is named where it does not follow one that is named
+    alike_words = [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
+    about = {
+        "checkpoint": {"moment": _words(reader, *chosen), "alike": alike_words},
+        "not_observed": [],
+    }
+    return write(rows, run.path, {}, about)
+
+
+def _words(reader: Reader, step: int, when: str) -> str:
+    step_named = step_words(step, reader.labels.get(step, {}))
+    return f"after {step_named}" if when == "after" else f"when {step_named} begins"
+
+
+def _reader(run: Run) -> Reader:
+    """The lowest rank; all ranks as one where they hold parts."""
+    if not run.recorded:
+        raise StoreError(f"{run.path} has no step on record")
+    readers = [run.rank(rank) for rank in run.recorded]
+    parted = any(layout.part is not None for layout in readers[0].layouts)
+    whole = parted and len(readers) > 1
+    return WholeReader(str(run.path), readers, complete=True) if whole else readers[0]
+
+
+def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
+    """Each moment at which something was recorded, with what the run had then, which the next one changes."""
+    sites = reader.sites
+    numbers: dict[TensorName, int] = {}
+    of_site = np.array(
+        [
+            numbers.setdefault((kind, fqn, path), len(numbers)) if kind in _KINDS else -1
+            for kind, fqn, path in zip(sites.kind, sites.fqn, sites.path, strict=True)
+        ],
+        np.int64,
+    )
+    at = {phase: np.array([site == phase.value for site in sites.phase], np.bool_) for phase in _PHASES}
+    blank = np.zeros(len(numbers), np.int64)
+    now = State(list(numbers), np.zeros(len(numbers), np.uint64), blank.copy(), blank.copy())
+    for step in np.asarray(reader.entries["step"]).tolist():
+        batch = reader.read(step)
+        site, checksums = batch.site.astype(np.int64), batch.checksum
+        for phase, when in _PHASES.items():
+            rows = np.flatnonzero((of_site[site] >= 0) & at[phase][site] & (checksums != 0))
+            if len(rows):
+                ids = of_site[site[rows]]
+                now.checksum[ids], now.step[ids], now.row[ids] = checksums[rows], step, rows
+                yield (step, when), now
+
+
+# --- which moment
+
+
+def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, list[Moment], State]:
+    """The moment, others at which the run had just as many of the model's tensors, and what it had."""
+    held = _held(checkpoint)
+    goal, beside = (
+        np.array(
+            [checksum for (kind, _, _), checksum in held.items() if (kind == Kind.OPTIMIZER_STATE.value) is wanted],
+            np.uint64,
+        )
+        for wanted in (False, True)
+    )
+    scores: dict[Moment, tuple[int, int]] = {}
+    best: tuple[Moment, State] | None = None
+    for moment, state in _moments(reader):
+        model, states = state.checksum[~state.of_optimizer], state.checksum[state.of_optimizer]
+        scores[moment] = int(np.isin(goal, model).sum()), int(np.isin(beside, states).sum())
+        if best is None or scores[moment] > scores[best[0]]:
+            best = moment, state.copy()
+    if best is None or not (best[1].checksum[~best[1].of_optimizer] != 0).any():
+        raise StoreError(f"{called} has no parameters on record: no step of it can be compared with a checkpoint")
+    most = scores[best[0]][0]
+    decided = len({score[0] for score in scores.values()}) > 1 and 2 * most >= len(goal)
+    if decided or most == len(goal) or len(scores) == 1:
+        return best[0], [moment for moment, score in scores.items() if score[0] == most and moment != best[0]], best[1]
+    moment, state = _nearest(reader, checkpoint, best)
+    return moment, [], state
+
+
+def _held(checkpoint: Run) -> dict[TensorName, int]:
+    """Checksums of a checkpoint's tensors."""
+    reader = checkpoint.rank(0)
+    batch, sites = reader.read_row(0), reader.sites
+    pairs = zip(batch.site.tolist(), batch.checksum.tolist(), strict=True)
+    return {
+        (sites.kind[number], sites.fqn[number], sites.path[number]): checksum
+        for number, checksum in pairs
+        if sites.kind[number] in _KINDS and checksum
+    }
+
+
+def _nearest(reader: Reader, checkpoint: Run, otherwise: tuple[Moment, State]) -> tuple[Moment, State]:
+    """The moment whose tensors are nearest to the checkpoint's of the same names; another one where nothing tells."""
+    other = checkpoint.rank(0)
+    batch, kinds = other.read_row(0), {kind.value for kind in MODEL}
+    rows = {
+        other.sites.fqn[number]: row
+        for row, number in enumerate(batch.site.tolist())
+        if other.sites.kind[number] in kinds
+    }
+    change = prefixes([fqn for kind, fqn, _ in otherwise[1].tensors if kind in kinds], rows)
+    layouts = Layouts(reader.layouts), Layouts(other.layouts)
+    partner = np.array(
+        [rows.get(changed(fqn, change), -1) if kind in kinds else -1 for kind, fqn, _ in otherwise[1].tensors]
+    )
+    best, least = otherwise, np.inf
+    for moment, state in _moments(reader):
+        shared = np.flatnonzero((partner >= 0) & (state.checksum != 0))
+        distances_of_steps = [
+            relative(*distances(reader.read(int(step)), batch, state.row[of_step], partner[of_step], *layouts))
+            for step in sorted(set(state.step[shared].tolist()))
+            if len(of_step := shared[state.step[shared] == step])
+        ]
+        every = np.concatenate(distances_of_steps) if distances_of_steps else np.zeros(0)
+        finite = every[np.isfinite(every)]
+        if len(finite) and finite.mean() < least:
+            best, least = (moment, state.copy()), float(finite.mean())
+    return best
+
+
+# --- names
+
+
+OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
+"""Begins names that are neither a numbered parameter of an optimizer's nor a generator."""
+
+
+def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
+    """The options under which checkpoints are compared: names count, and all that differs is looked at.
+
+    Where hardly a name is shared, but most are with another beginning, that is a renaming: values of two steps differ,
+    and could not tell it.
+    """
+    options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
+    names = [_names(run) for run in (a, b)]
+    if options.rename or not options.by_value or 3 * len(names[0].keys() & names[1].keys()) > min(map(len, names)):
+        return options
+    change = old, new = prefixes(*names)
+    shared = sum(changed(name, change) in names[1] for name in names[0])
+    if old == new or 2 * shared < min(map(len, names)):
+        return options
+    pattern = f"^{re.escape(old)}\\." if old else OF_A_MODEL
+    return replace(options, rename=((pattern, f"{new}." if new else ""),))
+
+
+def _names(run: Run) -> dict[str, None]:
+    """Names of the model's tensors."""
+    sites, kinds = run.rank(0).sites, {kind.value for kind in MODEL}
+    return dict.fromkeys(fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind in kinds)
+
+
+def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
+    """What names begin with where the others begin with something else, as most of them tell; ("", "") for nothing.
+
+    A run names the root by its class, frameworks put `model.` before all: what follows is the same.
+    """
+    ends: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name in others:
+        ends[tuple(name.split(".")[-2:])].append(name)
+    votes: Counter[tuple[str, str]] = Counter()
+    for name in names:
+        parts = name.split(".")
+        both = [
+            (begin_alike(parts[::-1], other.split(".")[::-1]), other)
+            for other in ends.get(tuple(parts[-2:]), ends.get((parts[-1],), []))
+        ]
+        most = max((length for length, _ in both), default=0)
+        best = [other for length, other in both if length == most]
+        if len(best) == 1:
+            votes[".".join(parts[:-most]), ".".join(best[0].split(".")[:-most])] += 1
+    return votes.most_common(1)[0][0] if votes else ("", "")
+
+
+def changed(name: str, change: tuple[str, str]) -> str:
+    """A name with another beginning."""
+    old, new = change
+    if old and not name.startswith(f"{old}."):
+        return name
+    rest = name[len(old) + 1 :] if old else name
+    return f"{new}.{rest}" if new else rest
+
+
+# --- what the run had
+
+
+def _numbers(run: Run, checkpoint: Run, root: str) -> dict[str, str]:
+    """By name, what a checkpoint calls a parameter whose optimizer state is numbered; empty where it has names."""
+    names = [fqn for (kind, fqn, _) in _held(checkpoint) if kind == Kind.OPTIMIZER_STATE.value]
+    heads = {name.rpartition(".")[0] for name in names}
+    if not names or len(heads) != 1 or not all(name.rpartition(".")[2].isdecimal() for name in names):
+        return {}
+    documents = run.settings.get("optimizers", [])
+    listed = [
+        [str(name) for group in document.get("groups", []) for name in group.get("params", [])]
+        for document in documents
+        if isinstance(document, dict)
+    ]
+    of_model = [members for members in listed if members and all(_is_below(name, root) for name in members)]
+    if len(of_model) != 1:
+        return {}
+    return {name: f"{next(iter(heads))}.{number}" for number, name in enumerate(of_model[0])}
+
+
+def _is_below(name: str, root: str) -> bool:
+    return not root or name.startswith(f"{root}.")
+
+
+def _rows(reader: Reader, state: State, checkpoint: Run, run: Run) -> dict[Site, Summary]:
+    """The records of a moment, as a checkpoint has them.
+
+    A run may have several models: those whose names tell that the checkpoint is not of them are left out. A file may
+    not tell buffers from parameters, and number what the run has names for.
+    """
+    theirs = {fqn: kind for (kind, fqn, _) in _held(checkpoint) if kind != Kind.OPTIMIZER_STATE.value}
+    mine = [fqn for kind, fqn, _ in state.tensors if kind != Kind.OPTIMIZER_STATE.value]
+    change = prefixes(mine, theirs)
+    root = change[0] if 2 * sum(changed(fqn, change) in theirs for fqn in mine) >= len(theirs) else ""
+    numbers = _numbers(run, checkpoint, root)
+    batches: dict[int, Any] = {}
+    rows: dict[Site, Summary] = {}
+    for number, (kind, fqn, path) in enumerate(state.tensors):
+        if not _is_below(fqn, root) or not state.checksum[number]:
+            continue
+        step = int(state.step[number])
+        if step not in batches:
+            batches[step] = reader.read(step)
+        record = reader.record(batches[step], int(state.row[number]), step)
+        of_optimizer = kind == Kind.OPTIMIZER_STATE.value
+        name = numbers.get(fqn, fqn) if of_optimizer else fqn
+        called = Kind(kind if of_optimizer else theirs.get(changed(fqn, change), kind))
+        rows[Site(Phase.START, called, name, 0, path)] = record.summary
+    return rows

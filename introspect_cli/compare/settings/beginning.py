@@ -1,0 +1,308 @@
+"""What drew random numbers before the first step, in one run and not in the other.
+
+A capture notes each seeding and each draw until the first step begins, with the generator's state before it. So the
+first event that differs is what a person looks for: another seed, an initialiser that one run alone calls, a draw that
+took more numbers. What differs after it follows from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.settings.seedings import GENERATORS, seeding_words, seedings_change
+from introspect_cli.texts import begin_alike, count, rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from introspect_cli.store.read.run import Run
+
+MOST_RANKS = 16
+"""Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""
+
+DOCUMENT = "beginning"
+"""The settings document that a capture notes it in; it is compared here alone."""
+
+MODES = ("train", "eval")
+
+MAY_REST_ON_THEM = frozenset({"initial", "batch", "script", "plain"})
+"""Reasons of what a script may have made with numbers of a generator that it made."""
+_OF_THE_SCRIPT = frozenset({"numpy.random.default_rng", "random.Random"})
+
+
+@dataclass(frozen=True)
+class Event:
+    """A generator was seeded, or something drew from it.
+
+    Attributes:
+        seed: what it was seeded with; "" for a draw.
+        state: the generator's state before a draw.
+        by: the function; of a module that drew when it was called, its mode, one of `MODES`; "" for a draw by something
+            that was not seen itself.
+        name: the parameter that was filled, or the module; "" for none that has a name.
+        line: of the user's code; where nobody saw what drew, the line that came next; of a module, where the outermost
+            one was called. "" for none.
+        arguments: what the function was given beside what it fills; None where that is not on record.
+        of_script: whether it drew from a generator that the script made itself.
+    """
+
+    seed: str
+    state: str
+    by: str
+    name: str
+    line: str
+    arguments: str | None = None
+    of_script: bool = False
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether it is a draw by something that was not seen itself: `randn`, a loader, a data set."""
+        return not self.by
+
+    @property
+    def what(self) -> tuple[str, str, str]:
+        """What it is, wherever its line is and whatever came before."""
+        return self.seed, self.by, self.name
+
+    def __str__(self) -> str:
+        """A clause: `normal_ of GPT.wte.weight (model.py:15)`."""
+        at = f" ({self.line})" if self.line else ""
+        if self.by in MODES:
+            return f"one in {self.name}, called in {self.by} mode before the first step{at}"
+        if self.seed:
+            return seeding_words(self.by, self.seed, self.line)
+        if not self.by:
+            return f"a draw before {self.line}" if self.line else "a draw just before the first step"
+        return f"{self.by} of {self.name}{at}" if self.name else f"{self.by}{at}"
+
+
+def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
+    """The first seeding or draw before the first step that differs, as a clause; "" where the records do not tell."""
+    a, b = (_events(run, rank, generator) for run in runs)
+    if a is None or b is None:
+        return ""
+    same = _agreeing(a, b)
+    rest = a[same:], b[same:]
+    one, two = (events[0] if events else None for events in rest)
+    before = sum(not event.seed for event in a[:same])
+    if one is two is None and b and b[-1].is_unseen:  # the state after the last draw is that which differs
+        same, before = same - 1, before - 1
+        one, two = a[-1], b[-1]
+    agree = f"; {count(before, 'draw')} before it {'agrees' if before == 1 else 'agree'}" if before else ""
+    if one is not None and two is not None:
+        if one.seed and two.seed and one.by == two.by:
+            return seedings_change(one.by, one.seed, two.seed, two.line or one.line)
+        if one.what == two.what and one.is_unseen:
+            since = f"after {b[same - 1]}" if same else "from the beginning on"
+            return f"{since}, something else draws differently in a and b{agree}"
+        if one.what == two.what and not same:
+            return f"{two} draws from another state, and nothing on record seeded it before"
+        if one.what == two.what:
+            return f"{two} draws from another state: {b[same - 1]} took another number of draws{agree}"
+    later = _place(one, rest[1]), _place(two, rest[0])
+    if later[0] != later[1]:
+        side, event, place, others = (
+            ("b", two, *later[1:], rest[0]) if later[0] < later[1] else ("a", one, later[0], rest[1])
+        )
+        events = a if side == "a" else b
+        if event is not None and event.is_unseen and event.line and same and events[same - 1].line:
+            between = f"one between {events[same - 1].line} and {event.line}"
+            return f"the first draw that differs is {between}, in {side} only{agree}"
+        kind = "seeding" if event is not None and event.seed else "draw"
+        return f"the first {kind} that differs is {event}{_elsewhere(side, others, place)}{agree}"
+    return f"the first draw that differs is {one} in a and {two} in b{agree}" if one and two else ""
+
+
+def _elsewhere(side: str, others: Sequence[Event], place: int) -> str:
+    """That one run alone has an event, or where among its own the other has the same one."""
+    if place >= len(others):
+        return f", in {side} only"
+    line = f" ({others[place].line})" if others[place].line else ""
+    draws = count(sum(not event.seed for event in others[:place]), "draw")
+    return f" in {side}; {'b' if side == 'a' else 'a'} has it after {draws}{line}"
+
+
+def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
+    """Whether the first draw before the first step that differs is one by something that was not seen itself."""
+    a, b = (_events(run, rank, generator) for run in runs)
+    if not a or not b:
+        return False
+    same = _agreeing(a, b)
+    if same < min(len(a), len(b)):
+        return a[same].is_unseen and b[same].is_unseen
+    return (a if len(a) >= len(b) else b)[-1].is_unseen
+
+
+def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[list[Event], list[Event]]:
+    """What differs before the first step, in a and in b: of each generator, the first seeding or draw.
+
+    Args:
+        runs: the two.
+        rank: of each.
+        name: of a parameter, whose initialisers count if they differ.
+    """
+    per_run: tuple[list[Event], list[Event]] = [], []
+    for a, b, same in _by_generator(runs, rank):
+        # the same draw from another state: the one before it took another number
+        longer = 0 < same < min(len(a), len(b)) and a[same].what == b[same].what and not a[same].seed
+        for kept, events in zip(per_run, (a, b), strict=True):
+            kept.extend(events[same - longer : same + 1])
+    one, two = (_fillings(_events(run, rank, "") or [], name)[-1:] for run in runs) if name else ((), ())
+    if [(event.by, event.arguments) for event in one] != [(event.by, event.arguments) for event in two]:
+        per_run[0].extend(one)
+        per_run[1].extend(two)
+    return per_run
+
+
+def script_generators(runs: tuple[Run, Run], rank: int) -> str:
+    """What differs of generators that the script made itself, as a clause; "" for nothing on record."""
+    one, two = ([*events, None][0] for events in seedings_that_differ(runs, rank))
+    if one is not None and two is not None and one.by == two.by:
+        return f"{one.by} {one.seed} -> {two.seed} ({two.line})"
+    if one is not None or two is not None:
+        return f"{one or two}, in {'a' if one else 'b'} only" if not (one and two) else f"{one} in a, {two} in b"
+    for name, kept in variables_that_differ(runs, rank).items():
+        (label, seed, _), (_, seed_b, _) = kept
+        if seed != seed_b:
+            return f"{label} {seed} -> {seed_b} (in {name})"
+        return f"the {label} in {name} is in another state when the first step begins"
+    return ""
+
+
+def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """By variable, class, seed and state of generators of the script's, of a and of b, where these differ."""
+    one, two = ({words[3]: words[:3] for words in _generators(run, rank)} for run in runs)
+    return {name: (one[name], two[name]) for name in one if name in two and one[name] != two[name]}
+
+
+def _generators(run: Run, rank: int) -> list[tuple[str, ...]]:
+    document = run.settings_of(rank).get(DOCUMENT)
+    lines = document.get("generators") if isinstance(document, dict) else None
+    every = [tuple(str(line).split(" ")) for line in lines] if isinstance(lines, list) else []
+    return [words for words in every if len(words) == 4]
+
+
+def seedings_that_differ(runs: tuple[Run, Run], rank: int) -> tuple[list[Event], list[Event]]:
+    """The first seeding of a generator of the script's that differs, in a and in b."""
+    a, b = ([event for event in _events(run, rank, "") or [] if event.by in _OF_THE_SCRIPT] for run in runs)
+    same = begin_alike([event.what for event in a], [event.what for event in b])
+    return a[same : same + 1], b[same : same + 1]
+
+
+def unseen_between(runs: tuple[Run, Run], rank: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The lines between which something drew that differs and was not seen itself, in a and in b."""
+    per_run: tuple[list[tuple[str, str]], list[tuple[str, str]]] = [], []
+    for a, b, same in _by_generator(runs, rank):
+        for kept, events in zip(per_run, (a, b), strict=True):
+            if 0 < same < len(events) and events[same].is_unseen:
+                kept.append((events[same - 1].line, events[same].line))
+    return per_run
+
+
+def _by_generator(runs: tuple[Run, Run], rank: int) -> Iterator[tuple[Sequence[Event], Sequence[Event], int]]:
+    """The events of each generator in a and in b, and how many they begin with alike."""
+    for generator in dict.fromkeys(GENERATORS.values()):
+        a, b = (_events(run, rank, generator) or [] for run in runs)
+        yield a, b, _agreeing(a, b)
+
+
+def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:
+    """How many events two runs begin with alike."""
+    shorter = range(min(len(a), len(b)))
+    return next((place for place in shorter if not _is_alike(a, b, place)), len(shorter))
+
+
+def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int) -> bool:
+    """Whether an event is the same in both runs; of a draw that nobody saw, the state after it tells its length.
+
+    Where a generator is set next, in either run, nobody knows the state after it, and nothing rests on it there.
+    What one run filled may have no name there: it was exchanged for something else since.
+    """
+    one, two = a[place], b[place]
+    named = one.name == two.name or (one.line == two.line and not (one.name and two.name))
+    if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
+        return False
+    after = [events[place + 1 : place + 2] for events in (a, b)]
+    is_set = any(other.seed for events in after for other in events)
+    return not one.is_unseen or is_set or [e.state for e in after[0]] == [e.state for e in after[1]]
+
+
+def _place(event: Event | None, events: Sequence[Event]) -> int:
+    """Where among events of the other run one is; behind them all where it is not there, or there is none."""
+    if event is None:
+        return len(events)
+    return next((place for place, other in enumerate(events) if other.what == event.what), 1 << 30)
+
+
+def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
+    """What filled a parameter differently before the first step, as a clause; "" where the records do not tell."""
+    sides = [_events(run, rank, "") for run in runs]
+    if sides[0] is None or sides[1] is None:
+        return ""
+    one, two = (_fillings(events, name) for events in (sides[0], sides[1]))
+    if not one and not two:
+        return ""
+    if not one or not two:
+        return f"{(one or two)[-1]} initialises it in {'a' if one else 'b'} only"
+    if one[-1].state != two[-1].state and (one[-1].of_script or two[-1].of_script):
+        if one[-1].of_script and two[-1].of_script:
+            return f"{two[-1]} draws it from a generator that the script made, in another state"
+        return f"{one[-1]} initialises it in a, {two[-1]} in b; one of them draws from a generator that the script made"
+    if one[-1].state != two[-1].state:
+        states = [{event.state for event in events} for events in (one, two)]
+        for side, last, other in (("a", one[-1], two[-1]), ("b", two[-1], one[-1])):
+            if other.what == last.what and other.state in states[side == "b"]:
+                return f"{last} initialises it again in {side} only"
+        if one[-1].state in states[1] or two[-1].state in states[0]:
+            return f"{one[-1]} is the last to initialise it in a, {two[-1]} in b"
+        return first_draw(runs, rank, "torch")
+    if one[-1].by != two[-1].by:
+        return f"{one[-1]} initialises it in a, {two[-1]} in b"
+    given = one[-1].arguments, two[-1].arguments
+    if given[0] != given[1] and None not in given:
+        return f"{two[-1]} initialises it with {given[0] or 'no arguments'} in a, {given[1] or 'with none'} in b"
+    if one[-1].arguments is not None and given[0] == given[1]:
+        return (
+            f"{two[-1]} drew it from one random state and with the same arguments in both runs, so the script changed "
+            "it before it was recorded"
+        )
+    return (
+        f"{two[-1]} drew it from the same random state, so it had other arguments, or the script changed it before it "
+        "was recorded"
+    )
+
+
+def _fillings(events: Sequence[Event], name: str) -> list[Event]:
+    """What drew the values of a parameter."""
+    return [event for event in events if event.name == name and event.by not in MODES]
+
+
+def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
+    """What is on record of a generator, or of all of them; None for nothing."""
+    document = run.settings_of(rank).get(DOCUMENT)
+    if not isinstance(document, dict) or not isinstance(document.get("events"), list):
+        return None
+    lines = [*document["events"], *(document.get("last") or [] if not document.get("left_out") else [])]
+    events = []
+    for words in (str(line).split(" ") for line in lines):
+        fields = ["" if word == "-" else word for word in words]
+        if words[0] == "seed" and len(words) >= 4:
+            if generator in {"", GENERATORS.get(fields[1])}:
+                events.append(Event(fields[2], "", fields[1], "", " ".join(fields[3:])))
+        elif words[0] == "draw" and len(words) >= 6 and generator in {"", fields[1]}:
+            by, given, arguments = fields[3].partition("(")
+            given_to = arguments.removesuffix(")").replace(",", ", ") if given else None
+            event = Event("", fields[2], by, fields[4], " ".join(fields[5:]), given_to, fields[1] == "own")
+            events.append(event)
+    return events
+
+
+def filled_on_ranks(run: Run, side: str, name: str) -> str:
+    """That ranks of a run drew a parameter from other random states, as a clause; "" where the records do not tell."""
+    fillings = {rank: _fillings(_events(run, rank, "") or [], name)[-1:] for rank in run.recorded[:MOST_RANKS]}
+    last = {rank: events[0] for rank, events in fillings.items() if events}
+    base = min(last, default=0)
+    others = [rank for rank, event in last.items() if event.state != last[base].state]
+    text = f"draws it from another random state on {rank_list(others)} of {side} than on rank {base}"
+    return f"{last[base]} {text}" if others else ""

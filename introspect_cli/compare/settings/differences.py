@@ -1,0 +1,135 @@
+"""A recorded value that differs between two runs: nested values compared, and how a difference is said.
+
+Flat mappings are compared directly; nested ones by deepdiff, imported only then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from introspect_cli.texts import begin_alike
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.compare.terms.result import SettingChange
+
+
+class Difference(NamedTuple):
+    """A recorded value that differs.
+
+    Attributes:
+        source: the document that it is in: `command`, `packages`, `optimizers`, `files`, ...
+        name: what it is called within its source, as it is shown.
+        a: its value in a; None where only b has it.
+        b: its value in b; None where only a has it.
+        about: what it is about, where `name` says more: `lr` of `lr (group 1)`, the value in a configuration file.
+        of: the optimizers that have it, in words, where not all do.
+    """
+
+    source: str
+    name: str
+    a: Any
+    b: Any
+    about: str = ""
+    of: str = ""
+
+
+READ = "read"
+"""The value of a file that one run alone read."""
+
+_SWITCHES = {
+    "matmul_allow_tf32": "TF32 in matrix products",
+    "cudnn_allow_tf32": "TF32 in cuDNN",
+    "fp16_reduced_precision_reduction": "reduced precision in sums of float16 products",
+    "bf16_reduced_precision_reduction": "reduced precision in sums of bfloat16 products",
+    "fp16_accumulation": "accumulation in float16",
+    "flash_sdp": "flash attention",
+    "mem_efficient_sdp": "memory-efficient attention",
+    "math_sdp": "attention by plain operators",
+    "cudnn_sdp": "attention by cuDNN",
+    "cudnn_enabled": "cuDNN",
+    "cudnn_benchmark": "the benchmark that chooses cuDNN's kernels",
+    "cudnn_deterministic": "determinism of cuDNN",
+    "deterministic_algorithms": "torch.use_deterministic_algorithms",
+}
+"""Flags that are on or off, as a sentence calls them."""
+
+_LONGEST = 80
+_AROUND = 20
+
+
+def on_one_line(one: Any, two: Any) -> tuple[str | None, str | None]:
+    """A setting's two values on one line each, None for none; of long ones what is around the first difference."""
+    a, b = (None if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in (one, two))
+    if a is None or b is None:
+        start = 0
+    else:
+        start = max(begin_alike(a, b) - _AROUND, 0) if max(len(a), len(b)) > _LONGEST else 0
+    return _cut(a, start), _cut(b, start)
+
+
+def _cut(text: str | None, start: int) -> str | None:
+    """A text from a place on, and no longer than a line has room for."""
+    if text is None:
+        return None
+    rest = f"...{text[start:]}" if start else text
+    return rest if len(rest) <= _LONGEST else rest[: _LONGEST - 3] + "..."
+
+
+def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value in a, value in b) of what is not equal in two mappings; None for what one lacks."""
+    return ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name))
+
+
+def unequal_values(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value in a, value in b) for each difference; None on the side that lacks it."""
+    if a == b:
+        return
+    if (_flat(a) or not a) and (_flat(b) or not b):
+        a, b = a or {}, b or {}
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            yield from ((str(name), one, two) for name, one, two in unequal(a, b))
+            return
+    yield from _nested(a, b)
+
+
+def _flat(value: Any) -> bool:
+    return isinstance(value, Mapping) and not any(isinstance(item, (Mapping, list, tuple)) for item in value.values())
+
+
+def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Differences of nested values, as deepdiff finds them."""
+    from deepdiff import DeepDiff
+
+    delta = DeepDiff(a, b, view="tree", verbose_level=2, ignore_order=False)
+    for kind in delta:
+        for level in delta[kind]:
+            name = re.sub(r"^root", "", level.path() or "")
+            name = re.sub(r"\['([^'\]]*)'\]", r".\1", name).lstrip(".")
+            values = None if "added" in kind else level.t1, None if "removed" in kind else level.t2
+            yield name or "value", *values
+
+
+def describe(change: SettingChange) -> str:
+    """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, set only in b`."""
+    if change.source in {"sources", "files"} and change.a == "":
+        return f"{change.name} {change.b}"
+    switched = {"True": "a", "False": "b"}.get(str(change.a)) if {change.a, change.b} == {"True", "False"} else None
+    if switched and change.source == "runtime" and change.name in _SWITCHES:
+        return f"{_SWITCHES[change.name]} is on in {switched} only"
+    only = ", set only in" if change.source in {"command", "environment", "options"} else " only in"
+    name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
+    if change.a is None:
+        tail = "" if change.b in {"given", "imported", READ, None} else f"{_sign(name)}{change.b}"
+        return f"{name}{tail}{only} b"
+    if change.b is None:
+        tail = "" if change.a in {"given", "imported", READ} else f"{_sign(name)}{change.a}"
+        return f"{name}{tail}{only} a"
+    return f"{name} {change.a} -> {change.b}"
+
+
+def _sign(name: str) -> str:
+    return " " if name.startswith("-") else " = "

@@ -1,0 +1,212 @@
+"""What differs between the documents of two runs: settings, optimizers, what was built, and the files that they read.
+
+Each document has its way: files are in `files.py`, optimizers in `hyperparameters.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.settings import beginning, seedings
+from introspect_cli.compare.settings.differences import Difference, describe, on_one_line, unequal_values
+from introspect_cli.compare.settings.files import FILES, file_differences
+from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
+from introspect_cli.compare.terms.result import SettingChange
+from introspect_cli.store.format.documents import gpu_names
+from introspect_cli.texts import count, rank_list
+
+if TYPE_CHECKING:
+    from introspect_cli.store.read.run import Run
+
+RUN_NOISE = re.compile(
+    r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
+)
+_NO_SETTINGS = frozenset({beginning.DOCUMENT, seedings.DOCUMENT, FILES, "operators"})
+"""Documents that are compared elsewhere."""
+_GIT = frozenset({"commit", "dirty"})
+_OF_A_GPU = frozenset({"cudnn", "nccl"})
+"""Versions that a process knows once it uses a GPU: that one run alone has them says no more than that it did."""
+
+
+def differences(a: Run, b: Run) -> Iterator[Difference]:
+    """All settings that differ, from two runs' settings and manifests."""
+    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _NO_SETTINGS} for run in (a, b))
+    words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
+    same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
+    if same_name and "sources" in settings_a and "sources" in settings_b:
+        words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
+    yield from _of_document("command", command_options(words_a), command_options(words_b))
+    for source in settings_a:
+        if source != "command" and source in settings_b:  # what one capture was asked not to keep is no change
+            yield from _of_document(source, settings_a[source], settings_b[source])
+    if all(FILES in run.settings for run in (a, b)):
+        yield from file_differences(a, b)
+    options_a, options_b = (run.manifest.get("options", {}) for run in (a, b))
+    for name in ("seed", "deterministic", "compile", "perturb"):
+        if options_a.get(name) != options_b.get(name):
+            yield Difference("options", f"--{name}", options_a.get(name), options_b.get(name))
+
+
+def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
+    if source in {"built", OPTIMIZERS}:
+        yield from (built_differences if source == "built" else optimizer_differences)(a, b)
+        return
+    for name, one, two in unequal_values(a, b):
+        if source == "sources":
+            both = one is not None and two is not None
+            yield Difference(source, name, *(("", "changed") if both else (one and "imported", two and "imported")))
+        elif source == "hardware" and name == "gpus":
+            yield Difference(source, "GPU", *(gpu_names(value) if value else "none used" for value in (one, two)))
+        elif source == "git" and name in _GIT:
+            yield Difference(source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two)))
+        elif source != "git" and not (source == "runtime" and name in _OF_A_GPU and None in (one, two)):
+            yield Difference(source, name, one, two)
+
+
+def on_some_ranks(a: Run, b: Run) -> list[str]:
+    """Sentences on optimizers and flags that differ on some ranks and not on the lowest, whose settings are the run's.
+
+    Another rank's learning rate may have changed without a trace in any number, where gradients are zero or NaN: then
+    nothing diverges, and nothing else would tell of it.
+    """
+    ranks = [rank for rank in a.recorded if rank in b.recorded][: beginning.MOST_RANKS]
+    notes: dict[SettingChange, list[int]] = {}
+    for rank in ranks if len(ranks) > 1 else ():
+        one, two = (run.settings_of(rank) for run in (a, b))
+        for source in (OPTIMIZERS, "runtime"):
+            for change in _of_document(source, one[source], two[source]) if source in one and source in two else ():
+                if not RUN_NOISE.search(change.name.lower()):
+                    shown = SettingChange(source, change.name, *on_one_line(change.a, change.b))
+                    notes.setdefault(shown, []).append(rank)
+    return [
+        f"On {rank_list(these)} alone a setting differs: {describe(change)} ({change.source})."
+        for change, these in notes.items()
+        if ranks[0] not in these
+    ]
+
+
+# --- a script's command line
+
+OPTION = re.compile(r"-(?!\.?\d).", re.DOTALL)
+"""Begins the name of an option; `-3` is a number."""
+
+ARGUMENT = "argument "
+"""Begins the names of arguments that stand by themselves; no option has a space in it."""
+
+_ASSIGNED = re.compile(r"[\w.+]+=")
+
+
+def arguments(argv: Iterable[str]) -> dict[str, Any]:
+    """A command line by name, in its order.
+
+    Args:
+        argv: words; `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` are alike.
+
+    Returns:
+        An option's value, True for a flag, and a list where several words follow it; `argument 0` and so on for what
+        stands by itself.
+    """
+    values: dict[str, Any] = {}
+    option, position = "", 0
+    for word in argv:
+        if OPTION.match(word):
+            option, equals, value = word.partition("=")
+            values[option] = value if equals else True
+            if equals:
+                option = ""
+        elif option and values[option] is True:
+            values[option] = word
+        elif _ASSIGNED.match(word):
+            name, _, value = word.partition("=")
+            values[name] = value
+            option = ""
+        elif option:
+            so_far = values[option]
+            values[option] = [*so_far, word] if isinstance(so_far, list) else [so_far, word]
+        else:
+            values[f"{ARGUMENT}{position}"] = word
+            position += 1
+    return values
+
+
+def command_options(argv: Iterable[str]) -> dict[str, str]:
+    """A command line to compare: each option with one value, `given` for a flag, and the rest by position.
+
+    What else follows an option is as often a separate argument as a further value, and is never hidden by an
+    option that explains nothing.
+    """
+    options = arguments(argv)
+    alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
+    named: dict[str, str] = {}
+    for name, value in options.items():
+        if isinstance(value, list):
+            named[name] = value[0]
+            alone += value[1:]
+        elif not name.startswith(ARGUMENT):
+            named[name] = "given" if value is True else value
+    return named | {f"{ARGUMENT}{position}": value for position, value in enumerate(alone)}
+
+
+def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
+    """The words of the script's command line, the script first; none where they are not on record."""
+    command = settings.get("command")
+    argv = command.get("argv") if isinstance(command, Mapping) else None
+    if not isinstance(argv, (list, tuple)):
+        argv = manifest.get("argv", [])
+    return [str(word) for word in argv]
+
+
+# --- things that a run built
+
+
+def built_differences(a: Any, b: Any) -> Iterator[Difference]:
+    """What differs between things that both runs built, such as loaders, with where that was; by kind."""
+    for kind in _shared(a, b):
+        one_side, other_side = a[kind], b[kind]
+        for thing in _shared(one_side, other_side):
+            one, two = one_side[thing], other_side[thing]
+            if not (isinstance(one, Mapping) and isinstance(two, Mapping)):
+                continue
+            lines = list(dict.fromkeys(str(built["line"]) for built in (one, two) if "line" in built))
+            where = f"{thing} ({' and '.join(lines)})" if lines else str(thing)
+            changes = [change for change in unequal_values(one, two) if change[0] != "line"]
+            # a sampler of another class has other attributes
+            others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
+            alone = [change for change in changes if not change[0].startswith(others)]
+            for name, x, y in _mappings(alone, {*one, *two}):
+                yield Difference(kind, f"{where}: {name}", x, _reordered(x, y))
+
+
+def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Changes, those of one mapping (`stoi.a`, `stoi.b` where `stoi` itself is no value) put together."""
+    groups: dict[str, list[tuple[str, Any, Any]]] = {}
+    for change in changes:
+        holder, _, _ = change[0].rpartition(".")
+        groups.setdefault(change[0] if not holder or holder in names else holder, []).append(change)
+    for holder, members in groups.items():
+        if len(members) == 1:
+            yield members[0]
+            continue
+        sides = ({name[len(holder) + 1 :]: values[side] for name, *values in members} for side in (0, 1))
+        one, two = ({name: value for name, value in side.items() if value is not None} or None for side in sides)
+        yield holder, one, two
+
+
+def _reordered(one: Any, two: Any) -> Any:
+    """The second value, or that it has the items of the first in another order."""
+    try:
+        a, b = ast.literal_eval(one), ast.literal_eval(two)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return two
+    same = isinstance(a, (list, tuple)) and type(a) is type(b) and Counter(map(repr, a)) == Counter(map(repr, b))
+    return f"the same {count(len(a), 'item')} in another order" if same else two
+
+
+def _shared(a: Any, b: Any) -> list[Any]:
+    """The keys of two mappings that both have, in the first one's order."""
+    return [key for key in a if key in b] if isinstance(a, Mapping) and isinstance(b, Mapping) else []

@@ -1,0 +1,250 @@
+"""The files that a run read: which of them hold tensors, and what differs between those of two runs.
+
+A file of configuration is compared value by value, others as another file. A text is parsed as its ending says, with
+the limits of a store: it came from somebody's disk. What cannot be parsed is compared line by line. A comment or
+another order of keys is no change, and a file that lies elsewhere and holds the same is none either.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+from introspect_cli.compare.settings.differences import READ, Difference, unequal_values
+from introspect_cli.errors import StoreError
+from introspect_cli.texts import begin_alike, clean
+
+if TYPE_CHECKING:
+    from introspect_cli.store.read.run import Run
+
+FILES = "files"
+"""The document that says what a run read, and the source of what differs in it."""
+
+_CHECKPOINTS = frozenset(
+    {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".h5", ".pkl", ".msgpack", ".distcp"}
+)
+_MOST = 20
+_LONGEST = 60
+_MOST_NODES = 20_000
+
+
+class ReadFile(NamedTuple):
+    """A file that a run read.
+
+    Attributes:
+        run: the run.
+        name: as the run names it.
+        digest: of its content; None where that is not on record.
+        size: in bytes.
+    """
+
+    run: Run
+    name: str
+    digest: Any
+    size: Any
+
+    @property
+    def content(self) -> tuple[Any, Any]:
+        """What is equal for files that hold the same."""
+        return self.digest, self.size
+
+    @property
+    def ending(self) -> str:
+        """How its name ends: `.yaml`."""
+        return PurePath(self.name).suffix.lower()
+
+    def text(self) -> str | None:
+        """Its text; None where the run has not kept it."""
+        if not isinstance(self.digest, str) or self.digest not in self.run.kept_sources:
+            return None
+        try:
+            data = self.run.source(self.digest)
+        except StoreError:
+            return None
+        return None if data is None else data.decode("utf-8", "replace")
+
+
+def files_of(run: Run) -> dict[str, ReadFile]:
+    """The single files that a run read, by name."""
+    documents = run.settings.get(FILES)
+    return {
+        str(name): ReadFile(run, str(name), document.get("digest"), document.get("size"))
+        for name, document in (documents.items() if isinstance(documents, Mapping) else ())
+        if isinstance(document, Mapping) and not document.get("many")
+    }
+
+
+def tensor_files(run: Run) -> dict[str, str]:
+    """The names of the files of tensors that a run read, by digest, since a copy of one is no other; else by name."""
+    return {str(file.digest or name): name for name, file in files_of(run).items() if holds_tensors(name)}
+
+
+def holds_tensors(name: str) -> bool:
+    """Whether a file is one of tensors, by its ending."""
+    return PurePath(name).suffix.lower() in _CHECKPOINTS
+
+
+# --- two runs
+
+
+def file_differences(a: Run, b: Run) -> Iterator[Difference]:
+    """What differs between the files that two runs read: values of configuration; else b is how the file differs."""
+    one, two = files_of(a), files_of(b)
+    imported = [
+        sources if isinstance(sources, Mapping) else {}
+        for sources in (a.settings.get("sources"), b.settings.get("sources"))
+    ]
+    pairs, only_a, only_b = _paired(one, two)
+    for first, second in pairs:
+        if not (first in imported[0] and second in imported[1]):  # those are among the sources
+            yield from _of_file(one[first], two[second])
+    yield from (Difference(FILES, name, READ, None) for name in only_a)
+    yield from (Difference(FILES, name, None, READ) for name in only_b)
+
+
+def _paired(a: Mapping[str, ReadFile], b: Mapping[str, ReadFile]) -> tuple[list[tuple[str, str]], list[str], list[str]]:
+    """Files of a beside files of b: by name, else the same bytes, the same last part, the only one of its ending."""
+    pairs = [(name, name) for name in a if name in b]
+    only_a, only_b = ([name for name in names_in if name not in other] for names_in, other in ((a, b), (b, a)))
+    for key in (
+        lambda of, name: of[name].content,
+        lambda _, name: PurePath(name).name,
+        lambda of, name: of[name].ending,
+    ):
+        keys_a, keys_b = ([key(of, name) for name in names] for of, names in ((a, only_a), (b, only_b)))
+        for at, name in list(enumerate(only_a)):
+            if keys_a.count(keys_a[at]) == keys_b.count(keys_a[at]) == 1:
+                other = only_b[keys_b.index(keys_a[at])]
+                pairs.append((name, other))
+        only_a = [name for name in only_a if all(name != first for first, _ in pairs)]
+        only_b = [name for name in only_b if all(name != second for _, second in pairs)]
+    return pairs, only_a, only_b
+
+
+def _of_file(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
+    if a.content == b.content or not (a.digest and b.digest):
+        return
+    text_a, text_b = a.text(), b.text()
+    if text_a is not None and text_b is not None:
+        shown = a.name if a.name == b.name else f"{a.name} and {b.name}"
+        values = parsed(text_a, a.ending), parsed(text_b, b.ending)
+        if None not in values:
+            for value, x, y in islice(unequal_values(*values), _MOST):
+                yield Difference(FILES, f"{shown}: {value}", x, y, value)
+            return
+        for line, x, y in unequal_lines(text_a, text_b):
+            yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
+    elif a.name != b.name:
+        yield Difference(FILES, a.name, "", f"was read in a, {b.name} in b")
+    else:
+        how = "of the same size" if a.size == b.size else f"{a.size:,} bytes in a, {b.size:,} in b"
+        yield Difference(FILES, a.name, "", f"is another file ({how})")
+
+
+# --- a text
+
+
+def parsed(text: str, ending: str) -> Any:
+    """A configuration file as nested plain data; None where it is of no format that is read, or is malformed."""
+    try:
+        if ending == ".json":
+            content = json.loads(text)
+        elif ending in {".yaml", ".yml"}:
+            content = _yaml(text)
+        elif ending == ".toml" and sys.version_info >= (3, 11):
+            import tomllib
+
+            content = tomllib.loads(text)
+        elif ending in {".ini", ".cfg", ".conf"}:
+            content = _sections(text)
+        else:
+            return None
+    except (ValueError, yaml.YAMLError, RecursionError):
+        return None
+    return content if isinstance(content, (dict, list)) and _few(content) else None
+
+
+def _sections(text: str) -> dict[str, dict[str, str]] | None:
+    import configparser
+
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read_string(text)
+        return {section: dict(parser.items(section)) for section in parser.sections()}
+    except configparser.Error:
+        return None
+
+
+def _few(root: Any) -> bool:
+    """Whether nested data, or YAML's nodes with their aliases followed, is few enough to be compared one by one."""
+    waiting, count = [root], 0
+    while waiting:
+        value = waiting.pop()
+        count += not isinstance(value, tuple)  # a key with its value
+        if count > _MOST_NODES:
+            return False
+        inside = value.value if isinstance(value, yaml.CollectionNode) else value
+        if isinstance(inside, dict):
+            waiting.extend(inside.values())
+        elif isinstance(inside, (list, tuple)):
+            waiting.extend(inside)
+    return True
+
+
+class _Loader(yaml.SafeLoader):
+    """Takes tags of the script's for plain values, and gives up where aliases make much of little."""
+
+
+def _untagged(loader: Any, suffix: str, node: Any) -> Any:
+    value: Any
+    if isinstance(node, yaml.MappingNode):
+        value = loader.construct_mapping(node, deep=True)
+    elif isinstance(node, yaml.SequenceNode):
+        value = loader.construct_sequence(node, deep=True)
+    else:
+        value = loader.construct_scalar(node)
+    return {f"!{suffix}": value}
+
+
+_Loader.add_multi_constructor("!", _untagged)
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", _untagged)
+
+
+def _yaml(text: str) -> Any:
+    if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
+        return None
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None or not _few(node):
+            return None
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def unequal_lines(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
+    """Number in b and both texts of the lines that differ."""
+    one, two = a.splitlines(), b.splitlines()
+    if len(one) + len(two) > _MOST_NODES:
+        at = begin_alike(one, two)
+        yield at + 1, _line(one, at), _line(two, at)
+        return
+    count = 0
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, one, two, autojunk=True).get_opcodes():
+        for at in range(max(i2 - i1, j2 - j1) if tag != "equal" else 0):
+            x, y = _line(one[:i2], i1 + at), _line(two[:j2], j1 + at)
+            count += 1
+            if count <= _MOST and (x or y):
+                yield j1 + at + 1, x, y
+
+
+def _line(lines: list[str], at: int) -> str | None:
+    return clean(lines[at].strip(), _LONGEST) or None if at < len(lines) else None

@@ -1,0 +1,196 @@
+"""How two runs' optimizers were set up differently: as recorded at a step, and as their settings say.
+
+Group numbers and lists of names say little; what matters is what applies to a parameter. So groups are turned inside
+out, parameter to hyper-parameters, and equal changes of many parameters are listed once.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.settings.differences import Difference, unequal
+from introspect_cli.compare.terms.sites import KINDS
+from introspect_cli.compare.terms.words import some
+from introspect_cli.records import SCALER, SETTING_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from introspect_cli.compare.terms.table import Table
+
+OPTIMIZERS = "optimizers"
+"""The document of a run's optimizers, and the source of what differs in it."""
+RECORDED = "hyperparameter"
+"""The source of what was recorded at a step."""
+
+_Hyperparameters = dict[str, dict[str, Any]]
+"""Of an optimizer, parameter to the hyper-parameters of its group; groups without names under their number."""
+
+
+def hyperparameter_changes(table: Table) -> list[Difference]:
+    """Hyper-parameters that differ in a step; equal changes of several groups are folded.
+
+    So are those of all optimizers: a container that steps others has groups like theirs.
+
+    All but the learning rate are recorded where they are new or have changed. What one run alone recorded here, and the
+    other at another step, is not known to differ.
+    """
+    alignment = table.alignment
+    changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
+    groups: dict[tuple[str, str], None] = {}
+    in_b = set(alignment.b_ids.tolist())
+    for union in dict.fromkeys([*table.rows_of("a"), *table.rows_of("b")]):
+        if KINDS[alignment.kind[union]] not in SETTING_KINDS or alignment.fqn[union] == SCALER:
+            continue
+        match = re.match(r"^\[(\d+)\](.*)$", alignment.path[union])
+        group, rest = (match[1], match[2]) if match else ("", alignment.path[union])
+        groups[alignment.fqn[union], group] = None
+        if table.checksum(union, "a") == table.checksum(union, "b"):
+            continue
+        name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
+        values = (table.plain(union, "a"), table.plain(union, "b"))
+        elsewhere = union < len(alignment.a) and union in in_b
+        if values[0] != values[1] and not (elsewhere and None in values):
+            changed.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
+    owners = dict.fromkeys(fqn for fqn, _ in groups)
+    alike: dict[tuple[str, str, tuple[str | None, str | None]], list[str]] = {}
+    for (fqn, name), by_values in changed.items():
+        count = sum(1 for owner, _ in groups if owner == fqn)
+        for values, members in by_values.items():
+            label = f"{name} (group {', '.join(dict.fromkeys(members))})" if len(members) < count else name
+            alike.setdefault((label, name, values), []).append(fqn)
+    named: dict[str, Difference] = {}
+    for (label, name, values), members in alike.items():
+        of = "" if len(members) == len(owners) else ", ".join(members)
+        shown = f"{of} {label}" if of else label
+        named[shown] = Difference(RECORDED, shown, *values, name, of)
+    if "lr" in named:
+        named.pop("initial_lr", None)  # a scheduler's note of where lr began; it says nothing more
+    return list(named.values())
+
+
+def recorded_names(table: Table) -> set[str]:
+    """The hyper-parameters that both runs have on record in a step: the learning rate, and what is new or changed."""
+    alignment = table.alignment
+    return {
+        alignment.path[union].partition("]")[2].strip("[]'")
+        for union in table.rows_of("a").keys() & table.rows_of("b").keys()
+        if KINDS[alignment.kind[union]] in SETTING_KINDS
+    }
+
+
+class Optimizers:
+    """The optimizers of two runs by their settings, each as parameter to hyper-parameters.
+
+    Attributes:
+        named: by side, under the names that each run gave them.
+        paired: of a and of b, those of b under the names that they have in a. Those of one class are numbered as they
+            step for the first time. So where both runs have one of a class with the same parameters, that is the same,
+            and only its number is another.
+        renumbered: whether those of one class step for the first time in another order.
+    """
+
+    def __init__(self, a: Any, b: Any) -> None:
+        """Take both runs' documents, whatever they hold."""
+        one, two = _by_name(a), _by_name(b)
+        self.named = {"a": one, "b": two}
+        keys = [{(name.partition("#")[0], *sorted(held)): name for name, held in run.items()} for run in (one, two)]
+        same = keys[0].keys() == keys[1].keys() and len(keys[0]) == len(one) and len(keys[1]) == len(two)
+        self.paired = one, {keys[0][key]: two[name] for key, name in keys[1].items()} if same else two
+        self.renumbered = self.paired[1].keys() == two.keys() and self.paired[1] != two
+
+    def has(self, side: str, parameter: str) -> bool | None:
+        """Whether an optimizer of a run has a parameter; None where no names were kept."""
+        names = {name for held in self.named[side].values() for name in held}
+        return None if not names or all(name.startswith("group ") for name in names) else parameter in names
+
+    def holders(self, side: str, parameters: set[str]) -> list[str]:
+        """The optimizers of a run that have any of some parameters."""
+        return [name for name, held in self.named[side].items() if parameters & held.keys()]
+
+    def changes_for(self, parameter: str) -> list[Difference]:
+        """Hyper-parameters that apply to one parameter and differ."""
+        changes: dict[str, Difference] = {}
+        for name in self.paired[0].keys() & self.paired[1].keys():
+            one, two = (side[name].get(parameter) for side in self.paired)
+            if one is not None and two is not None:
+                for key, x, y in _differing(one, two):
+                    changes[key] = Difference(RECORDED, key, _text(x), _text(y), key)
+        return list(changes.values())
+
+    def other_for(self, parameter: str) -> str:
+        """Which of several optimizers steps a parameter in either run, as a clause; "" where it is the same one.
+
+        Only where both runs have the same optimizers, so that it is the parameter that changed hands.
+        """
+        if self.paired[0].keys() != self.paired[1].keys() or len(self.paired[0]) < 2:
+            return ""
+        one, two = ([name for name, held in side.items() if parameter in held] for side in self.paired)
+        if not one or not two or one == two:
+            return ""
+        return f"{' and '.join(one)} {'steps' if len(one) == 1 else 'step'} it in a, {' and '.join(two)} in b"
+
+
+def _by_name(settings: Any) -> dict[str, _Hyperparameters]:
+    optimizers = {}
+    for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):
+        if isinstance(optimizer, dict):
+            optimizers[str(optimizer.get("name", place))] = _by_parameter(optimizer.get("groups"))
+    return optimizers
+
+
+def _by_parameter(groups: Any) -> _Hyperparameters:
+    by_name: _Hyperparameters = {}
+    for place, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
+        if isinstance(group, dict):
+            values = {str(name): value for name, value in group.items() if name != "params"}
+            names = group.get("params")
+            for name in names if isinstance(names, (list, tuple)) and names else (f"group {place}",):
+                by_name[str(name)] = values
+    return by_name
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    began = a.get("lr") != b.get("lr")  # then a scheduler's note of where lr began says nothing more
+    return (change for change in unequal(a, b) if not (began and change[0] == "initial_lr"))
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
+    """All that differs, each change listed once, with how many parameters it is for where not all."""
+    one, two = Optimizers(a, b).paired
+    if len(one) == len(two) == 1 and one.keys() != two.keys():
+        yield Difference(OPTIMIZERS, "optimizer", next(iter(one)), next(iter(two)))
+        return
+    for name in dict.fromkeys([*one, *two]):
+        if name in one and name in two:
+            yield from _folded(f"{name} " if len(one) > 1 else "", one[name], two[name])
+        else:
+            used = ["used" if name in side else None for side in (one, two)]
+            yield Difference(OPTIMIZERS, f"optimizer {name}", used[0], used[1])
+
+
+def _folded(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[Difference]:
+    folded: dict[tuple[str, str, str], tuple[Any, Any, list[str]]] = {}
+    for parameter in a.keys() & b.keys():
+        for key, one, two in _differing(a[parameter], b[parameter]):
+            folded.setdefault((key, repr(one), repr(two)), (one, two, []))[2].append(parameter)
+    shared = len(a.keys() & b.keys())
+    for (key, _, _), (one, two, parameters) in folded.items():
+        of = f" of {some(sorted(parameters), 1)}" if len(parameters) < shared else ""
+        yield Difference(OPTIMIZERS, f"{prefix}{key}{of}", one, two, key)
+    for mine, other, values in ((a, b, ("optimized", None)), (b, a, (None, "optimized"))):
+        alone = [parameter for parameter in mine if parameter not in other]
+        if alone:
+            yield Difference(OPTIMIZERS, f"parameter {prefix}{some(alone, 1)}", *values)
+
+
+def in_words(changes: Sequence[Difference]) -> str:
+    """Differing hyper-parameters in brackets after a blank, for the middle of a sentence."""
+    if not changes:
+        return " (equal where recorded)"
+    return f" ({', '.join(f'{change.name} {change.a} -> {change.b}' for change in changes[:3])})"

@@ -1,0 +1,127 @@
+"""What set a random state in one run and not in the other, in or just before a step.
+
+A state that was set is no sign of draws: the function that set it and its line are on record, and name the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.terms.names import generator_of
+from introspect_cli.records import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.store.read.run import Run
+
+DOCUMENT = "seedings"
+"""The settings document that a capture notes it in; it is compared here alone."""
+
+GENERATORS = {
+    "torch.manual_seed": "torch",
+    "torch.set_rng_state": "torch",
+    "random.seed": "python",
+    "random.setstate": "python",
+    "numpy.random.seed": "numpy",
+    "numpy.random.set_state": "numpy",
+}
+"""Which generator a function sets; `torch.manual_seed` sets those of accelerators too."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A function that sets a state, where it is called.
+
+    Attributes:
+        stage: `in` a step, or `before` what is first recorded of it.
+        first: the first such step.
+        last: the last one.
+        number: how often it is called.
+        by: the function.
+        seed: what it is given at first: a seed, or `#` and a digest of a state.
+        line: of the user's code; `-` for none.
+    """
+
+    stage: str
+    first: int
+    last: int
+    number: int
+    by: str
+    seed: str
+    line: str
+
+    def __str__(self) -> str:
+        """A clause: `torch.manual_seed(17) (train.py:12)`."""
+        return seeding_words(self.by, self.seed, "" if self.line == "-" else self.line)
+
+
+def seeding_words(by: str, seed: str, line: str) -> str:
+    """A function that sets a state, with its seed and its line: `torch.set_rng_state (train.py:12)`."""
+    given = "" if seed.startswith("#") else f"({seed})"
+    return f"{by}{given}{f' ({line})' if line else ''}"
+
+
+def seedings_change(by: str, one: str, two: str, line: str) -> str:
+    """That a function is given one seed or state in a and another in b: `torch.manual_seed 1 -> 2 (train.py:12)`."""
+    at = f" ({line})" if line else ""
+    return f"{by} sets another state{at}" if two.startswith("#") else f"{by} {one} -> {two}{at}"
+
+
+def set_differently(
+    runs: tuple[Run, Run], rank: int, generator: str, steps: tuple[int, int], *, begins: bool
+) -> tuple[list[Setting], list[Setting]]:
+    """What sets a generator in one run and not, or otherwise, in the other; of a and of b.
+
+    Args:
+        runs: the two.
+        rank: of each.
+        generator: its name.
+        steps: of a and of b.
+        begins: whether since the last recorded step and until these begin; else within them.
+    """
+    sides = []
+    for run, step in zip(runs, steps, strict=True):
+        recorded = run.rank(rank).entries["step"]
+        before = recorded[recorded < step]
+        since = int(before[-1]) if len(before) else step - 1
+        spans = {"before": (since + 1, step), "in": (since, step - 1)} if begins else {"in": (step, step)}
+        kept = [each for each in _settings(run, rank) if each.stage in spans and _sets(each.by, generator)]
+        sides.append([each for each in kept if _within(each, *spans[each.stage])])
+    of_a, of_b = ({(each.by, each.seed) for each in side} for side in sides)
+    one, two = ([each for each in side if (each.by, each.seed) not in of_a & of_b] for side in sides)
+    return one, two
+
+
+def set_at(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Setting], list[Setting]]:
+    """What sets the generator that a divergence is of in one run and not, or otherwise, in the other; of a and of b."""
+    steps, begins = (first.step, first.step_b), first.site.phase is Phase.START
+    return set_differently(runs, first.rank, generator_of(first.site), steps, begins=begins)
+
+
+def set_words(one: list[Setting], two: list[Setting]) -> str:
+    """What set a state in one run only, or otherwise, as a clause; "" for nothing."""
+    if one and two and one[0].by == two[0].by:
+        return seedings_change(one[0].by, one[0].seed, two[0].seed, two[0].line)
+    if one and two:
+        return f"{one[0]} sets it in a, {two[0]} in b"
+    return f"{(one or two)[0]} sets it in {'a' if one else 'b'} only" if one or two else ""
+
+
+def _within(setting: Setting, first: int, last: int) -> bool:
+    return setting.first <= last and setting.last >= first
+
+
+def _sets(by: str, generator: str) -> bool:
+    return GENERATORS.get(by) == generator or (":" in generator and by.startswith(("torch.cuda.", "torch.manual_seed")))
+
+
+def _settings(run: Run, rank: int) -> Iterator[Setting]:
+    document = run.settings_of(rank).get(DOCUMENT)
+    lines = document.get("set") if isinstance(document, dict) else None
+    for words in (str(line).split(" ") for line in lines) if isinstance(lines, list) else ():
+        if len(words) >= 7 and all(word.isdecimal() and len(word) < 19 for word in words[1:4]):
+            first, last, number = map(int, words[1:4])
+            yield Setting(words[0], first, last, number, words[4], words[5], " ".join(words[6:]))

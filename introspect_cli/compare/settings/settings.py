@@ -1,0 +1,337 @@
+"""Settings that differ, the strongest explanation first.
+
+Two runs differ in hundreds of settings that explain nothing (a shell's working directory, a session's number) and in
+one that does. What a change can explain depends on where the runs diverge: a learning rate explains a parameter after
+the step and no random state. So each change gets a weight from the reason of the first divergence, and what is known
+to be noise is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from introspect_cli.compare.changes.clues import Nearness, statement_words
+from introspect_cli.compare.settings.differences import Difference, on_one_line
+from introspect_cli.compare.settings.documents import RUN_NOISE, differences
+from introspect_cli.compare.settings.files import FILES, holds_tensors
+from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED
+from introspect_cli.compare.terms.result import SettingChange
+from introspect_cli.compare.terms.watched import lists
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from introspect_cli.compare.changes.clues import CodeChanges
+    from introspect_cli.records import ModuleInfo
+    from introspect_cli.store.read.run import Run
+
+ENV_NOISE = re.compile(
+    r"^(PWD|OLDPWD|SHLVL|_|TERM.*|COLORTERM|SSH_.*|TMUX.*|STY|WINDOW.*|XDG_.*|DBUS_.*|DISPLAY|LS_COLORS|PS[0-9]|PROMPT.*"
+    r"|COLUMNS|LINES|HOSTNAME|HOST|LOGNAME|USER|MAIL|HOME|EDITOR|PAGER|LESS.*|HIST.*|LANG|LC_.*|.*_SESSION(_.*)?|TMPDIR"
+    r"|VSCODE_.*|ITERM_.*|CONDA_(SHLVL|PROMPT.*)|SLURM_(JOB|STEP|TASK|SUBMIT|NODE|LAUNCH|SRUN).*|PYTEST_.*"
+    r"|INVOCATION_ID|JOURNAL_STREAM|MANPATH|INTROSPECT_.*|NO_COLOR|FORCE_COLOR|CLICOLOR.*|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCH_NCCL_ASYNC_ERROR_HANDLING|_TORCHINDUCTOR_.*|(TORCHINDUCTOR|TRITON)_CACHE_DIR|TRITON_\w+_PATH"
+    r"|GIT_.*|BASH_.*|WSL.*|DEBUGINFOD_URLS|INFOPATH|WINDOWID|GPG_.*|DESKTOP.*|GNOME_.*|KDE_.*)$"
+)
+"""Variables that name where, by whom and for which job a process was started; they explain nothing."""
+
+_ENV_STRONG = (
+    r"^(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|PYTORCH|NVIDIA|KMP|GLOO|XLA|ATEN|DNNL|ONEDNN|TRITON|HIP|ROCM)"
+)
+_ENV_NAMES = (
+    r"^(WANDB|MLFLOW|NEPTUNE|COMET|CLEARML)_"
+    r"|(LOG|OUT|OUTPUT|SAVE|RUN|RESULTS?|EXP|EXPERIMENT)_?(DIR|PATH|NAME|ID|FILE|ROOT|TAG)$|_PORT$"
+)
+_ENV_SEED = re.compile(r"SEED")
+_WHICH_DEVICE = re.compile(r"\buuid$")
+_EXPLAINS_NOTHING = (
+    r"(?i)^-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v|quiet|q"
+    r"|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb|ckpt"
+    r"|checkpoint|cache|te?mp|model|master|dist|rdzv|report|print|profile)[-_])+"
+    r"(dir(ectory)?|path|file|folder|name|id|tag|group|port|addr|root|to|every|freq|interval|level|mode|steps|entity"
+    r"|project|endpoint)|(log|save|out|result)(dir|file|path))$"
+)
+"""Options that say where results go and what a run is called."""
+
+_NUMERIC_PACKAGES = (
+    r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
+    r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
+)
+
+_WEIGHTS = {
+    "autocast": 0.97,
+    "sources": 0.8,
+    "command": 0.85,
+    "git": 0.6,
+    "runtime": 0.4,
+    "packages": 0.35,
+    "hardware": 0.2,
+    "environment": 0.25,
+}
+"""How well a change explains a divergence whose reason says nothing else, where not by `_USUAL`."""
+_USUAL = 0.3
+
+_KERNEL_OPTIONS = re.compile(r"(^|[. ])(fused|foreach|capturable)$")
+"""Options of an optimizer that choose the kernel, and compute the same but for rounding."""
+
+_OF_OPTIMIZERS = frozenset({RECORDED, OPTIMIZERS})
+_OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
+_NUMERICS = frozenset({"runtime", "packages", "hardware"})
+
+
+SAYS_NOTHING = 0.1
+"""Weight up to which a setting says where results go, or names a machine, and changes no number."""
+
+
+class Explained(Protocol):
+    """What a reason says of the settings that explain it."""
+
+    weights: ClassVar[Mapping[str, float]]
+    names: re.Pattern[str] | None
+
+
+def _says_where(name: str) -> bool:
+    """Whether an option says where results go, or what a run is called: `--out-dir`, `hydra.run.dir`."""
+    words = name.split(".")
+    return any(re.match(_EXPLAINS_NOTHING, "-".join(words[-count:])) for count in (1, 2))
+
+
+_STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
+"""What an optimizer steps with: it explains an update, and nothing before."""
+
+
+def _option_of_optimizer(change: Difference) -> bool:
+    """Whether an argument of the command is called as what an optimizer steps with: `--lr`, `optim.weight_decay`."""
+    return change.source == "command" and bool(
+        _STEPS_WITH.match(change.name.rpartition(".")[2].strip("-").replace("-", "_"))
+    )
+
+
+_BUILT = frozenset({"loaders", "schedulers", "scalers"})
+_MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
+"""Settings that the script's code makes: where the code alone differs beside them, it made them differ."""
+
+
+def chooses_kernel(name: str) -> bool:
+    """Whether a hyper-parameter is one that chooses the kernel, and computes the same but for rounding."""
+    return bool(_KERNEL_OPTIONS.search(name))
+
+
+def rounds_differently(change: SettingChange) -> bool:
+    """Whether a setting changes how results are rounded: hardware, threads, libraries that compute, their flags."""
+    if change.source in _OF_OPTIMIZERS:
+        return chooses_kernel(change.name)
+    if change.source == "options":
+        return change.name in {"--deterministic", "--compile"}
+    if change.source == "packages":
+        return bool(re.match(_NUMERIC_PACKAGES, change.name.lower()))
+    if change.source == "environment":
+        return bool(re.match(_ENV_STRONG, change.name))
+    return change.source in {"hardware", "runtime"} and not _WHICH_DEVICE.search(change.name)
+
+
+@dataclass(frozen=True)
+class Blame:
+    """What a divergence says of the settings that may have caused it; as it stands where nothing diverged.
+
+    Attributes:
+        reason: why the runs diverge; None where they do not.
+        hyperparameters: what differs of them as recorded at the diverging step.
+        rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
+        modules: the module whose code is meant and those around it, the innermost first.
+        fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
+        rates: whether hyper-parameters differ at the diverging step, or none were recorded.
+        offset: whether other steps are compared than the first of each run, which is what settings of optimizers tell.
+        stepped: whether an optimizer may have stepped before.
+    """
+
+    reason: Explained | None = None
+    hyperparameters: Sequence[Difference] = ()
+    rounding: bool = False
+    modules: Sequence[ModuleInfo] = ()
+    fed: str | None = None
+    rates: bool = False
+    offset: bool = False
+    stepped: bool = True
+
+    def weight(self, change: Difference) -> float:
+        """How well a change explains the divergence, 0 to 1; 0 is noise that is not shown."""
+        if change.source in _BUILT:
+            return self._of_built(change)
+        if change.source != FILES:
+            if not self.stepped and (change.source in _OF_OPTIMIZERS or _option_of_optimizer(change)):
+                return _USUAL
+            weight = self._of_setting(change.source, change.name)
+            if self._of_first_steps(change):
+                return min(weight, _USUAL)
+            return max(weight, 0.5) if change.source == RECORDED and self.reason is not None else weight
+        if change.about:  # a value of configuration weighs as an argument does
+            name = change.about.rpartition(".")[2]
+            return self._of_setting("hyperparameter" if _STEPS_WITH.match(name) else "command", name)
+        return self._of_file(change)
+
+    def called(self, change: Difference) -> str:
+        """How a change is shown."""
+        return f"{change.name}{' in the first step' * self._of_first_steps(change)}"
+
+    def _of_first_steps(self, change: Difference) -> bool:
+        """Whether its values are those of steps that are not compared with one another."""
+        return self.offset and change.source == OPTIMIZERS and bool(change.about)
+
+    def _of_setting(self, source: str, name: str) -> float:
+        reason = self.reason
+        if source == "environment":
+            if ENV_NOISE.match(name):
+                return 0.0
+            if re.search(_ENV_NAMES, name):
+                return SAYS_NOTHING
+            if _ENV_SEED.search(name) and (reason is None or reason.weights.get("seeds", 0.0) > 0.9):
+                return 0.95
+            return 0.65 if re.match(_ENV_STRONG, name) else 0.25
+        if (source == "command" and _says_where(name)) or (source == "hardware" and _WHICH_DEVICE.search(name)):
+            return SAYS_NOTHING
+        if source in {"runtime", "hardware", "command"} and RUN_NOISE.search(name.lower()):
+            return 0.0
+        if reason is None:
+            return 0.5
+        base = reason.weights.get(source, _WEIGHTS.get(source, _USUAL))
+        if source == "packages":
+            if not re.match(_NUMERIC_PACKAGES, name.lower()):
+                return 0.2  # what computes nothing explains nothing
+            base += 0.25
+        if self.rounding and (source in _NUMERICS or re.match(_ENV_STRONG, name)):
+            base += 0.2
+        elif self.rounding and source == "sources":
+            base -= 0.15
+        if reason.names is not None and source != "packages" and reason.names.search(name):
+            base += 0.1
+        return min(base, 1.0)
+
+    def _of_built(self, change: Difference) -> float:
+        """Of something that was built with another argument, named with its place."""
+        if _says_where(change.name.rpartition(".")[2]):
+            return SAYS_NOTHING
+        if self.reason is None:
+            weight = 0.5
+        elif change.source == "schedulers":
+            weight = max(0.9 * self.reason.weights.get(OPTIMIZERS, _USUAL), _USUAL) if self.rates else _USUAL
+        elif change.source != "loaders":
+            weight = self.reason.weights.get(change.source, _USUAL)
+        elif self.fed and re.match(rf"{re.escape(self.fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", change.name):
+            weight = 0.97
+        else:
+            weight = 0.85 if self.fed == "" else _USUAL
+        # torch sets it itself where there are workers
+        return min(weight, _USUAL) if None in change[2:4] and change.name.endswith(": prefetch_factor") else weight
+
+    def _of_file(self, change: Difference) -> float:
+        """Of a file that is another one, or that one run alone read: often a cache."""
+        if self.reason is None:
+            return 0.5
+        tensors = self.reason.weights.get("checkpoints", 0.3) if holds_tensors(change.name) else 0.0
+        if change.a is None or change.b is None:
+            return tensors or 0.3
+        return max(tensors, 0.3 if self.fed is None else 0.96 if self.fed else 0.85)
+
+
+def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
+    """Settings that differ between two runs, the strongest explanation first; of runs that agree without a `blame`."""
+    blame = blame or Blame()
+    diverged = blame.reason is not None
+    changes: list[SettingChange] = []
+    recorded = {change.about for change in blame.hyperparameters}
+    for change in (*blame.hyperparameters, *differences(a, b)):
+        weight = blame.weight(change)
+        if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
+            values = on_one_line(change.a, change.b)
+            explains = diverged and weight >= 0.5
+            changes.append(SettingChange(change.source, blame.called(change), *values, explains, round(weight, 3)))
+    if diverged:
+        changes = _by_file(changes, blame.modules)
+        if blame.rounding:
+            changes = _rounding_first(changes)
+        named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
+        if len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # then it is probably one of these
+            changes = [replace(one, weight=0.8, explains=True) if one in named else one for one in changes]
+    changes.sort(key=lambda change: -change.weight)
+    silent = lists(a.manifest), lists(b.manifest)  # what a list of arrays has no word of is not known to differ
+    return tuple(
+        change for change in changes if not ((silent[0] and change.a is None) or (silent[1] and change.b is None))
+    )
+
+
+def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> list[SettingChange]:
+    """The changed file in which the blamed module's class stands before all others, with the line."""
+    changed = {change.name for change in changes if change.source == "sources"}
+    for module in modules:
+        file, _, line = module.source.rpartition(":")
+        if file in changed:
+            where = f"changed ({module.module_class} is at {file}:{line})"
+            changes = _at_most(0.7, changes, lambda change: change.source == "sources")
+            return [replace(change, b=where, weight=0.97) if change.name == file else change for change in changes]
+    return changes
+
+
+def _at_most(
+    weight: float, changes: list[SettingChange], meant: Callable[[SettingChange], bool]
+) -> list[SettingChange]:
+    return [replace(change, weight=min(change.weight, weight)) if meant(change) else change for change in changes]
+
+
+def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
+    """Settings that change how results are rounded, where any does, before the script's name, arguments and files.
+
+    An argument that changed such a setting is shown by it; one that changed none is left as the best there is.
+    """
+    tuned = (change for change in changes if change.source in _OF_OPTIMIZERS and change.explains)
+    if not any(map(rounds_differently, changes)) or not all(map(rounds_differently, tuned)):
+        return changes
+    return [
+        replace(change, weight=max(change.weight, 0.9), explains=True) if rounds_differently(change) else change
+        for change in _at_most(0.75, changes, lambda change: change.source in _OF_THE_SCRIPT)
+    ]
+
+
+# --- a changed file by its statements
+
+_NEAR = {Nearness.RECORDED: 0.98, Nearness.COMPUTES: 0.95, Nearness.BUILDS: 0.85, Nearness.BETWEEN: 0.7}
+_UNLIKELY = 0.45
+_IN_COMMENTS = 0.05
+
+
+def with_code(
+    settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
+) -> tuple[SettingChange, ...]:
+    """Settings that differ, a changed file by the statement of it that is most likely the cause.
+
+    One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
+
+    Args:
+        settings: the strongest explanation first.
+        code: how the source files differ.
+        rounding: whether the distance is of the size of rounding: flags and libraries that differ come before code.
+    """
+    if code is None:
+        return settings
+    rounding &= any(map(rounds_differently, settings))
+    only = len({(one.change.file, one.change.scope) for one in code.likely}) == 1
+    only &= not any(change.explains for change in settings if change.source not in _MADE_BY_CODE)
+    best = {one.change.file: one for one in reversed(code.ranked)}
+    files = dict.fromkeys(one.change.file for one in code.ranked)
+    place = {file: number for number, file in enumerate(files)}  # of two files that weigh the same, the nearer one
+    weighed = []
+    for change in settings:
+        nearest = best.get(change.name) if change.source == "sources" else None
+        if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):
+            alone = "comments" if change.name in code.in_comments else "the names of variables"
+            change = replace(change, b=f"changed, in {alone} alone", explains=False, weight=_IN_COMMENTS)  # noqa: PLW2901
+        elif nearest is not None and change.explains and not nearest.likely:
+            change = replace(change, explains=False, weight=min(change.weight, _UNLIKELY))  # noqa: PLW2901
+        elif nearest is not None and change.explains:
+            where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
+            weight = change.weight if rounding else max(_NEAR[nearest.nearness], _NEAR[Nearness.BUILDS] * only)
+            change = replace(change, b=where, weight=weight)  # noqa: PLW2901
+        weighed.append((place.get(change.name, 0), change))
+    return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))

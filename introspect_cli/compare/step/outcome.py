@@ -1,0 +1,224 @@
+"""What came out of comparing one rank, and the results of a step.
+
+A layer that gives half as much where the next one takes it twice has another output and trains to the same bits. An
+attention mask in another form, a batch that is read and thrown away, or the inside of a compiled region change nothing
+that follows. So where all results of both runs (what training is for) are on record and agree, they decide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.match.correspondence import Correspondence
+from introspect_cli.compare.terms.evidence import Cause, Known
+from introspect_cli.compare.terms.sites import KINDS, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
+from introspect_cli.compare.terms.watched import observed_kinds
+from introspect_cli.records import Kind, Layout, Phase, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.compare.join.gathered import Gathered
+    from introspect_cli.compare.join.steps import Paired
+    from introspect_cli.compare.step.overview import Heat
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.step.structure import Structure
+    from introspect_cli.compare.terms.findings import Reach, Resumption
+    from introspect_cli.compare.terms.result import Divergence
+
+
+@dataclass(frozen=True)
+class InputForm:
+    """An input and its form in either run; None where a run does not give it."""
+
+    step: int
+    site: Site
+    a: Layout | None
+    b: Layout | None
+
+
+@dataclass
+class RankOutcome:
+    """What came out of comparing one rank.
+
+    Attributes:
+        rank: process.
+        paired: the steps of both; without readers in what another process compared.
+        notes: what a reader must know of it.
+        structural: whether structure differs.
+        offset: step k of b was compared with step k + offset of a.
+        tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
+            `blind_both`, which run a could not see, by estimate, and of `causes`, which nothing equal stands beside.
+        listed: divergences, in order, up to the limit.
+        first: the first divergence, also where the limit is 0.
+        shared: where one run alone has the first, the first of its step that both have; None where there is none.
+        cause: why the first one is what it is.
+        step: the first diverging step.
+        blind_site: a site that only one side could see, as an example.
+        tolerated: the first difference that tolerance or noise let pass, in words.
+        heat: the divergence map in the making.
+        structure: what differs in structure, and random states; None where no step had to be opened.
+        one_sided_step: a step in which structure differs and no result is common to both runs.
+        unrecorded: a step in which structure differs and neither run recorded results.
+        match: which name of a is which of b.
+        gathered: compares what was gathered from ranks; None where ranks are compared one by one.
+        agreed: the kinds of results that agree in every step that diverges; None where no step does.
+        forms: inputs of the first step that has any which have another form in b, in their order.
+        results: the kinds of results that agree in every step that was opened; None where none was.
+        results_known: what is known of all results of these steps: equal, within tolerance, or not that.
+        reach: how far rounding carries a, and b beside it; None without perturbed runs among the noise.
+        foreign: perturbed runs among the noise that do not begin a rounding beside a.
+        evaluated: the compared steps in which both runs recorded an evaluation that was selected.
+        later: records of steps after the first divergence that were opened.
+        unopened: common steps after those, which were not compared.
+        resumption: what a resumed run goes on with; None where neither run is one.
+        origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
+        lost: divergences of the first diverging step that show what a resumed run did not restore.
+        alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
+    """
+
+    rank: int
+    paired: Paired
+    notes: list[str] = field(default_factory=list)
+    structural: bool = False
+    offset: int = 0
+    tally: Counter[str] = field(default_factory=Counter)
+    listed: list[Divergence] = field(default_factory=list)
+    first: Divergence | None = None
+    shared: Divergence | None = None
+    cause: Cause | None = None
+    step: Step | None = None
+    blind_site: str = ""
+    tolerated: str = ""
+    heat: Heat | None = None
+    structure: Structure | None = None
+    one_sided_step: int | None = None
+    unrecorded: int | None = None
+    match: Correspondence = field(default_factory=Correspondence)
+    gathered: Gathered | None = None
+    agreed: frozenset[Kind] | None = None
+    forms: tuple[InputForm, ...] = ()
+    results: frozenset[Kind] | None = None
+    results_known: Known = Known.EQUAL
+    reach: Reach | None = None
+    foreign: int = 0
+    evaluated: tuple[int, ...] = ()
+    later: int = 0
+    unopened: int = 0
+    resumption: Resumption | None = None
+    origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
+    lost: list[Divergence] = field(default_factory=list)
+    alone: Callable[[bool], RankOutcome] | None = None
+
+    def cut(self, places: int) -> None:
+        """Compare no more than so many of the common steps."""
+        paired = self.paired
+        self.unopened = len(paired) - places
+        self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])
+
+    def samples_note(self) -> list[str]:
+        """How many samples of the first divergence both have, where ranks share them out."""
+        if self.first is None or self.step is None or self.gathered is None:
+            return []
+        step, site = self.step, self.first.site
+        at = step.sites.index(site)
+        rows = int(step.divergences.row_a[at]), int(step.divergences.row_b[at])
+        return self.gathered.samples_note(step.table, rows, site.kind)
+
+
+RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+"""What a step gives: where these are on record and agree, nothing that one run only has has changed a number."""
+
+TRAINED = frozenset({Kind.LOSS, Kind.GRAD, Kind.PARAM})
+"""What a step that trains has of these."""
+
+_COUNTED = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT)
+"""Of these, a difference counts whatever follows: somebody asked for values and collectives, and files stay."""
+
+NAMES = {
+    Kind.LOSS: "losses",
+    Kind.GRAD: "gradients of the parameters",
+    Kind.PARAM: "parameters",
+    Kind.BUFFER: "buffers",
+    Kind.OPTIMIZER_STATE: "optimizer states",
+}
+
+
+def watches_results(*manifests: dict[str, Any]) -> bool:
+    """Whether both captures were told to record results, so that a script without any has none."""
+    wanted = {kind.value for kind in (Kind.LOSS, Kind.GRAD, Kind.PARAM)}
+    return all(wanted & observed_kinds(manifest) for manifest in manifests)
+
+
+def results_agree(table: Table) -> bool:
+    """Whether both runs recorded results of the step under one name, and these are equal or let pass.
+
+    A loss alone tells nothing of what an update made of the parameters: where either run recorded tensors of the
+    model, some of these have to be among them.
+    """
+    alignment, sites = table.alignment, agreeing_sites(table)
+    results = sites[_is_result(alignment, sites)]
+    recorded = table.sites_a, table.sites_b
+    tensors = any((_is_result(alignment, unions) & ~_is_loss(alignment, unions)).any() for unions in recorded)
+    return bool(len(results)) and not (tensors and _is_loss(alignment, results).all())
+
+
+def _is_loss(alignment: Alignment, unions: Ids) -> Mask:
+    return np.asarray(alignment.kind[unions] == kind_code(Kind.LOSS))
+
+
+def records_results(table: Table) -> bool:
+    """Whether either run recorded results of the step at all."""
+    return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
+
+
+def trains(table: Table) -> bool:
+    """Whether either run trains in the step (has a loss, a gradient, or what an update left) or begins otherwise."""
+    alignment = table.alignment
+    started = alignment.phase[table.site] == phase_code(Phase.START)
+    counts = ~started | np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))
+    return bool((of_kinds(alignment.kind[table.site], RESULTS) & counts).any())
+
+
+def _is_result(alignment: Alignment, unions: Ids) -> Mask:
+    result = of_kinds(alignment.kind[unions], RESULTS)
+    result &= alignment.phase[unions] != phase_code(Phase.START)
+    if not result.any():  # a script that trains nothing: what its models give is all there is
+        roots = [union for union in unions.tolist() if "." not in alignment.fqn[union]]
+        result = np.isin(unions, roots) & (alignment.kind[unions] == kind_code(Kind.OUTPUT))
+    return np.asarray(result)
+
+
+def agreeing_sites(table: Table) -> Ids:
+    """Sites that both runs have in the step and that are equal, or differ by no more than was let pass."""
+    return np.asarray(table.site[(table.state == EQUAL) | (table.state == WITHIN)])
+
+
+def _kinds(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
+    """The kinds of those of the sites that are results."""
+    return frozenset(KINDS[code] for code in set(alignment.kind[unions].tolist())) & frozenset(RESULTS)
+
+
+def agreed_kinds(table: Table) -> frozenset[Kind]:
+    """The kinds of results of which all that either run recorded in a step agrees.
+
+    Initial values count too: a parameter that differs before a step is one that differs.
+    """
+    alignment, agree = table.alignment, agreeing_sites(table)
+    disagree = table.site[np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))]
+    agree = agree[alignment.phase[agree] != phase_code(Phase.START)]
+    return _kinds(alignment, agree) - _kinds(alignment, disagree)
+
+
+def results_known(table: Table) -> Known:
+    """What is known of the results of a step and of all of an evaluation: equal, within tolerance, or neither."""
+    counted = of_kinds(table.alignment.kind, _COUNTED) | table.alignment.evaluating
+    states = table.state[counted[table.site]]
+    if np.isin(states, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)).any():
+        return Known.DIFFERS
+    return Known.WITHIN if (states == WITHIN).any() else Known.EQUAL

@@ -1,0 +1,180 @@
+"""The divergence map, modules by steps; the module tree at the first diverging step, and that step in a strip.
+
+A cell of the map is the largest relative distance of its module and step.
+
+A step that goes wrong in one module sends other gradients to all of them, and a map of everything would be dark from
+its first column on. So a module whose forward pass differs at any step is shaded by its forward pass alone; only one
+that never differs there is shaded by its tensors and gradients. Where the forward pass of a module agrees and something
+else of it does not, the cell says so: it is not equal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.terms.distance import Floats, Layouts, relative
+from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of, tree_at
+from introspect_cli.compare.terms.result import Divergence, DivergenceMap, StripCell, TreeNode
+from introspect_cli.compare.terms.sites import KINDS, PHASES, Alignment, Ids, phase_code
+from introspect_cli.compare.terms.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Table
+from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.evidence import Cause
+
+_OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
+_FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)
+_ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
+_MOST_COLUMNS = 400
+_OF_MODULE = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+_UNMEASURED = 1.0  # differs, by how much is not known
+
+
+class Heat:
+    """The map in the making; neighbouring steps share a column where there are very many."""
+
+    def __init__(self, alignment: Alignment, steps: Sequence[int]) -> None:
+        self.alignment = alignment
+        self.fold = max(1, -(-len(steps) // _MOST_COLUMNS))
+        self.steps = list(steps)[:: self.fold]
+        rows: dict[str, int] = {}
+        self.random: set[int] = set()
+        self.row_of = np.full(alignment.size, -1, dtype=np.int64)
+        for union in sorted(
+            range(alignment.size), key=lambda union: (_ORDER.get(int(alignment.phase[union]), 9), union)
+        ):
+            kind = KINDS[alignment.kind[union]]
+            if kind in SETTING_KINDS:
+                continue
+            name = alignment.fqn[union]
+            if kind in _OF_TENSORS:
+                name = owner_of(name) or name
+            elif kind is Kind.RNG:
+                name = f"random state: {name}"
+            row = self.row_of[union] = rows.setdefault(name, len(rows))
+            if kind is Kind.RNG:
+                self.random.add(row)
+        self.modules = tuple(rows)
+        self.values = np.zeros((len(rows), len(self.steps)))
+        self.forward = np.zeros((len(rows), len(self.steps)))
+        self.unknown = np.zeros((2, len(rows), len(self.steps)), dtype=np.bool_)  # of all, of the forward pass
+        self.is_forward = np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
+
+    def add(self, place: int, table: Table, layouts: tuple[Layouts, Layouts]) -> None:
+        """Take in a step, given its place among the compared ones."""
+        rel, unions = relative(*table.distances(layouts)), table.unions
+        unknown = unions[~np.isfinite(rel)]
+        rel = np.where(np.isfinite(rel), np.maximum(rel, 1e-12), _UNMEASURED)
+        self._raise(unions, rel, place // self.fold)
+        for marks, chosen in zip(self.unknown, (unknown, unknown[self.is_forward[unknown]]), strict=True):
+            marks[self.row_of[chosen][self.row_of[chosen] >= 0], place // self.fold] = True
+        one_sided = np.concatenate([table.sites_a[table.only_a], table.sites_b[table.only_b]])
+        self._raise(one_sided, np.full(len(one_sided), np.inf), place // self.fold)
+
+    def _raise(self, unions: Ids, rel: Floats, column: int) -> None:
+        """Raise cells of a column to the distances of some sites."""
+        rows = self.row_of[unions]
+        for values, chosen in ((self.values, rows >= 0), (self.forward, (rows >= 0) & self.is_forward[unions])):
+            np.maximum.at(values[:, column], rows[chosen], rel[chosen])
+
+    def result(self) -> DivergenceMap:
+        """The map: every module, and of random states only those that ever differ."""
+        shown = [row for row in range(len(self.modules)) if row not in self.random or self.values[row].any()]
+        in_forward = self.forward.any(axis=1, keepdims=True)
+        values = np.where(in_forward, self.forward, self.values)
+        unmeasured = np.where(in_forward, self.unknown[1], self.unknown[0]) & (values == _UNMEASURED)
+        behind = (values == 0) & (self.values != 0)
+        return DivergenceMap(
+            modules=tuple(self.modules[row] for row in shown),
+            steps=tuple(self.steps),
+            values=tuple(tuple(float(value) for value in values[row]) for row in shown),
+            behind=tuple(tuple(map(bool, behind[row])) for row in shown),
+            unmeasured=tuple(tuple(map(bool, unmeasured[row])) for row in shown),
+        )
+
+
+def tree_of(step: Step, first: Divergence, cause: Cause) -> tuple[TreeNode, ...]:
+    """All modules of both runs, in a's order, those of b alone after their neighbours."""
+    modules_a, modules_b = tree_at(step.comparison.a.modules), tree_at(step.comparison.b.modules)
+    origin = cause.module or first.site.fqn
+    if first.site.kind not in _OF_MODULE and not cause.module:
+        origin = first.site.fqn.rpartition(".")[0]
+    diverged: set[str] = set()
+    one_sided: set[str] = set()
+    forward_only = first.site.phase in FORWARD  # gradients of everything differ then, and say nothing
+    for index, site in enumerate(step.sites):
+        if forward_only and site.phase not in FORWARD:
+            continue
+        owner = site.fqn if site.kind in _OF_MODULE else site.fqn.rpartition(".")[0]
+        diverged.add(owner)
+        if step.divergences.row_b[index] < 0:
+            one_sided.add(owner)
+    known_a, known_b = {m.fqn for m in modules_a}, {m.fqn for m in modules_b}
+    for name in list(diverged):
+        diverged.update(ancestors(name))
+    nodes = []
+    for module in _merged(modules_a, modules_b):
+        fqn = module.fqn
+        state = "diverged" if fqn in diverged else "equal"
+        if fqn == origin:
+            state = "origin"
+        elif fqn not in known_b and fqn in one_sided:
+            state = "only a"
+        elif fqn not in known_a:
+            state = "only b"
+        nodes.append(TreeNode(fqn, module.module_class, state, source=module.source))
+    return tuple(nodes)
+
+
+def _merged(modules_a: Sequence[ModuleInfo], modules_b: Sequence[ModuleInfo]) -> list[ModuleInfo]:
+    """Both trees in one order: a's, and what only b has after what precedes it there."""
+    places = {module.fqn: place for place, module in enumerate(modules_a)}
+    placed, last = list(enumerate(modules_a)), -1
+    for module in modules_b:
+        last = places.get(module.fqn, last)
+        if module.fqn not in places:
+            placed.append((last, module))
+    return [module for _, module in sorted(placed, key=lambda pair: pair[0])]
+
+
+# --- the first diverging step in a strip
+
+_ROW = {
+    (Phase.DATA, Kind.BATCH): "forward",
+    (Phase.FORWARD, Kind.OUTPUT): "forward",
+    (Phase.LOSS, Kind.LOSS): "forward",
+    (Phase.BACKWARD, Kind.GRAD_OUTPUT): "backward",
+    (Phase.BACKWARD, Kind.GRAD): "backward",
+    (Phase.OPTIMIZER, Kind.PARAM): "update",
+}
+_STATE = {EQUAL: "equal", WITHIN: "within", NOT_SEEN: "not seen"}
+
+
+def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
+    """Every record of the step that has a row in the strip, and the first divergence, as run a recorded them."""
+    alignment, table, diverging = step.alignment, step.table, step.divergences
+    rel = relative(*table.distances(step.comparison.layouts))
+    distance_of = dict(zip(table.unions.tolist(), rel.tolist(), strict=True))
+    only = dict.fromkeys(diverging.site[diverging.row_b < 0].tolist(), "only a")
+    only |= dict.fromkeys(diverging.site[diverging.row_a < 0].tolist(), "only b")
+    order = table.order_of.copy()
+    order[diverging.site] = diverging.order
+    cells = []
+    for union in np.argsort(order, kind="stable").tolist():
+        state = int(step.state[union])
+        phase = PHASES[alignment.phase[union]]
+        row = _ROW.get((phase, KINDS[alignment.kind[union]]))
+        if row is None and step.state[union] == DIFFERENT and alignment.site(union) == first:
+            row = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}.get(phase, "forward")
+        if row is None or (state == ABSENT and union not in only) or not np.isfinite(order[union]):
+            continue
+        distance = distance_of.get(union, np.nan)
+        word = only.get(union) or _STATE.get(state, "differs")
+        measured = word == "differs" and np.isfinite(distance)
+        cells.append(StripCell(row, alignment.site(union), word, float(distance) if measured else None))
+    return tuple(cells)

@@ -1,0 +1,347 @@
+"""What rests on what: one declaration, and the functions that look up what is known of each thing.
+
+An output rests on the inputs of its call, on its parameters and buffers, on what ran inside before, and on the random
+numbers that it drew; a gradient on the forward pass, the loss and the gradients before it; and so on. A divergence is
+an origin where all that it rests on was seen and does not differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from introspect_cli.compare.step.step import Step
+from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, answer, least
+from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
+from introspect_cli.compare.terms.sites import KINDS, of_kinds, phase_code
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, WITHIN
+from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Phase, Site
+
+PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
+_START = frozenset({Phase.START})
+_AFTER = frozenset({Phase.OPTIMIZER})
+_DATA = frozenset({Phase.DATA})
+_BACKWARD = frozenset({Phase.BACKWARD})
+_TENSORS = {Kind.PARAM: Thing.PARAMETERS, Kind.BUFFER: Thing.BUFFERS}
+
+
+class Place(NamedTuple):
+    """Where in a step something is computed.
+
+    Attributes:
+        site: what is computed; for a call of a module, an input or output of it.
+        order: when; what was recorded later does not matter.
+        of: the module whose call it is, where that is not the diverging one.
+        start: when the call began in which other modules ran before; -1 where none did, or that is not known.
+    """
+
+    site: Site
+    order: float
+    of: str = ""
+    start: float = -1.0
+
+
+Edge = Callable[[Step, Place], list[Evidence]]
+
+
+def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
+    """What is known of all that something rests on."""
+    return [fact for edge in edges for fact in edge(step, place)]
+
+
+def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False) -> Edge:
+    """What is known of all records of some kinds and phases before a place of the sequence."""
+
+    def edge(step: Step, place: Place) -> list[Evidence]:
+        sites = np.concatenate([step.of(kind, phases) for kind in kinds])
+        return [Evidence(thing, step.known(sites, place.order), needed)]
+
+    return edge
+
+
+# --- random numbers and data
+
+
+def random_at_start(step: Step, _place: Place) -> list[Evidence]:
+    """The random state at the start of the step; nothing where a resumed run restores it within the step."""
+    read = step.comparison.read_on
+    if read is not None and read.generators and step.comparison.goes_on_at(step.number):
+        return []
+    ranks = step.comparison.gathered is not None  # each may have another
+    return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START), every=ranks))]
+
+
+def drawn_from(step: Step, place: Place) -> list[Evidence]:
+    """The random states that a module's call drew from: nothing where it is known that it drew none."""
+    sites = step.of(Kind.RNG, FORWARD).tolist()
+    drawn = [
+        number
+        for number in sites
+        if step.table.order_of[number] < place.order and _drew(step.alignment.site(number), place.site)
+    ]
+    state = step.known(drawn)
+    if state is not Known.UNSEEN:
+        return [Evidence(Thing.DRAWN_FROM, state)]
+    noticed = step.comparison.notices_all_draws and place.site.phase is not Phase.RECOMPUTE
+    return [] if noticed else random_at_start(step, place)
+
+
+def _drew(state: Site, site: Site) -> bool:
+    """Whether a random state was drawn from in a module's call: by its own code, or by a module inside it."""
+    inside = state.fqn.startswith(site.fqn + ".")
+    itself = state.fqn == site.fqn and state.call == site.call and not state.path.endswith(DRAWN_BEFORE)
+    return state.phase is site.phase and (inside or itself)
+
+
+batches = _before(Thing.BATCHES, (Kind.BATCH,), _DATA)
+"""The batches of the step."""
+
+
+def loading(step: Step, place: Place) -> list[Evidence]:
+    """What a batch was made of, where that differs: what modules gave that its loader ran, and what it drew from."""
+    made = [*step.outputs_before(place.order)[0], *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
+    return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
+
+
+# --- the forward pass
+
+
+def inputs(step: Step, place: Place) -> list[Evidence]:
+    """What a module is given at a call; nothing where inputs were recorded, but this call has none."""
+    site = place.site
+    sites = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
+    present = [number for number in sites if step.state[number]]
+    none = not present and Kind.INPUT in step.comparison.kinds and not step.comparison.modules_chosen
+    return [] if none else [Evidence(Thing.INPUTS, step.known(present, every=True), needed=True, of=place.of)]
+
+
+def inside(step: Step, place: Place) -> list[Evidence]:
+    """The outputs of the modules that ran inside one so far; nothing where none did."""
+    if place.start < 0:
+        return []
+    prefix, order = place.site.fqn + ".", step.table.order_of
+    outputs_inside = [
+        number
+        for number in step.of(Kind.OUTPUT, FORWARD)
+        if step.alignment.fqn[number].startswith(prefix) and place.start <= order[number] < place.order
+    ]
+    return [Evidence(Thing.INSIDE, step.known(outputs_inside), needed=True)]
+
+
+def tensors(step: Step, place: Place) -> list[Evidence]:
+    """The parameters and the buffers that a module computes with.
+
+    Those of the modules inside it count, as far as their outputs were not recorded.
+    """
+    fqn = place.site.fqn
+    owners = [fqn, *unseen_inside(step, fqn)]
+    facts = []
+    for kind, thing in _TENSORS.items():
+        names = _held_by(step, owners, kind)
+        if names:
+            answers = [_tensor(step, name, kind, place.order) for name in sorted(names)]
+            facts.append(Evidence(thing, least(answers), needed=True))
+    if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
+        facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
+    return facts
+
+
+def outputs(step: Step, place: Place) -> list[Evidence]:
+    """The outputs of all modules that ran before a place of the sequence."""
+    state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
+    if _left_out(step, state, place.order):
+        return [LEFT_OUT]
+    return [Evidence(Thing.OUTPUTS, state, needed=True)]
+
+
+def forward(step: Step, place: Place) -> list[Evidence]:
+    """The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
+    (flow,) = _flow(step, place)
+    return [LEFT_OUT if _left_out(step, flow.known, place.order) else flow]
+
+
+_flow = _before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
+
+
+LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
+"""The modules that a capture was told to leave out."""
+
+
+def calls_left_out(step: Step, fqn: str) -> bool:
+    """Whether a capture was told to leave modules out, and one of these may have made what a module is given."""
+    if not step.comparison.modules_chosen:
+        return False
+    root, names = fqn.partition(".")[0], {name for tree in step.modules for name in tree}
+    others = {name for name in names if "." not in name and name != root}
+    return bool(owner_of(fqn)) or any(name.partition(".")[0] in others and "." in name for name in names)
+
+
+def _left_out(step: Step, state: Known, order: float = np.inf) -> bool:
+    """Whether what modules gave is equal as far as it is on record, and a capture chose modules and not the model."""
+    if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.modules_chosen:
+        return False
+    sites = step.of(Kind.OUTPUT, FORWARD)
+    roots = [
+        number for number in sites if not owner_of(step.alignment.fqn[number]) and step.table.order_of[number] < order
+    ]
+    return step.known(roots) is Known.UNSEEN
+
+
+def everything(step: Step, place: Place) -> list[Evidence]:
+    """All that was recorded before."""
+    earlier = np.flatnonzero(step.state * (step.table.order_of < place.order))
+    return [Evidence(Thing.EVERYTHING, step.known(earlier))]
+
+
+def what_is_equal(step: Step, place: Place) -> list[Evidence]:
+    """Of module outputs and batches, what is equal, for what may come from all of it."""
+    return [fact for fact in (*outputs(step, place), *batches(step, place)) if fact.known is Known.EQUAL]
+
+
+# --- the backward pass
+
+
+def loss(step: Step, place: Place) -> list[Evidence]:
+    """The losses of the step so far; nothing where losses were recorded, but this step has none."""
+    sites = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
+    none = not step.state[sites].any() and Kind.LOSS in step.comparison.kinds
+    return [] if none else [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
+
+
+backward = _before(Thing.BACKWARD, (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT), _BACKWARD, needed=True)
+"""The backward pass, by the gradients that hooks recorded in it."""
+
+
+def gradients(step: Step, place: Place) -> list[Evidence]:
+    """The same gradients, where there are any."""
+    (flow,) = backward(step, place)
+    return [] if flow.known is Known.UNSEEN else [Evidence(Thing.GRADIENTS, flow.known)]
+
+
+# --- the optimizer
+
+
+def gradient(step: Step, place: Place) -> list[Evidence]:
+    """A parameter's gradient, as the optimizer sees it; where ranks still owe its sum in one run, that sum."""
+    sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
+    state = step.known(sites, every=True)
+    return [Evidence(Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT, state, needed=True)]
+
+
+def owing_side(step: Step, sites: Iterable[int]) -> str:
+    """The side on which ranks still owe a sum that they do not owe on the other; "" for none."""
+    owing = [
+        half.side
+        for half in step.table.halves
+        if half.batch.how is not None and (half.batch.how[np.isin(half.sites, list(sites))] == Joined.OWED).any()
+    ]
+    return owing[0] if len(owing) == 1 else ""
+
+
+gradients_in_step = _before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
+"""The gradients that an optimizer computed before, within its step."""
+
+
+def value_before(step: Step, place: Place) -> list[Evidence]:
+    """A parameter's or buffer's own value before a record of it."""
+    return [Evidence(Thing.VALUE_BEFORE, _tensor(step, place.site.fqn, place.site.kind, place.order))]
+
+
+def state_before(step: Step, place: Place) -> list[Evidence]:
+    """The optimizer's state for a parameter, as the step before left it; nothing where there is none yet."""
+    fqn = place.site.fqn
+    if any(name == fqn for name, _ in step.carried.states):
+        return [Evidence(Thing.STATE_BEFORE, Known.DIFFERS)]
+    sites = step.of(Kind.OPTIMIZER_STATE, _AFTER | _START, fqn)
+    started = [number for number in sites if step.alignment.phase[number] != step.alignment.phase[sites[0]]]
+    if step.state_before is not None and len(sites) and step.state_before[sites].any():
+        return [Evidence(Thing.STATE_BEFORE, answer(step.state_before[sites], every=True))]
+    state = step.known(started) if started else Known.UNSEEN
+    goes_on = step.comparison.goes_on_at(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
+    begun = (step.number == 0 and step.table.step_b == 0) or goes_on
+    return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
+
+
+def trained(step: Step, place: Place) -> list[Evidence]:
+    """All tensors that are trained, as a place of the sequence finds them."""
+    names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
+    table, watched = step.table, {Kind.GRAD_OUTPUT, Kind.GRAD_INPUT} & step.comparison.kinds
+    backward_before = (table.alignment.phase[table.site] == phase_code(Phase.BACKWARD)) & (table.order < place.order)
+    if updates_by_hand(step) and (not watched or backward_before.any()):  # what it made of them shows in the next step
+        return [Evidence(Thing.UPDATED, Known.UNSEEN, needed=True)]
+    answers = [_tensor(step, name, Kind.PARAM, place.order) for name in sorted(names)]
+    return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
+
+
+def updates_by_hand(step: Step) -> bool:
+    """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
+    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
+    return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
+
+
+RESTS_ON: dict[str, tuple[Edge, ...]] = {
+    **dict.fromkeys(("rng", "initial", "split"), (random_at_start,)),
+    "batch": (random_at_start, loading),
+    "module": (inputs, tensors, drawn_from),
+    "own_code": (inputs, inside, tensors, drawn_from),
+    "script": (batches, random_at_start),
+    "op": (everything, random_at_start),
+    **dict.fromkeys(("value", "collective"), (what_is_equal, random_at_start)),
+    "product": (trained,),
+    "loss": (outputs, batches, random_at_start),
+    "backward": (forward, loss, random_at_start, gradients),
+    "gradient": (forward, loss, backward, random_at_start),
+    "optimizer": (gradient,),
+    "buffer": (value_before,),
+}
+"""By the word of a reason, what the records that it is about rest on.
+
+Reasons that need more add it in their own `applies`, each with the case that needs it.
+"""
+
+
+# --- one tensor
+
+
+def unseen_inside(step: Step, fqn: str) -> list[str]:
+    """Modules inside one whose outputs are not on record in this step, nor those of a module between."""
+    prefix = fqn + "."
+    inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
+    seen = [union for union in step.of(Kind.OUTPUT, FORWARD) if step.state[union] in {EQUAL, WITHIN, DIFFERENT}]
+    recorded = inside.keys() & {step.alignment.fqn[union] for union in seen}
+    return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
+
+
+def _held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
+    """FQNs of the tensors that modules hold, tied ones under the name they are recorded by."""
+    names: set[str] = set()
+    for owner in owners:
+        for module in (tree[owner] for tree in step.modules if owner in tree):
+            tied = {name: target for name, target in module.tied.items() if _is(step, target, kind)}
+            held = module.parameters if kind is Kind.PARAM else module.buffers
+            names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
+    names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _is(step, name, kind)}
+    return names
+
+
+def _is(step: Step, fqn: str, kind: Kind) -> bool:
+    return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
+
+
+def _tensor(step: Step, fqn: str, kind: Kind, order: float) -> Known:
+    """What is known of a tensor's value when something computes with it."""
+    alignment, carried = step.alignment, step.carried
+    unions = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
+    now = [union for union in unions if step.state[union] and step.table.order_of[union] < order]
+    if now:
+        return step.known([max(now, key=lambda union: step.table.order_of[union])], every=True)
+    if fqn in carried.params or fqn in carried.buffers:
+        return Known.DIFFERS
+    before = step.state_before
+    if before is not None and unions and before[unions].any():
+        return answer(before[[union for union in unions if before[union]][-1:]], every=True)
+    if not any(step.alignment.in_both[union] for union in unions) or (step.gap and fqn in step.comparison.ended):
+        return Known.UNSEEN
+    return Known.WITHIN if fqn in carried.within else Known.EQUAL

@@ -1,0 +1,288 @@
+"""A diverging step, in a shape that questions can be put to: what differs where, and what contains what.
+
+Whether a divergence is an origin depends on what went into it: which records differ, which came before, which
+modules contain which. The step's divergences are walked once, and every later question is a lookup.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.resumed.began import Carried
+from introspect_cli.compare.terms.evidence import Known, answer
+from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
+from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds
+from introspect_cli.compare.terms.table import WITHIN, Codes, Table
+from introspect_cli.records import Kind, ModuleInfo, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.step.comparison import Comparison
+
+_TENSORS = (Kind.PARAM, Kind.BUFFER)
+_DATA = frozenset({Phase.DATA})
+_BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
+
+
+class Step:
+    """Lookups over one step's divergences.
+
+    Attributes:
+        comparison: both runs' rank, and what of it counts.
+        table: the step's records.
+        number: the step of run a.
+        alignment: both runs' sites under one numbering.
+        of: the sites of a kind, in some phases.
+        of_call: the sites of a kind there are for a module call, on all paths.
+        divergences: those of the table that diverge, in order; a position is a place among them.
+        sites: their sites.
+        carried: what differed before the step began.
+        before: the step before, where both runs recorded it.
+        gap: whether what the step began with is not known: the step before was not recorded.
+        resumed: whether nothing diverged before, and one run began later, with other values than the other had then.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        table: Table,
+        carried: Carried,
+        *,
+        before: Table | None = None,
+        gap: bool = False,
+        resumed: bool = False,
+    ) -> None:
+        self.comparison, self.of = comparison, comparison.of
+        self.table, self.number, self.divergences = table, table.step, table.divergences
+        self.alignment, self.of_call = table.alignment, table.alignment.of_call
+        self.carried = carried
+        self.before = before
+        self.gap = gap
+        self.resumed = resumed
+        self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
+        self._first: dict[tuple[Phase, Kind], float] = {}
+        self._differing: set[tuple[Phase, Kind, str, int]] = set()
+        self._inside: dict[tuple[bool, str], list[float]] = {}
+        self._one_sided: dict[str, tuple[set[str], dict[str, int]]] = {}
+        self._calls: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
+        self._by_kind: dict[tuple[Kind, str], list[int]] = {}
+        for position, (site, order) in enumerate(zip(self.sites, self.divergences.order.tolist(), strict=True)):
+            self._first.setdefault((site.phase, site.kind), order)
+            self._differing.add((site.phase, site.kind, site.fqn, site.call))
+            self._by_kind.setdefault((site.kind, site.fqn), []).append(position)
+            if site.phase in FORWARD or site.phase is Phase.BACKWARD:
+                itself = (site.fqn,) if site.kind is Kind.OP_OUTPUT else ()  # an operator runs inside its module
+                for head in (*itself, *ancestors(site.fqn)):
+                    self._inside.setdefault((site.phase is Phase.BACKWARD, head), []).append(order)
+
+    def with_table(self, table: Table) -> Step:
+        """The step with another table of its records."""
+        return Step(self.comparison, table, self.carried, before=self.before, gap=self.gap, resumed=self.resumed)
+
+    # --- what it belongs to
+
+    @property
+    def state(self) -> Codes:
+        """What is known of every site in this step."""
+        return self.table.state_of
+
+    @property
+    def state_before(self) -> Codes | None:
+        """The same for the step before; None where it was not recorded."""
+        return None if self.before is None else self.before.state_of
+
+    @cached_property
+    def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
+        """Both module trees by FQN, as they are compared and as they are at this step."""
+        change = self.comparison.rename or str
+        return (
+            {change(module.fqn): module for module in tree_at(self.comparison.a.module_rows, self.table.step)},
+            {module.fqn: module for module in tree_at(self.comparison.b.module_rows, self.table.step_b)},
+        )
+
+    @cached_property
+    def without_modules(self) -> bool:
+        """Whether both captures watched modules and operators were not asked for, and no module ran in either run."""
+        kinds = self.comparison.kinds
+        if Kind.OUTPUT not in kinds or Kind.OP_OUTPUT in kinds or any(self.modules):
+            return False
+        calls = [kind_code(kind) for kind in (Kind.INPUT, Kind.OUTPUT)]
+        return not np.isin(self.alignment.kind, calls).any()
+
+    def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
+        """What is known of some sites in this step.
+
+        Args:
+            sites: their numbers.
+            before: only what was recorded earlier than this counts.
+            every: whether one record that was not seen makes the whole not seen.
+        """
+        numbers = np.asarray(sites, dtype=np.int64)
+        states = self.state[numbers]
+        if np.isfinite(before):
+            states = states[self.table.order_of[numbers] < before]
+        return answer(states, every=every)
+
+    # --- what differs
+
+    def order_at(self, position: int) -> float:
+        """The place of a divergence in a's sequence."""
+        return float(self.divergences.order[position])
+
+    def is_one_sided(self, position: int) -> bool:
+        """Whether one run alone has a divergence's record."""
+        return bool(self.divergences.one_sided[position])
+
+    def differs_before(
+        self, order: float, phases: frozenset[Phase] | None = None, kinds: frozenset[Kind] | None = None
+    ) -> bool:
+        """Whether anything of these phases and kinds differs earlier in the step."""
+        return any(
+            at < order
+            for (phase, kind), at in self._first.items()
+            if (phases is None or phase in phases) and (kinds is None or kind in kinds)
+        )
+
+    def anything_before(self, order: float) -> bool:
+        """Whether anything differs before this place, in the step or in what it began with."""
+        return bool(self.carried.params or self.carried.buffers) or self.differs_before(order)
+
+    def rng_differs(self) -> bool:
+        """Whether a random state differs at the start of the step."""
+        return (Phase.START, Kind.RNG) in self._first
+
+    def differs(self, phase: Phase, kind: Kind, fqn: str, call: int) -> bool:
+        """Whether a site differs, on any path."""
+        return (phase, kind, fqn, call) in self._differing
+
+    def differing(self, kind: Kind, fqn: str) -> list[int]:
+        """Divergences of a kind and FQN, in order."""
+        return self._by_kind.get((kind, fqn), [])
+
+    def inside(self, fqn: str, low: float, high: float) -> bool:
+        """Whether a record of the forward pass inside a module differs, within a span of the sequence."""
+        orders = self._inside.get((False, fqn), [])
+        return bisect_left(orders, low) < bisect_right(orders, high)
+
+    def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
+        """FQNs of what one run alone has in this step; and for these and all around them, the first of it inside."""
+        if side not in self._one_sided:
+            missing = self.divergences.row_b if side == "a" else self.divergences.row_a
+            names, inside = self._one_sided.setdefault(side, (set(), {}))
+            for position in np.flatnonzero(missing < 0).tolist():
+                name = self.sites[position].fqn
+                names.add(name)
+                for head in (name, *ancestors(name)):
+                    inside.setdefault(head, position)
+        return self._one_sided[side]
+
+    def loader_around(self, fqn: str, order: float) -> str:
+        """The loader that makes a batch when a module runs that nothing trains; "" where none does."""
+        batches, trained, roots = self._between_batches
+        place = int(np.searchsorted(batches, order))
+        if fqn.partition(".")[0] in roots or place == len(batches) or Kind.GRAD_OUTPUT not in self.comparison.kinds:
+            return ""
+        batch = float(batches[place])
+        if ((trained > order) & (trained < batch)).any():
+            return ""
+        return str(next(self.alignment.fqn[u] for u in self.of(Kind.BATCH, _DATA) if self.table.order_of[u] == batch))
+
+    def outputs_before(self, order: float) -> tuple[list[int], list[int]]:
+        """Outputs of modules that ran before a place: while a loader made a batch, and else."""
+        every = [u for u in self.of(Kind.OUTPUT, FORWARD).tolist() if self.table.order_of[u] < order]
+        loaded = {u for u in every if self.loader_around(self.alignment.fqn[u], float(self.table.order_of[u]))}
+        return sorted(loaded), [u for u in every if u not in loaded]
+
+    @cached_property
+    def _between_batches(self) -> tuple[Any, Any, set[str]]:
+        """Where in the sequence batches came, where something that is trained ran, and the roots of that."""
+        orders, sites = self.table.order_of, self.alignment
+        gradients = self.of(Kind.GRAD_OUTPUT, frozenset({Phase.BACKWARD}))
+        roots = {sites.fqn[u].partition(".")[0] for u in gradients if np.isfinite(orders[u])}
+        runs = [u for u in self.of(Kind.INPUT, FORWARD).tolist() if sites.fqn[u].partition(".")[0] in roots]
+        runs += [*self.of(Kind.LOSS, frozenset({Phase.LOSS})).tolist(), *gradients.tolist()]
+        batches = orders[self.of(Kind.BATCH, _DATA)]
+        return np.sort(batches[np.isfinite(batches)]), orders[runs], roots
+
+    # --- tensors, and when modules run
+
+    def was_there(self, fqn: str) -> bool:
+        """Whether a tensor found at the start of a step is not a new one: the step before has it, or the first step."""
+        before = self.before
+        if before is not None:
+            sites = self.alignment.by_fqn[fqn]
+            if all(np.isin(sites, recorded).any() for recorded in (before.sites_a, before.sites_b)):
+                return True
+        return self.number > self.comparison.a.entry(0).step and fqn in self.comparison.began
+
+    def sequence_of(self, sites: list[int]) -> float | None:
+        """Earliest sequence, in run a, of any of these sites at this step; None where none was recorded."""
+        earliest = self.table.order_of[sites].min(initial=np.inf)
+        return float(earliest) if np.isfinite(earliest) else None
+
+    def running(self, fqn: str, order: float) -> tuple[float, int] | None:
+        """When the call of a module that is running at a place of the sequence began, and which call it is.
+
+        The last whose inputs stand before; None where there is none.
+        """
+        if fqn not in self._calls:
+            inputs = self.of(Kind.INPUT, FORWARD, fqn)
+            inputs = inputs[np.argsort(self.table.order_of[inputs], kind="stable")]
+            orders, calls = self.table.order_of[inputs].tolist(), self.alignment.call[inputs].tolist()
+            self._calls[fqn] = orders, calls, dict(zip(reversed(calls), reversed(orders), strict=True))
+        orders, calls, starts = self._calls[fqn]
+        place = bisect_right(orders, order) - 1
+        return None if place < 0 else (starts[calls[place]], calls[place])
+
+    def tensors_differ(self, fqn: str, order: float) -> bool:
+        """Whether a parameter or buffer of a module, or inside it, differs already at a place of the sequence.
+
+        Those that the step began with, and those that an optimizer changed before, within the step.
+        """
+        return self._tensors_from.get(fqn, np.inf) < order
+
+    @cached_property
+    def _tensors_from(self) -> dict[str, float]:
+        """From where in the sequence on a parameter or buffer inside a module differs, by FQN of the module."""
+        tensors = dict.fromkeys(
+            (head for name in self.carried.params | self.carried.buffers for head in ancestors(name)), -np.inf
+        )
+        for order, site in zip(self.divergences.order.tolist(), self.sites, strict=True):
+            if site.kind in _TENSORS and site.phase in _BEFORE_USE:
+                for head in ancestors(site.fqn):
+                    tensors[head] = min(order, tensors.get(head, np.inf))
+        return tensors
+
+
+def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried:
+    """What the next step begins with, given how this one ended."""
+    params = {name for name in before.params if name not in recorded}
+    buffers = {name for name in before.buffers if name not in recorded}
+    states: set[tuple[str, str]] = set()
+    loaders = set(before.loaders)
+    for site in step.sites:
+        if site.phase is Phase.OPTIMIZER and site.call:
+            continue  # how a tensor was within the step
+        if site.kind is Kind.PARAM and (site.phase is not Phase.START or site.fqn not in recorded):
+            params.add(site.fqn)
+        elif site.kind is Kind.BUFFER and (site.phase is not Phase.START or site.fqn not in recorded):
+            buffers.add(site.fqn)
+        elif site.kind is Kind.OPTIMIZER_STATE:
+            states.add((site.fqn, site.path))
+        elif site.kind is Kind.BATCH:
+            loaders.add((site.phase, site.fqn))
+    rng = {generator_of(site) for site in step.sites if site.kind is Kind.RNG} | before.rng
+    within = {name for name in before.within if name not in recorded} | within_tolerance_of(step.table)
+    return Carried(params, buffers, states, rng, loaders, within, diverged=True)
+
+
+def within_tolerance_of(table: Table) -> set[str]:
+    """FQNs of the tensors that a step leaves within tolerance, not equal."""
+    sites = table.site[table.state == WITHIN]
+    tensors = sites[of_kinds(table.alignment.kind[sites], _TENSORS)]
+    return {table.alignment.fqn[site] for site in tensors}

@@ -1,0 +1,313 @@
+"""What differs in structure, and changes no number: names, modules and calls that one run only has, random states.
+
+Records that one run only has are collected while the steps are walked, by what is outermost: a block that only b has
+is one change and not a hundred records. Changes that are the same in every layer are told once: `Net.blocks.*.body`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.match.parameters import Merge, merge_words, merges_of
+from introspect_cli.compare.terms.findings import StructureChange
+from introspect_cli.compare.terms.names import (
+    EVICTED,
+    Renamed,
+    Source,
+    ambiguous,
+    class_of_root,
+    owner_of,
+)
+from introspect_cli.compare.terms.sites import Alignment, of_kinds
+from introspect_cli.compare.terms.words import listed, often, what
+from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.texts import begin_alike, count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from introspect_cli.compare.match.correspondence import Correspondence
+    from introspect_cli.compare.terms.distance import Layouts
+    from introspect_cli.compare.terms.table import Half, Table
+
+SHOWN = 3
+"""Changes that the sentence of a comparison names."""
+
+_SHOWN_SOURCES = (Source.ROOT, Source.VALUE, Source.NEAR)
+
+
+@dataclass
+class Structure:
+    """What one run only had, and which random states differed, over the steps that were walked.
+
+    Attributes:
+        alignment: the runs' sites.
+        match: which name of a is which of b.
+        only: by side, the sites that it alone had, in the order in which they were seen.
+        random: random states that differed, each with its first step.
+        giving: modules that one side only has, and that gave back what they were given.
+        changing: those that gave something else.
+        merges: parameters that are one in one run and several in the other.
+        evaluations: steps in which one run alone evaluates, each with its side.
+    """
+
+    alignment: Alignment
+    match: Correspondence
+    only: tuple[dict[int, None], dict[int, None]] = field(default_factory=lambda: ({}, {}))
+    random: dict[str, int] = field(default_factory=dict)
+    giving: set[str] = field(default_factory=set)
+    changing: set[str] = field(default_factory=set)
+    merges: list[Merge] = field(default_factory=list)
+    evaluations: dict[int, str] = field(default_factory=dict)
+    _looked: bool = False
+
+    def see(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
+        """Take in the causes of a step."""
+        for only, half in zip(self.only, causes.halves, strict=True):
+            only.update(dict.fromkeys(half.sites[half.only].tolist()))
+            self._see_passing(half)
+        for union in causes.unions.tolist():
+            self.random.setdefault(self.alignment.fqn[union], causes.step)
+        if not self._looked and len(causes.only_a) and len(causes.only_b):
+            self._looked = True
+            self.merges = merges_of(causes, layouts)
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is anything to tell."""
+        renamed = any(new.source in _SHOWN_SOURCES for new in self.match.renamed.values())
+        return bool(renamed or any(self.only) or self.random or self.merges or self.evaluations)
+
+    def sites(self) -> list[Site]:
+        """Sites of what was seen so far."""
+        states = [Site(Phase.START, Kind.RNG, name) for name in self.random]
+        return [*states, *(self.alignment.site(union) for only in self.only for union in only)]
+
+    def _see_passing(self, half: Half) -> None:
+        """Which modules of one side gave back what they were given: one input, one output, one checksum."""
+        calls: dict[tuple[str, int], dict[Kind, list[int]]] = {}
+        for row in half.only.tolist():
+            site = self.alignment.site(int(half.sites[row]))
+            if site.kind in {Kind.INPUT, Kind.OUTPUT} and site.phase is Phase.FORWARD:
+                call = calls.setdefault((site.fqn, site.call), {Kind.INPUT: [], Kind.OUTPUT: []})
+                call[site.kind].append(int(half.batch.checksum[row]))
+        for (fqn, _), call in calls.items():
+            gives_back = call[Kind.INPUT] and call[Kind.INPUT] == call[Kind.OUTPUT]
+            (self.giving if gives_back else self.changing).add(fqn)
+
+
+def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ...]:
+    """All that differs in structure on a rank, the names first."""
+    changes = [*_renames(structure.match), *_merged(structure), *_one_sided(structure, same=same)]
+    for side in "ab":
+        steps = [step for step, which in structure.evaluations.items() if which == side]
+        if steps:
+            more = f" and in {count(len(steps) - 1, 'more step')}" if len(steps) > 1 else ""
+            changes.append(_only(side, "evaluation", f"only {side} evaluates in step {steps[0]}{more}", change="calls"))
+    note = "and nothing recorded depends on it" if same else ""
+    layers: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for name, step in structure.random.items():
+        layers[star(name.split(".")), step].append(name)
+    for (pattern, step), members in layers.items():
+        name = pattern if len(members) > 1 else members[0]
+        states = "random states" if len(members) > 1 else "random state"
+        text = f"the {states} of {name} {'differ' if len(members) > 1 else 'differs'} from step {step} on"
+        changes.append(StructureChange("random", name, name, text, note))
+    return tuple(changes)
+
+
+def _only(side: str, name: str, text: str, note: str = "", change: str = "only") -> StructureChange:
+    in_a, in_b = (name, None) if side == "a" else (None, name)
+    return StructureChange(change, in_a, in_b, text, note)
+
+
+def sentence_of(changes: Sequence[StructureChange]) -> str:
+    """The changes in one sentence, the first of them in words: `Names differ: head is head.0 in b`."""
+    if not changes:
+        return ""
+    only_random = all(change.change == "random" for change in changes)
+    only_names = all(change.change in {"renamed", "random"} for change in changes)
+    head = "" if only_random else "Names differ: " if only_names else "The structure differs: "
+    clauses = "; ".join(clause_of(change) for change in changes[:SHOWN])
+    more = f"; and {count(len(changes) - SHOWN, 'more change')}" if len(changes) > SHOWN else ""
+    text = f"{head}{clauses}{more}."
+    return f" {text[0].upper()}{text[1:]}"
+
+
+def clause_of(change: StructureChange) -> str:
+    """A change as a clause, with what else is known of it."""
+    if not change.note:
+        return change.text
+    return f"{change.text}{' ' if change.change == 'random' else ', '}{change.note}"
+
+
+# --- names
+
+
+def _renames(match: Correspondence) -> list[StructureChange]:
+    groups: dict[tuple[str, str], list[tuple[str, Renamed]]] = defaultdict(list)
+    for name, renamed in match.renamed.items():
+        if renamed.source in _SHOWN_SOURCES:
+            groups[starred(name, renamed.name)].append((name, renamed))
+    changes = []
+    for pattern, members in groups.items():
+        old, new = pattern if len(members) > 1 else (members[0][0], members[0][1].name)
+        votes = sum(member.votes for _, member in members)
+        steps = sorted(frozenset.intersection(*(member.steps for _, member in members)))
+        near = any(member.source is Source.NEAR for _, member in members)
+        step = f" in step{'s' * (len(steps) > 1)} {listed(list(map(str, steps)))}" if steps else ""
+        if near:
+            how = f"{'differs' if votes == 1 else 'differ'} by at most {match.close:g}, relative L2{',' * bool(step)}"
+        else:
+            how = f"{'is' if votes == 1 else 'are'} equal"
+        evidence = f"{count(votes, 'value')} under the two names {how}{step}"
+        text = f"{_glossed(old, match.variables[0])} is {_glossed(new, match.variables[1])} in b"
+        changes.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
+    return changes
+
+
+def _glossed(name: str, variables: Mapping[str, str]) -> str:
+    """A name, with what the script calls it where its class alone says nothing."""
+    if name in variables and class_of_root(name) in ambiguous(variables):
+        return f"{name} ({variables[name]})"
+    return name
+
+
+def starred(old: str, new: str) -> tuple[str, str]:
+    """A pair of names with the numbers that both have replaced by a star."""
+    one, two = old.split("."), new.split(".")
+    numbers = [[part for part in parts if part.isdecimal()] for parts in (one, two)]
+    if numbers[0] != numbers[1]:
+        same = begin_alike(one, two)
+        return star(one[:same], one[same:]), star(two[:same], two[same:])
+    return star(one), star(two)
+
+
+def star(parts: Sequence[str], rest: Sequence[str] = ()) -> str:
+    """A name with its numbers replaced by stars, but for those of the rest."""
+    return ".".join(["*" if part.isdecimal() else part for part in parts] + list(rest))
+
+
+# --- what one run only has
+
+
+def _merged(structure: Structure) -> list[StructureChange]:
+    groups: dict[tuple[str, tuple[str, ...], str], list[Merge]] = defaultdict(list)
+    for merge in structure.merges:
+        owners = tuple(star(owner_of(name).split(".")) for name in merge.parts)
+        groups[star(owner_of(merge.whole).split(".")), owners, merge.side].append(merge)
+    changes: list[StructureChange] = []
+    for (whole, parts, side), members in groups.items():
+        several = len({owner_of(merge.whole) for merge in members}) > 1
+        one = whole if several else owner_of(members[0].whole)
+        many = listed(parts if several else tuple(owner_of(name) for name in members[0].parts))
+        names = (many, one) if side == "b" else (one, many)
+        changes.append(StructureChange("merged" if side == "b" else "split", *names, merge_words(many, one, side)))
+    return changes
+
+
+def _one_sided(structure: Structure, *, same: bool) -> list[StructureChange]:
+    alignment = structure.alignment
+    merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
+    changes = []
+    names = (alignment.names_a, alignment.names_b)
+    for place, side in enumerate("ab"):
+        other = alignment.around[1 - place]
+        subjects: dict[str, set[int]] = defaultdict(set)
+        calls: dict[str, set[int]] = defaultdict(set)
+        for union in structure.only[place]:
+            name = alignment.fqn[union]
+            if name in names[1 - place]:
+                calls[name].add(union)
+                continue
+            while owner_of(name) and owner_of(name) not in other:
+                name = owner_of(name)
+            subjects[name].add(union)
+        subjects = {name: unions for name, unions in subjects.items() if name not in merged}
+        changes += _subjects(structure, side, subjects, other, structure.match.variables[place], same=same)
+        outermost = {name: unions for name, unions in calls.items() if owner_of(name) not in calls}
+        changes += _calls(alignment, side, outermost)
+    return _two_of_one_name(changes)
+
+
+def _two_of_one_name(changes: Sequence[StructureChange]) -> list[StructureChange]:
+    """The changes, a name that means one module in a and another in b told once.
+
+    The one of a was compared under a name that b does not have, which is nobody's outside of a comparison.
+    """
+    in_b = {change.b for change in changes if change.change == "only" and change.a is None}
+    kept, both = [], set[str]()
+    for change in changes:
+        name = (change.a or "").removesuffix(EVICTED)
+        if change.change == "only" and change.a != name and name in in_b:
+            both.add(name)
+            text = f"{name} is one module in a and another in b, with something else inside it"
+            kept.append(StructureChange("only", name, name, text))
+        elif not (change.change == "only" and change.a is None and change.b in both):
+            kept.append(change)
+    return kept
+
+
+def _subjects(
+    structure: Structure,
+    side: str,
+    subjects: Mapping[str, set[int]],
+    other: set[str],
+    variables: Mapping[str, str],
+    *,
+    same: bool,
+) -> list[StructureChange]:
+    """Modules and tensors that one run only has, those that are alike in every layer told once."""
+    alignment = structure.alignment
+    groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for name, unions in subjects.items():
+        itself = [union for union in unions if alignment.fqn[union] == name]
+        kinds = {alignment.site(union).kind for union in itself}
+        tensor = "parameter " if Kind.PARAM in kinds else "buffer " if Kind.BUFFER in kinds else ""
+        classes = {alignment.module_class[union] for union in itself}
+        of_class = f" ({next(iter(classes))})" if len(classes) == 1 and not tensor and classes != {name} else ""
+        groups[star(name.split(".")), tensor, of_class].append(name)
+    changes = []
+    for (pattern, tensor, of_class), members in groups.items():
+        name = pattern if len(members) > 1 else members[0]
+        if all(member in other for member in members):
+            tensors = np.flatnonzero(of_kinds(alignment.kind, (Kind.PARAM, Kind.BUFFER))).tolist()
+            held = {name for name in map(alignment.fqn.__getitem__, tensors) if owner_of(name) == members[0]}
+            runs = not held.isdisjoint(other)
+            around = "" if runs else " around what is inside it"
+            text = f"only {side} {'runs' if runs else 'has'} {name}{of_class}{around}"
+        elif tensor or "." in name:
+            text = f"only {side} has {'the ' + tensor if tensor else ''}{name}{of_class}"
+        else:
+            again = any(class_of_root(head) == class_of_root(name) for head in other if "." not in head)
+            called = f" ({variables[name]})" if again and name in variables else ""
+            text = f"only {side} also runs {'another ' + class_of_root(name) + called if again else name}{of_class}"
+        passes = all(member in structure.giving and member not in structure.changing for member in members)
+        nothing = "which changes nothing: it" if same else "which"
+        changes.append(_only(side, name, text, f"{nothing} gives back what it is given" if passes else ""))
+    return changes
+
+
+def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
+    """Modules that both have, of which one run recorded more: further calls, or other paths."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, unions in names.items():
+        sites = [alignment.site(union) for union in unions]
+        forward = {site.call for site in sites if site.kind in {Kind.INPUT, Kind.OUTPUT}}
+        both = [alignment.site(union) for union in alignment.by_fqn[name]]
+        shared = {site.call for site in both if site.kind is Kind.OUTPUT} - forward
+        if forward and shared:
+            most, fewer = often(len(shared | forward)), often(len(shared))
+            groups["runs", f"{most} in a step of {side}, {fewer} in the other run"].append(name)
+        else:
+            groups["has", what(min(sites, key=lambda site: (site.call, site.path)))].append(name)
+    changes = []
+    for (verb, much), members in groups.items():
+        name = star(members[0].split(".")) if len(members) > 1 else members[0]
+        text = f"{name} runs {much}" if verb == "runs" else f"only {side} has {much}"
+        changes.append(StructureChange("calls", name, name, text))
+    return changes

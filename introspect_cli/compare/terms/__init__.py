@@ -1,0 +1,1 @@
+"""What a comparison speaks of: sites and their names, the table, evidence, findings, the result."""

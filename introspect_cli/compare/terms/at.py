@@ -1,0 +1,164 @@
+"""One step of a run by the names under which it is compared: its tensors, batches, random states and numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from introspect_cli.compare.terms.sites import PHASES, Columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.watched import STATE_KINDS
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.ranks.whole_reader import Reader
+
+Tensor = tuple[int, str, str]
+"""Kind code, FQN and path of a parameter, a buffer or an optimizer's state."""
+
+State = tuple[int, Status]
+"""What is on record of a generator: checksum and status."""
+
+States = dict[tuple[str, Phase, str, int], State]
+"""States by generator, phase, module and call."""
+
+BatchValues = tuple[tuple[str, int], ...]
+"""What a batch holds: paths and checksums."""
+
+
+class Number(NamedTuple):
+    """A record that is one number, or a tensor with its mean.
+
+    Attributes:
+        fqn: its name.
+        path: its path.
+        value: the number; None where it is not known.
+        moves: whether any of it is known not to be 0.
+    """
+
+    fqn: str
+    path: str
+    value: float | None
+    moves: bool
+
+
+@dataclass(frozen=True)
+class At:
+    """A step of a rank, which need not be on record: then it has nothing.
+
+    Attributes:
+        reader: of the rank.
+        sites: the rank's sites, names as they are compared.
+        step: the step, as the run numbers it.
+    """
+
+    reader: Reader
+    sites: Columns
+    step: int
+
+    @classmethod
+    def first(cls, reader: Reader, sites: Columns) -> At:
+        """The first step on record."""
+        return cls(reader, sites, int(reader.entry(0).step) if len(reader) else -1)
+
+    def to(self, step: int) -> At:
+        """Another step."""
+        return replace(self, step=step)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the step is on record."""
+        return self.step in self.reader
+
+    @cached_property
+    def batch(self) -> StepBatch:
+        """The step's records."""
+        return self.reader.read(self.step)
+
+    def rows(self, kinds: Iterable[Kind], phase: Phase | None = None) -> list[tuple[int, int]]:
+        """Rows of the records of some kinds, in a phase or in all, in the order of recording, each with its site."""
+        if not self.recorded:
+            return []
+        wanted = of_kinds(self.sites.kind, kinds)
+        if phase is not None:
+            wanted &= self.sites.phase == phase_code(phase)
+        numbers = self.batch.site
+        rows = np.flatnonzero(wanted[numbers])
+        rows = rows[np.argsort(self.batch.sequence[rows], kind="stable")]
+        return list(zip(rows.tolist(), numbers[rows].tolist(), strict=True))
+
+    def tensor_rows(self, phase: Phase | None = None) -> dict[Tensor, int]:
+        """The rows of tensors, of one phase or of all: of several calls the first at the start, else the last."""
+        rows = self.rows(STATE_KINDS, phase)
+        ordered = reversed(rows) if phase is Phase.START else rows
+        return {tensor_of(self.sites, number): row for row, number in ordered}
+
+    def tensors(self, phase: Phase | None = None) -> dict[Tensor, int]:
+        """Checksums of the tensors that were observed, of one phase or of all."""
+        rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
+        return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
+
+    def state_of(self, fqn: str, phase: Phase) -> dict[str, int]:
+        """Checksums of an optimizer's state for a parameter in a phase, by path."""
+        state = kind_code(Kind.OPTIMIZER_STATE)
+        return {
+            path: value for (kind, name, path), value in self.tensors(phase).items() if (kind, name) == (state, fqn)
+        }
+
+    def batches(self) -> dict[str, list[BatchValues]]:
+        """The batches that training read, by loader, in order."""
+        sites, loaders = self.sites, dict[str, dict[int, list[tuple[str, int]]]]()
+        for row, number in self.rows([Kind.BATCH], Phase.DATA):
+            if self.batch.status[row] != Status.NOT_OBSERVED:
+                calls = loaders.setdefault(sites.fqn[number], {})
+                values = calls.setdefault(int(sites.call[number]), [])
+                values.append((sites.path[number], int(self.batch.checksum[row])))
+        return {
+            loader: [tuple(sorted(values)) for _, values in sorted(calls.items())] for loader, calls in loaders.items()
+        }
+
+    def random_states(self) -> States:
+        """The states of generators: by generator, phase, module and call their checksum and status."""
+        sites, states = self.sites, States()
+        for row, number in self.rows([Kind.RNG]):
+            phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
+            if path.endswith(DRAWN_BEFORE):
+                continue  # draws of something between modules: the later run may have some to get to where it goes on
+            state = int(self.batch.checksum[row]), Status(int(self.batch.status[row]))
+            states[path or fqn, phase, fqn, int(sites.call[number])] = state
+        return states
+
+    def numbers(self, kind: Kind, phase: Phase) -> list[Number]:
+        """The records of a kind in a phase, as numbers."""
+        sites, rows = self.sites, self.rows([kind], phase)
+        return [
+            Number(sites.fqn[number], sites.path[number], _scalar(self.batch, row), _moves(self.batch, row))
+            for row, number in rows
+        ]
+
+
+def tensor_of(sites: Any, number: int) -> Tensor:
+    """What a site is of, given columns by its number."""
+    return int(sites.kind[number]), sites.fqn[number], sites.path[number]
+
+
+def _scalar(batch: StepBatch, row: int) -> float | None:
+    """The value of a record of one number; the mean of a tensor. None where it is not known."""
+    try:
+        if len(batch.text) and batch.text[row]:
+            return float(batch.text[row])
+    except ValueError:
+        return None
+    mean = batch.floats.get("mean")
+    value = None if mean is None else float(mean[row])
+    return None if value is None or np.isnan(value) else value
+
+
+def _moves(batch: StepBatch, row: int) -> bool:
+    largest = [batch.floats[name][row] for name in ("min", "max") if name in batch.floats]
+    return any(value != 0 for value in largest if not np.isnan(value))

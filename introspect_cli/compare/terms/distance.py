@@ -1,0 +1,221 @@
+"""How far two records are apart.
+
+Where both runs stored the whole tensors, the distance is exact. Mostly the tensors are gone; what was kept of each is
+its sketch, a linear map to 16 numbers whose L2 norm estimates that of the tensor. So the norm of the difference of two
+sketches estimates the distance of the two tensors, 0.76 to 1.32 of it at the 5th and 95th percentile. It is set against
+the larger of the two tensors' exact L2 norms: symmetric in a and b, defined when either is zero, and at most 2.
+
+Values of different shapes have no distance. What several ranks hold without a known place has no shape: it may be cut
+along any dimension. What is equal on all of them may be copies, or parts that happen to be equal, as the zeros that a
+layer begins with. Two such values can only be of different sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.records import Joined, Layout, Status, Summary
+from introspect_cli.store.read.step_reader import l2_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.terms.sites import Ids, Mask
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.run import Run
+
+Floats = npt.NDArray[np.float64]
+
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
+
+WHOLE = ("float", "bfloat", "complex")
+"""How dtypes begin of which sums are rounded."""
+
+
+class Layouts:
+    """Lookup tables over one rank's layouts: what a row's layout number means, as arrays."""
+
+    def __init__(self, layouts: Sequence[Layout]) -> None:
+        self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
+        self.floating = np.array([layout.dtype.startswith(WHOLE) for layout in layouts] or [False], dtype=np.bool_)
+        # ranks that compute in several dtypes have them all in one layout: `float32 and bfloat16`
+        units = [max(ROUNDING.get(dtype, 0.0) for dtype in layout.dtype.split(" and ")) for layout in layouts]
+        self.unit = np.array(units or [0.0])
+        dtypes: dict[str, int] = _DTYPES
+        self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
+        self.scalar = np.array([not layout.shape for layout in layouts] or [False], dtype=np.bool_)
+        self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
+        names: dict[tuple[Any, ...], int] = _SHAPES
+        self.shape = np.array(
+            [names.setdefault(tuple(layout.shape), len(names)) for layout in layouts] or [0], dtype=np.int64
+        )
+
+
+_SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' layouts compare as integers
+_DTYPES: dict[str, int] = {}
+
+
+def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
+    """L2 norm of each row's tensor from its mean and variance; NaN where absent."""
+    mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
+    var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
+    numel = layouts.numel[batch.layout[rows]]
+    for name in ("nans", "posinfs", "neginfs"):
+        numel = numel - np.asarray(batch.counts[name])[rows]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return l2_norm(mean, var, numel)
+
+
+def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
+    """L2 norm of each row of a sketch."""
+    wide = sketch.astype(np.float64)
+    return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
+
+
+def has_norms(batch: StepBatch) -> bool:
+    """Whether statistics that give the norm were kept."""
+    return "mean" in batch.floats and "var" in batch.floats and "nans" in batch.counts
+
+
+def distances(
+    a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, layouts_a: Layouts, layouts_b: Layouts
+) -> tuple[Floats, Floats]:
+    """Distance and scale of each pair of rows.
+
+    Returns:
+        Two float64 arrays: the estimated L2 distance, and the larger of both L2 norms. NaN where a sketch is missing,
+        the shapes differ, or one has other NaNs and infinities (sketches leave these out).
+    """
+    count = len(rows_a)
+    unknown = np.full(count, np.nan)
+    if not count or a.sketch is None or b.sketch is None:
+        return unknown, unknown.copy()
+    sketch_a, sketch_b = a.sketch[rows_a], b.sketch[rows_b]
+    distance = sketch_norms(sketch_a.astype(np.float64) - sketch_b.astype(np.float64))
+    size_a = norms(a, rows_a, layouts_a) if has_norms(a) else unknown
+    size_b = norms(b, rows_b, layouts_b) if has_norms(b) else unknown
+    scale = np.fmax(size_a, size_b)
+    unsized = np.flatnonzero(~np.isfinite(scale))
+    scale[unsized] = np.fmax(sketch_norms(sketch_a[unsized]), sketch_norms(sketch_b[unsized]))
+    shape_a = layouts_a.shape[a.layout[rows_a]]
+    shape_b = layouts_b.shape[b.layout[rows_b]]
+    distance = np.where((shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b), distance, np.nan)
+    return distance, scale
+
+
+def relative(distance: Floats, scale: Floats) -> Floats:
+    """Relative distance; 0 where both tensors are zero, NaN where unknown."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = distance / scale
+    return np.where((distance == 0) & (scale == 0), 0.0, ratio)
+
+
+def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
+    """Rows with as many NaNs and infinities on both sides, as far as they were counted."""
+    same = np.ones(len(rows_a), dtype=np.bool_)
+    for name in ("nans", "posinfs", "neginfs"):
+        if name in a.counts and name in b.counts:
+            same &= np.asarray(a.counts[name])[rows_a] == np.asarray(b.counts[name])[rows_b]
+    return same
+
+
+def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:
+    """A relative distance in units of rounding: (k, dtype), None where that tells nothing.
+
+    The unit is the coarser dtype's roundoff; a float32 result as far off as bfloat16 rounds was probably computed in
+    bfloat16, so that unit is tried next.
+    """
+    units = [name for name in (dtype_a, dtype_b) if name in ROUNDING]
+    if not units or rel <= 0:
+        return None
+    layout = max(units, key=lambda name: ROUNDING[name])
+    k = rel / ROUNDING[layout]
+    if k <= 64:
+        return k, layout
+    k = rel / ROUNDING["bfloat16"]
+    return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[layout] < ROUNDING["bfloat16"] else None
+
+
+def _wide(values: Any) -> npt.NDArray[Any] | None:
+    """A tensor as float64 or complex128; None for what is not a number."""
+    array = np.asarray(values)
+    if array.dtype.kind in "biuf":
+        return array.astype(np.float64)
+    return array.astype(np.complex128) if array.dtype.kind == "c" else None
+
+
+def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
+    """||a - b|| over the larger norm, of two whole tensors of one shape; None where no number tells it.
+
+    None is told of what holds no numbers, and where a NaN or an infinity of one is not in the other: a distance of the
+    rest would be 0 where only that NaN differs. Those that are in both are left out.
+    """
+    one, two = _wide(a), _wide(b)
+    if one is None or two is None:
+        return None
+    one, two = one.ravel(), two.ravel()
+    finite = np.isfinite(one) & np.isfinite(two)
+    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+        return None
+    one, two = one[finite], two[finite]
+    scale = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
+    return 0.0 if scale == 0 else float(np.linalg.norm(one - two)) / scale
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Where both runs keep whole tensors, if they do.
+
+    Attributes:
+        a: run a.
+        b: run b.
+    """
+
+    a: Run
+    b: Run
+
+    def both(
+        self, checksum_a: int, checksum_b: int, shape: tuple[int, ...]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """Both tensors as they were stored; None where one was not, or has not that shape."""
+        if not checksum_a or not checksum_b:
+            return None
+        a = self.a.tensor(checksum_a)
+        b = self.b.tensor(checksum_b) if a is not None else None
+        return (a, b) if a is not None and b is not None and a.shape == b.shape == shape else None
+
+
+Held = tuple[int, int]
+"""How several ranks' records became one (`Joined`), and how many ranks have one value."""
+
+
+def shapes_differ(a: Summary, b: Summary) -> bool:
+    """Whether two values are of different shapes."""
+    return other_shapes((a.layout, b.layout), ((a.joined, a.ranks), (b.joined, b.ranks)))
+
+
+def shapeless(summary: Summary) -> bool:
+    """Whether a value is what several ranks hold, each its own, without a known place."""
+    return summary.joined is Joined.GATHERED and summary.status is Status.OBSERVED
+
+
+def other_shapes(layouts: tuple[Layout, Layout], held: tuple[Held, Held]) -> bool:
+    """Whether values with these layouts, held so by ranks, are of different shapes."""
+    one, two = layouts
+    if one.shape == two.shape:
+        return False
+    if Joined.GATHERED in {joined for joined, _ in held}:
+        return one.numel != two.numel
+    return not (_parts_of(one, held[0], two) or _parts_of(two, held[1], one))
+
+
+def _parts_of(part: Layout, held: Held, whole: Layout) -> bool:
+    """Whether ranks that all hold an equal value may have another one between them, perhaps several times."""
+    joined, ranks = held
+    times, rest = divmod(whole.numel, max(part.numel, 1))
+    return joined == Joined.ALIKE and rest == 0 < times and ranks % times == 0

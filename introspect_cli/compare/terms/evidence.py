@@ -1,0 +1,147 @@
+"""What is known of the things that a divergence rests on.
+
+A sentence like "although its inputs are equal" is true only where both runs recorded them and their checksums agree. A
+value that was not recorded, and one that tolerance let pass, are not equal. So for each thing there is one of four
+answers, and decisions ask which thing it is and which answer there is, never how either is worded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN, Codes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from introspect_cli.compare.terms.result import Role
+
+
+class Known(Enum):
+    """What is known of a thing in both runs."""
+
+    EQUAL = "equal"
+    WITHIN = "within tolerance"
+    FORM = "the same or in another form"
+    UNSEEN = "not recorded"
+    DIFFERS = "different"
+
+
+class Thing(Enum):
+    """What a divergence can rest on; `WORDS` says how each is called."""
+
+    RANDOM_AT_START = "random at start"
+    DRAWN_FROM = "drawn from"
+    BATCHES = "batches"
+    INPUTS = "inputs"
+    INSIDE = "inside"
+    PARAMETERS = "parameters"
+    BUFFERS = "buffers"
+    OUTPUTS = "outputs"
+    FORWARD = "forward"
+    LEFT_OUT = "left out"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    GRADIENTS = "gradients"
+    GRADIENT = "gradient"
+    GRADIENT_SUM = "gradient sum"
+    GRADIENTS_IN_STEP = "gradients in step"
+    VALUE_BEFORE = "value before"
+    STATE_BEFORE = "state before"
+    TRAINED = "trained"
+    UPDATED = "updated by hand"
+    EVERYTHING = "everything"
+
+
+RANDOM = frozenset({Thing.RANDOM_AT_START, Thing.DRAWN_FROM})
+"""Random states, of the step and of a module's call."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One thing that a divergence rests on.
+
+    Attributes:
+        thing: which.
+        known: what is known of it.
+        needed: whether nothing can be concluded where it was not seen.
+        of: FQN of the module whose it is, where that is not the diverging one.
+        inside: FQN of the module inside which it is looked for, where "its" would be read as another's.
+    """
+
+    thing: Thing
+    known: Known
+    needed: bool = False
+    of: str = ""
+    inside: str = ""
+
+
+def those(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
+    """The evidence with this answer."""
+    return [fact for fact in evidence if fact.known is known]
+
+
+def answer(states: Codes, *, every: bool = False) -> Known:
+    """What is known of several sites together, given what is known of each.
+
+    Args:
+        states: of each site, as `Table.state_of` gives them.
+        every: whether one that was not seen makes the whole not seen.
+    """
+    if (states == DIFFERENT).any():
+        return Known.DIFFERS
+    if every and (states == NOT_SEEN).any():
+        return Known.UNSEEN
+    if (states == FORM).any():
+        return Known.FORM
+    if (states == WITHIN).any():
+        return Known.WITHIN
+    return Known.EQUAL if (states == EQUAL).any() else Known.UNSEEN
+
+
+def least(answers: Sequence[Known]) -> Known:
+    """The answer for several things together: the one that says least for them."""
+    return next(
+        (states for states in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if states in answers), Known.EQUAL
+    )
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What made a divergence.
+
+    Attributes:
+        role: origin or propagated.
+        reason: the word of the reason.
+        evidence: what it rests on.
+        module: the module whose code is meant, where that is not the record's own.
+        after: the last module inside `module` that agreed.
+        before: the first module inside `module` that did not.
+        subject: for structure, the module or name that only one run has.
+        instead: for a gap, the word of the reason that would apply if all had been recorded.
+    """
+
+    role: Role
+    reason: str
+    evidence: tuple[Evidence, ...] = ()
+    module: str = ""
+    after: str = ""
+    before: str = ""
+    subject: str = ""
+    instead: str = ""
+
+    @property
+    def certain(self) -> bool:
+        """Whether all that it rests on was found equal, as far as it was seen: what was let pass may have grown."""
+        return not (self.grown or those(self.evidence, Known.FORM))
+
+    @property
+    def grown(self) -> bool:
+        """Whether it may have grown from what tolerance let pass."""
+        return bool(those(self.evidence, Known.WITHIN))
+
+    def rests_on(self, *things: Thing) -> list[Evidence]:
+        """The evidence of these things."""
+        return [fact for fact in self.evidence if fact.thing in things]

@@ -1,0 +1,205 @@
+"""The noise of runs that should be equal; how far rounding alone carries a training, and whether b stays within that.
+
+A run that begins one rounding beside a (`capture --perturb`) differs from it, at each site and in each step, by what
+this training makes of a rounding. A small fault shows against that measure where no fixed tolerance would fit both the
+first layer and the last step. It is the method of TTrace, which perturbs by the machine's epsilon, with nothing of the
+model modelled. A result is rounded itself, so less than one rounding of its dtype is no measure: where a loss came out
+equal by luck, b may still be a rounding beside it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.terms.distance import Floats, Layouts, has_norms, norms, relative
+from introspect_cli.compare.terms.findings import Reach, StepReach
+from introspect_cli.compare.terms.sites import Alignment, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.records import Kind, Phase, perturbed_by
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.compare.terms.table import Table
+
+ROUNDING_FACTOR = 6.0
+"""How many times what a rounding does is let pass: two perturbed runs of one training are up to 4.3 times as far apart
+at some site as a third is from them, and the faults of `benchmarks/perturb.py` that show at all begin at 9."""
+
+_BESIDE = 4.0
+"""Roundings; parameters that begin further from a's than this were not moved by one."""
+
+_SUMS = (Kind.LOSS, Kind.GRAD, Kind.OPTIMIZER_STATE)
+_OF_A_SUM = 256**0.5 / ROUNDING_FACTOR
+"""Roundings; with the factor by which a divergence must exceed the floor, those of a sum over 256: sqrt(n) u."""
+
+
+class Reached:
+    """What is measured while a rank is walked; a step that was measured once is not measured again."""
+
+    def __init__(self) -> None:
+        """Start with nothing measured."""
+        self._rounding: dict[int, float | None] = {}
+        self._steps: dict[int, StepReach] = {}
+
+    def agree(self, step: int) -> None:
+        """A perturbed run has a step, and is equal to a there."""
+        self._rounding.setdefault(step, 0.0)
+
+    def learn(self, table: Table, distances: Floats, layouts: Layouts) -> None:
+        """Take in how far a perturbed run is from a in a step."""
+        now, before = _parameters(table, distances, layouts), self._rounding.get(table.step)
+        self._rounding[table.step] = now if now is None or before is None else max(now, before)
+
+    def see(self, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> None:
+        """Take in how far b is from a in a step that a perturbed run has, before any of it is let pass."""
+        if not rounded or table.step in self._steps or table.step not in self._rounding:
+            return
+        distance, scale = table.distances(layouts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            times = relative(distance, scale) / np.maximum.reduce(list(rounded))
+        times[~(np.isfinite(times) & table.chosen[table.differing])] = 0.0
+        worst = int(np.argmax(times)) if len(times) and times.max() > 0 else None
+        self._steps[table.step] = StepReach(
+            step=table.step,
+            rounding=self._rounding[table.step],
+            b=_parameters(table, distance, layouts[0]),
+            times=0.0 if worst is None else float(times[worst]),
+            site=None if worst is None else table.named(int(table.differing[worst])),
+        )
+
+    def result(self, seeds: Iterable[int], compared: Sequence[int]) -> Reach | None:
+        """What was measured in the compared steps, None where nothing was; in those not opened, b equals a."""
+        steps = [step for step in compared if step in self._rounding]
+        measured = [self._steps.get(step) or StepReach(step, self._rounding[step]) for step in steps]
+        return Reach(tuple(seeds), tuple(measured), len(compared)) if measured else None
+
+
+class NoiseFloor:
+    """What a run that should equal a differs from it by, per site of a, growing from step to step.
+
+    Attributes:
+        alignment: the sites of a and of that run.
+        seed: of its `--perturb`, where that moved its initial parameters by one rounding; else None.
+    """
+
+    def __init__(self, alignment: Alignment, sites: int, seed: int | None = None) -> None:
+        self.alignment = alignment
+        self.seed = seed
+        self.floor: Floats = np.zeros(sites)
+        self.unmeasured: Mask = np.zeros(sites, dtype=np.bool_)
+
+    def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts, reached: Reached) -> None:
+        """Take in one step of a noise run: `table` is run a against it."""
+        distance, scale = table.distances((layouts_a, layouts_n))
+        rel, union = relative(distance, scale), table.unions
+        if self.seed is not None and not _begins_beside(table, rel, _units(table, layouts_a)):
+            self.seed = None  # it is no run that begins a rounding beside a
+        if self.seed is not None:
+            reached.learn(table, distance, layouts_a)
+        finite = np.isfinite(rel)
+        np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
+        self.unmeasured[union[~finite]] = True
+        self.unmeasured[table.sites_a[table.only_a]] = True
+
+    def of(self, table: Table, layouts_a: Layouts) -> Floats:
+        """The floor of each differing row; where rounding is what is measured, no less than one of its dtype.
+
+        A sum over samples is rounded in itself, whatever goes into it: there the least is more.
+        """
+        floor = np.asarray(self.floor[table.unions])
+        if self.seed is None:
+            return floor
+        least = np.where(of_kinds(table.kinds, _SUMS), _OF_A_SUM, 1.0) * _units(table, layouts_a)
+        return np.asarray(np.maximum(floor, least))
+
+    def within(self, table: Table, layouts_a: Layouts, rel: Floats, factor: float) -> Mask:
+        """Differing rows that do not stand out of the noise, by a factor; a perturbed run has one of its kind."""
+        factor = factor if self.seed is None else ROUNDING_FACTOR
+        floor = self.of(table, layouts_a)
+        with np.errstate(invalid="ignore"):
+            small = (floor > 0) & (rel <= factor * floor)
+        return np.asarray(small | (self.unmeasured[table.unions] & ~np.isfinite(rel)))
+
+
+def _units(table: Table, layouts: Layouts) -> Floats:
+    """One rounding of each differing row's dtype in a."""
+    return np.asarray(layouts.unit[table.a.layout[table.rows_a]])
+
+
+def _begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
+    """Whether no parameter that a step begins with is further from a's than one rounding moves it."""
+    start = _rows_of(table, Phase.START)[table.rows_a]
+    return bool((rel[start] <= _BESIDE * units[start]).all())
+
+
+def _rows_of(table: Table, phase: Phase) -> Mask:
+    """Which rows of a are parameters in a phase."""
+    kinds, phases = table.alignment.kind[table.sites_a], table.alignment.phase[table.sites_a]
+    return np.asarray((kinds == kind_code(Kind.PARAM)) & (phases == phase_code(phase)))
+
+
+def _parameters(table: Table, distances: Floats, layouts: Layouts) -> float | None:
+    """The relative distance of all parameters after the step together; None where it cannot be told."""
+    after = _rows_of(table, Phase.OPTIMIZER)
+    if not has_norms(table.a):
+        return None
+    distance = float(np.sqrt(np.square(distances[after[table.rows_a]]).sum()))
+    size = float(np.sqrt(np.square(norms(table.a, np.flatnonzero(after), layouts)).sum())) if after.any() else 0.0
+    return distance / size if np.isfinite(distance) and np.isfinite(size) and size else None
+
+
+def within_words(reach: Reach) -> str:
+    """That b stays within what rounding does to a, in words: how long, and how near it came to leaving it."""
+    far = reach.furthest
+    over = f"over {count(len(reach.steps), 'step')}"
+    if len(reach.steps) < reach.compared:
+        over = f"over the {len(reach.steps):,} of {reach.compared:,} steps that are on record of the perturbed run"
+    near = f" (at most {far.times:.2g} x as far, at step {far.step})" if far.site is not None else ""
+    return f"b stays within what one rounding of the parameters does to a, {over}{near}"
+
+
+def leaves_words(reach: Reach, first: Divergence) -> str:
+    """Where b leaves what rounding does to a, as a sentence to stand before the divergence's; "" where it does not."""
+    at = next((step for step in reach.steps if step.times > ROUNDING_FACTOR), None)
+    if at is None or at.site is None:
+        return ""
+    fqn, times = at.site.fqn, at.times
+    if first.step == at.step and first.rel_l2 and first.floor:
+        fqn, times = first.site.fqn, first.rel_l2 / first.floor
+    where = f" in {fqn}" if fqn else ""
+    return f"b leaves what one rounding of the parameters does to a at step {at.step}{where}, {times:.2g} x as far. "
+
+
+def measured_by_one(reach: Reach) -> str:
+    """That b left what a single perturbed run measured; "" where there are several, or b stays within it."""
+    if len(reach.seeds) > 1 or reach.furthest.times <= ROUNDING_FACTOR:
+        return ""
+    return (
+        "One perturbed run measured what a rounding does. Where units switch (ReLU, a maximum) or sums cancel (a "
+        "convolution before a BatchNorm), other seeds may go further: give three or four of them as --noise."
+    )
+
+
+def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, foreign: bool) -> list[str]:
+    """Sentences on runs whose initial parameters were moved; `foreign` where one among the noise is none of a."""
+    seeds = (("a", perturbed_by(manifest_a)), ("b", perturbed_by(manifest_b)))
+    notes = [
+        f"Run {name} is not an ordinary run: its initial parameters were moved by one rounding (--perturb {seed})."
+        for name, seed in seeds
+        if seed is not None
+    ]
+    if foreign:
+        notes.append(
+            "A perturbed run given as --noise does not begin one rounding away from a: it counts as ordinary noise and "
+            "does not show what rounding alone does to a."
+        )
+    return notes
+
+
+def furthest_of(reaches: Iterable[Reach | None]) -> Reach | None:
+    """What was measured on the rank where b goes furthest; None without perturbed runs."""
+    return max((reach for reach in reaches if reach is not None), key=lambda reach: reach.furthest.times, default=None)

@@ -1,0 +1,343 @@
+"""The answer of a comparison, as plain data.
+
+A comparison is asserted on by tests, scripts and drawn by several renderers, so its answer knows nothing of
+terminals, stores or arrays: frozen dataclasses all the way down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from introspect_cli.compare.changes.clues import CodeChanges
+from introspect_cli.compare.terms.findings import Reach, Resumption, StructureChange, Suspect
+from introspect_cli.labels import Labels, both_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from introspect_cli.compare.element.elements import Elements
+    from introspect_cli.records import Site, Summary
+
+
+RESOLUTION = 1e-7
+"""Relative distances below this drown in a sketch's own float32 rounding."""
+
+
+class Verdict(str, Enum):
+    """What came out of it."""
+
+    SAME = "same"
+    DIVERGED = "diverged"
+    UNDECIDED = "undecided"
+
+
+class Role(str, Enum):
+    """Whether a divergence began here or arrived from elsewhere."""
+
+    ORIGIN = "origin"
+    PROPAGATED = "propagated"
+
+
+class Size(str, Enum):
+    """How large a divergence is, as a class; `size.py` has the rule."""
+
+    ROUNDING = "rounding"
+    MORE = "more than rounding"
+    STRUCTURAL = "structural"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One site at one step whose records differ, or that only one run has.
+
+    Attributes:
+        step: step of run a (of run b where only b has the site).
+        step_b: the step of run b it was compared with; another than `step` under an offset.
+        rank: process.
+        sequence: place in the rank's own order, as run a recorded it.
+        site: what was compared; names are those of run b after `--rename`.
+        module_class: class of the module, optimizer or loader.
+        role: origin or propagated.
+        reason: what made it: the word of a reason in `reasons/`, or `gap` or `propagated`.
+        a: what run a recorded; None where only b has the site.
+        b: what run b recorded; None where only a has the site.
+        rel_l2: L2 distance over the larger of the two L2 norms; None where it cannot be told.
+        exact: whether `rel_l2` comes from the stored tensors and not from the sketches.
+        size: its class; None where what was recorded does not tell, and of random states.
+        scale: c where b is c times a to within the sketch's precision; None otherwise.
+        residual: what is left of b beside c times a, over b's norm; None where `scale` is.
+        floor: relative distance that the noise runs show at this site; None without noise runs.
+        coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
+        source: for an operator, `file:line` of the user's code that ran it, in the run that has it (a where both do).
+        elements: how the whole tensors differ; None where they are not both stored.
+        labels: what a's training framework calls the step.
+        labels_b: what b's calls its step.
+    """
+
+    step: int
+    step_b: int
+    rank: int
+    sequence: float
+    site: Site
+    module_class: str
+    role: Role
+    reason: str
+    a: Summary | None
+    b: Summary | None
+    rel_l2: float | None = None
+    exact: bool = False
+    size: Size | None = None
+    scale: float | None = None
+    residual: float | None = None
+    floor: float | None = None
+    coarse: bool = False
+    source: str = ""
+    elements: Elements | None = None
+    labels: Labels = field(default_factory=dict)
+    labels_b: Labels = field(default_factory=dict)
+
+    @property
+    def only(self) -> str:
+        """The run that alone has the site, `a` or `b`; "" where both have it."""
+        return "a" if self.b is None else "b" if self.a is None else ""
+
+    @property
+    def step_words(self) -> str:
+        """The step as its framework calls it, too; of both runs, where they differ."""
+        return both_words(self.step, self.labels, self.step_b, self.labels_b)
+
+
+@dataclass(frozen=True)
+class SettingChange:
+    """A setting that differs.
+
+    Attributes:
+        source: where it was found: `hyperparameter`, `command`, `environment`, `packages`, `sources`, ...
+        name: the setting's name within its source.
+        a: its value in run a, as text; None where only b has it.
+        b: its value in run b, as text; None where only a has it.
+        explains: whether it can explain the first divergence.
+        weight: how strongly, 0 to 1; the list is sorted by it.
+    """
+
+    source: str
+    name: str
+    a: str | None
+    b: str | None
+    explains: bool = False
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much was compared.
+
+    Attributes:
+        steps_a: steps in run a, all ranks' largest.
+        steps_b: steps in run b.
+        steps_compared: steps both have, summed over ranks.
+        steps_diverged: those with a divergence.
+        records: records both runs have at a compared step; equal-digest steps count whole.
+        equal: of them, those that agree; random states and modules that are told as structure are not among them.
+        diverged: sites and steps that diverge, one-sided ones included.
+        only_a: divergences that only run a has.
+        only_b: divergences that only run b has.
+        within: differing records that tolerance or noise explains.
+        not_observed: records that one side at least could not see.
+    """
+
+    steps_a: int = 0
+    steps_b: int = 0
+    steps_compared: int = 0
+    steps_diverged: int = 0
+    records: int = 0
+    equal: int = 0
+    diverged: int = 0
+    only_a: int = 0
+    only_b: int = 0
+    within: int = 0
+    not_observed: int = 0
+
+
+@dataclass(frozen=True)
+class DivergenceMap:
+    """Modules by steps.
+
+    Attributes:
+        modules: FQNs in execution order.
+        steps: steps of run a, in order; neighbouring steps may be folded into one.
+        values: one row a module, one value a step: the largest relative distance; 0.0 where all agree, inf
+            where one run only has it, NaN where nothing was compared.
+        behind: where the value is 0 because the forward pass of the module agrees, although a tensor or a gradient of
+            it differs.
+        unmeasured: where something differs by an amount that is not known (NaN, other shapes, no sketch); the value
+            is then 1.0, unless something else is further apart.
+    """
+
+    modules: tuple[str, ...]
+    steps: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+    behind: tuple[tuple[bool, ...], ...]
+    unmeasured: tuple[tuple[bool, ...], ...]
+
+
+@dataclass(frozen=True)
+class TreeNode:
+    """A module and how it fared at the first diverging step.
+
+    Attributes:
+        fqn: fully qualified name.
+        module_class: class name.
+        state: `equal`, `origin`, `diverged`, `only a`, `only b` or `not observed`.
+        rel_l2: largest relative distance of its outputs; None where not measured.
+        source: `file:line` of its class; "" where unknown.
+    """
+
+    fqn: str
+    module_class: str
+    state: str
+    rel_l2: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class StripCell:
+    """One record of the first diverging step, as its checksums compare.
+
+    Attributes:
+        row: `forward`, `backward` or `update`.
+        site: what was recorded.
+        state: `equal`, `within` tolerance, `differs`, `only a`, `only b` or `not seen`.
+        rel_l2: relative L2 distance; None where it is not known, or there is none.
+    """
+
+    row: str
+    site: Site
+    state: str
+    rel_l2: float | None = None
+
+
+@dataclass(frozen=True)
+class Separate:
+    """What came out for training alone, or for evaluation alone.
+
+    Attributes:
+        verdict: same, diverged or undecided.
+        sentence: the answer in plain words.
+        first: its first divergence; None unless diverged.
+        extent: how much of it agrees, in words, where it is the same.
+    """
+
+    verdict: Verdict
+    sentence: str
+    first: Divergence | None = None
+    extent: str = ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A value that differs and rests on nothing that differs.
+
+    Attributes:
+        sentence: what differs and why, as a clause.
+        divergence: the record; None where it is a part of a checkpoint, without a record that differs.
+        part: the part of a checkpoint that was not restored; "" where it is none.
+    """
+
+    sentence: str
+    divergence: Divergence | None
+    part: str = ""
+
+
+Finding: TypeAlias = StructureChange | CodeChanges | Origin | Resumption | Reach
+"""What a comparison finds beside divergences and settings; `render/findings.py` has the forms of each type."""
+
+F = TypeVar("F", bound=Finding)
+
+
+@dataclass(frozen=True)
+class DiffResult:
+    """Everything a comparison found.
+
+    Attributes:
+        a: path of run a, as given.
+        b: path of run b.
+        verdict: same, diverged or undecided.
+        sentence: the answer in plain words.
+        why: of the sentence, what follows the place of the first divergence; "" where it names none.
+        evidence: what was equal and what was not, that makes the first divergence what it is.
+        before: of the evidence, what agrees before the first divergence.
+        first: the first divergence; None unless diverged.
+        candidates: the first divergence of each rank, by step and phase; no other order between ranks is meant.
+        divergences: what was asked to be listed, in order; the counts cover all of them.
+        settings: settings that differ, the strongest explanation first.
+        notes: what was not compared, and what else a reader must know.
+        suggestions: options worth trying next.
+        counts: how much was compared.
+        map: modules by steps, when asked for.
+        tree: modules with their state at the first diverging step, when asked for.
+        suspect: the device, where the first divergence is a matrix product that nothing on record explains.
+        strip: the first diverging step in the order it ran.
+        findings: what else was found; a property below gives those of each type.
+        training: the answer for training alone.
+        evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
+        subject: what was compared: `runs` or `checkpoints`.
+    """
+
+    a: str
+    b: str
+    verdict: Verdict
+    sentence: str
+    why: str = ""
+    evidence: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    first: Divergence | None = None
+    candidates: tuple[Divergence, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
+    settings: tuple[SettingChange, ...] = ()
+    notes: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
+    counts: Counts = field(default_factory=Counts)
+    map: DivergenceMap | None = None
+    tree: tuple[TreeNode, ...] = ()
+    suspect: Suspect | None = None
+    strip: tuple[StripCell, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    training: Separate | None = None
+    evaluation: Separate | None = None
+    subject: str = "runs"
+
+    def every(self, kind: type[F]) -> tuple[F, ...]:
+        """Its findings of a type, in order."""
+        return tuple(one for one in self.findings if isinstance(one, kind))
+
+    def with_findings(self, kind: type[F], findings: Iterable[F]) -> DiffResult:
+        """The answer with these findings of a type and no others of it."""
+        return replace(self, findings=(*(one for one in self.findings if not isinstance(one, kind)), *findings))
+
+    @property
+    def structure(self) -> tuple[StructureChange, ...]:
+        """What differs besides numbers and settings."""
+        return self.every(StructureChange)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """All that differs and rests on nothing that differs, in the first diverging step; the first leads."""
+        return self.every(Origin)
+
+    @property
+    def code(self) -> CodeChanges | None:
+        """How the source files differ; None where either run has no digests of them."""
+        return next(iter(self.every(CodeChanges)), None)
+
+    @property
+    def resumed(self) -> Resumption | None:
+        """What a resumed run goes on with; None where neither is resumed."""
+        return next(iter(self.every(Resumption)), None)
+
+    @property
+    def reach(self) -> Reach | None:
+        """How far rounding carries run a, and b beside it; None without perturbed runs given as noise."""
+        return next(iter(self.every(Reach)), None)

@@ -1,0 +1,295 @@
+"""Two ranks' site tables put side by side.
+
+Each run interns its sites in the order they came up, so the same site has two numbers. Both are mapped once onto
+one numbering, the *union*: a's own numbers, then the sites only b has. From there on every step is matched with
+integer arrays alone. What a site is called is looked up only for the few that are shown or reasoned about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.compare.terms.names import strip_wrappers, with_ancestors
+from introspect_cli.errors import StoreError
+from introspect_cli.records import EVALUATED, KIND_CODES, OTHERS, SETTING_KINDS, Kind, Phase, Site
+from introspect_cli.selection import selects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from collections.abc import Set as AbstractSet
+
+    from introspect_cli.store.read.name_tables import SiteTable
+
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+KINDS = tuple(Kind)
+PHASES = tuple(Phase)
+_PHASE_CODE = {phase.value: code for code, phase in enumerate(PHASES)}
+
+
+def kind_code(kind: Kind) -> int:
+    """The small integer that stands for a kind in arrays."""
+    return KIND_CODES[kind.value]
+
+
+def phase_code(phase: Phase) -> int:
+    """The small integer that stands for a phase in arrays."""
+    return _PHASE_CODE[phase.value]
+
+
+def of_kinds(codes: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> Mask:
+    """Which kind codes are of some kinds."""
+    return np.isin(codes, [kind_code(kind) for kind in kinds])
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One run's sites, column by column, names as they are compared.
+
+    Attributes:
+        text: all FQNs, a line each: a million are looked through at once.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    phase: npt.NDArray[np.uint8]
+    kind: npt.NDArray[np.uint8]
+    fqn: list[str]
+    call: npt.NDArray[np.int64]
+    path: list[str]
+    module_class: list[str]
+    text: str
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def of(self, names: AbstractSet[str]) -> Ids:
+        """The sites that have one of the names."""
+        return np.flatnonzero(np.fromiter(map(names.__contains__, self.fqn), np.bool_, len(self.fqn)))
+
+
+def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
+    """The columns of a store's site table, FQNs renamed and keys recomputed where a name changed.
+
+    Raises:
+        StoreError: a phase or kind is not one.
+    """
+    phases, kinds = table.phase, table.kind
+    keys = np.asarray(table.key, dtype=np.uint64)
+    names = table.fqn
+    calls = np.asarray(table.call, dtype=np.int64)
+    paths = table.path
+    text = "\n".join(names)
+    if rename is None and "._" not in text:
+        renamed = {}
+    elif rename is None:
+        renamed = {name: new for name in set(names) if "._" in name and (new := strip_wrappers(name)) != name}
+    else:
+        renamed = {name: new for name in set(names) if (new := rename(name)) != name}
+    if renamed:
+        keys = keys.copy()
+        fresh = []
+        for index, name in enumerate(names):
+            new = renamed.get(name, name)
+            fresh.append(new)
+            if new is not name:
+                site = Site(Phase(phases[index]), Kind(kinds[index]), new, int(calls[index]), paths[index])
+                keys[index] = site.key()
+        names, text = fresh, "\n".join(fresh)
+    try:
+        phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, phases)), np.uint8)
+        kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, kinds)), np.uint8)
+    except KeyError:
+        raise StoreError(f"{table.path_of_file} is damaged: a site has a phase or a kind that is not one") from None
+    return Columns(
+        keys=keys,
+        phase=phase,
+        kind=kind,
+        fqn=names,
+        call=calls,
+        path=paths,
+        module_class=table.module_class,
+        text=text,
+    )
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Both runs' sites under one numbering.
+
+    Attributes:
+        a: sites of run a; their union numbers are their own.
+        b: sites of run b.
+        b_ids: b's site number to union number.
+        extra: b's site numbers of those that only b has; union number len(a) + position.
+    """
+
+    a: Columns
+    b: Columns
+    b_ids: Ids
+    extra: Ids
+
+    @property
+    def size(self) -> int:
+        """How many sites there are in all."""
+        return len(self.a) + len(self.extra)
+
+    @cached_property
+    def ids(self) -> tuple[Ids, Ids]:
+        """Site number to union number, of a and of b."""
+        return np.arange(len(self.a), dtype=np.int64), self.b_ids
+
+    @cached_property
+    def kind(self) -> npt.NDArray[np.uint8]:
+        """Kind codes by union number."""
+        return np.concatenate([self.a.kind, self.b.kind[self.extra]])
+
+    @cached_property
+    def phase(self) -> npt.NDArray[np.uint8]:
+        """Phase codes by union number."""
+        return np.concatenate([self.a.phase, self.b.phase[self.extra]])
+
+    @cached_property
+    def call(self) -> Ids:
+        """Call indices by union number."""
+        return np.concatenate([self.a.call, self.b.call[self.extra]])
+
+    @cached_property
+    def fqn(self) -> list[str]:
+        """FQNs by union number."""
+        return self.a.fqn + [self.b.fqn[i] for i in self.extra]
+
+    @cached_property
+    def path(self) -> list[str]:
+        """Paths by union number."""
+        return self.a.path + [self.b.path[i] for i in self.extra]
+
+    @cached_property
+    def module_class(self) -> list[str]:
+        """Module classes by union number."""
+        return self.a.module_class + [self.b.module_class[i] for i in self.extra]
+
+    @cached_property
+    def others(self) -> Ids:
+        """Union numbers of the sites that stand for operators which were not counted."""
+        operators = np.flatnonzero(self.kind == kind_code(Kind.OP_OUTPUT))
+        return operators[[self.path[number] == OTHERS for number in operators]] if len(operators) else operators
+
+    @cached_property
+    def evaluating(self) -> Mask:
+        """Which sites belong to evaluation, by union number."""
+        return evaluating(self.phase, self.fqn)
+
+    @cached_property
+    def in_both(self) -> Mask:
+        """Which sites both runs have, at any step, by union number."""
+        shared = np.zeros(self.size, dtype=np.bool_)
+        shared[self.b_ids[self.b_ids < len(self.a)]] = True
+        return shared
+
+    @cached_property
+    def by_fqn(self) -> dict[str, list[int]]:
+        """Union numbers of every FQN."""
+        by_name: dict[str, list[int]] = {}
+        for index, name in enumerate(self.fqn):
+            by_name.setdefault(name, []).append(index)
+        return by_name
+
+    @cached_property
+    def _by_call(self) -> dict[str, dict[tuple[int, int, int], list[int]]]:
+        return {}
+
+    def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
+        """Union numbers of what a call of a module has of a kind, on all paths.
+
+        A module that is called thousands of times in a step is asked for thousands of times, so its calls are looked
+        through once.
+        """
+        calls = self._by_call.get(fqn)
+        if calls is None:
+            calls = self._by_call[fqn] = {}
+            for union in self.by_fqn.get(fqn, []):
+                key = int(self.phase[union]), int(self.kind[union]), int(self.call[union])
+                calls.setdefault(key, []).append(union)
+        return calls.get((phase_code(phase), kind_code(kind), call), [])
+
+    @cached_property
+    def names_a(self) -> frozenset[str]:
+        """All FQNs that run a has, at any step."""
+        return frozenset(self.a.fqn)
+
+    @cached_property
+    def names_b(self) -> frozenset[str]:
+        """All FQNs that run b has, at any step."""
+        return frozenset(self.b.fqn)
+
+    @cached_property
+    def around(self) -> tuple[set[str], set[str]]:
+        """The FQNs that a has, and b, at any step, with all that is around them."""
+        return with_ancestors(self.names_a), with_ancestors(self.names_b)
+
+    @cached_property
+    def b_class(self) -> dict[int, str]:
+        """Union number to the class run b has there, where it differs from run a's."""
+        classes = {}
+        for index, union in enumerate(self.b_ids):
+            if union < len(self.a) and self.b.module_class[index] != self.a.module_class[union]:
+                classes[int(union)] = self.b.module_class[index]
+        return classes
+
+    def site(self, union: int) -> Site:
+        """The site with a union number."""
+        return Site(
+            PHASES[self.phase[union]],
+            KINDS[self.kind[union]],
+            self.fqn[union],
+            int(self.call[union]),
+            self.path[union],
+        )
+
+    def mask(self, kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
+        """Which sites count: never settings, and only what was selected."""
+        counted = selected(self.kind, self.fqn, kinds, modules)
+        return counted & ~of_kinds(self.kind, SETTING_KINDS)
+
+
+def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
+    """Which sites are of the kinds (all where empty) and match a glob (all where empty), given their columns."""
+    mask = np.full(len(fqn), True)
+    if kinds:
+        mask &= of_kinds(kind, kinds)
+    if modules:
+        chosen = {name: selects(name, modules) for name in set(fqn)}
+        mask &= np.fromiter((chosen[name] for name in fqn), dtype=np.bool_, count=len(fqn))
+    return mask
+
+
+def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
+    """Which sites belong to evaluation, given their columns: its calls and batches, and what its own copies hold."""
+    mask = phase == phase_code(Phase.EVAL)
+    copies = {name for name in set(fqn) if EVALUATED in name.partition(".")[0]}
+    if copies:
+        mask = mask | np.fromiter((name in copies for name in fqn), dtype=np.bool_, count=len(fqn))
+    return np.asarray(mask)
+
+
+def align(a: Columns, b: Columns) -> Alignment:
+    """Map b's sites onto a's by key."""
+    count = len(a)
+    if not count:
+        return Alignment(a, b, np.arange(len(b), dtype=np.int64), np.arange(len(b), dtype=np.int64))
+    if count == len(b) and np.array_equal(a.keys, b.keys):
+        return Alignment(a, b, np.arange(count, dtype=np.int64), np.empty(0, dtype=np.int64))
+    order = np.argsort(a.keys, kind="stable")
+    ranked = a.keys[order]
+    place = np.minimum(np.searchsorted(ranked, b.keys), count - 1)
+    shared = ranked[place] == b.keys
+    extra = np.flatnonzero(~shared).astype(np.int64)
+    ids = np.where(shared, order[place], -1).astype(np.int64)
+    ids[extra] = count + np.arange(len(extra))
+    return Alignment(a, b, ids, extra)

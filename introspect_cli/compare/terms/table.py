@@ -1,0 +1,348 @@
+"""One step of both runs as one table: a row for each record of a, of b, or of both.
+
+A step has thousands of records and nearly all of them agree. So they stand in columns of numpy: what was recorded, by
+its site; the row of either run's records; and what comparing made of it so far. Each pass of a comparison
+(`passes/`) takes such a table and returns one with other states. A state says what is known of a pair of records, and
+`because` says which pass decided that.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.compare.terms.distance import Floats, Layouts, distances
+from introspect_cli.records import Site, Status
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.terms.sites import Alignment, Ids, Mask
+    from introspect_cli.store.format.batch import StepBatch
+
+Codes = npt.NDArray[np.int8]
+
+OTHER = {"a": "b", "b": "a"}
+"""The other run."""
+
+ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, FORM = range(8)
+"""What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b,
+another form of what comes to the same.
+
+ABSENT is what one run alone has where the other could not have had it.
+"""
+
+
+class Because(IntEnum):
+    """Which pass gave a row its state."""
+
+    RECORDS = 0
+    """The records themselves: their checksums, or that one run has none."""
+    NOT_COMPARED = 1
+    """Settings, and random states that were not looked at alike."""
+    NOT_OBSERVED = 2
+    """A run's record says that it saw no value, or too little of it."""
+    UNTOUCHED = 3
+    """A random generator that one run describes in words, since nothing had drawn from it."""
+    SAMPLES = 4
+    """Every sample is equal, whichever rank has it."""
+    LISTED = 5
+    """The run lists values that were written elsewhere."""
+    NOT_WATCHED = 6
+    """The other capture was told not to look."""
+    HIDDEN = 7
+    """The other run compiled or scripted the module."""
+    NOT_COUNTED = 8
+    """Operators whose numbers need not mean the same in both runs."""
+    REPEATED = 9
+    """It repeats what the step before left."""
+    EVALUATION = 10
+    """One run evaluates more often."""
+    GATHERED = 11
+    """Several ranks' values, whose extrema and means agree."""
+    TOLERANCE = 12
+    """--rtol and --atol."""
+    NOISE = 13
+    """--noise."""
+    READ_ON = 14
+    """A resumed run read or drew it to get to where it goes on."""
+    FORM = 15
+    """Another dtype or shape, or given by one run alone, where what comes of it agrees or is rounded otherwise."""
+    NOT_SAVED = 16
+    """The other run saves no such file in the step."""
+    AHEAD = 17
+    """A loader that is asked for batches of later steps, where the runs cut a batch differently."""
+    PADDED = 18
+    """Samples that are padded to another length, where the runs cut a batch differently."""
+
+
+class Half(NamedTuple):
+    """What one run recorded in a step.
+
+    Attributes:
+        side: a or b.
+        batch: its records, as the store's columns.
+        sites: the site of each.
+        only: rows that the other run should have and has not.
+    """
+
+    side: str
+    batch: StepBatch
+    sites: Ids
+    only: Ids
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One step of both runs; n rows.
+
+    Rows that both runs have come first, then those of a alone, then those of b alone.
+
+    Attributes:
+        alignment: both runs' sites under one numbering.
+        step: the step of run a.
+        step_b: the step of run b.
+        a: run a's records of the step, as the store's columns.
+        b: run b's.
+        site: int64 (n,), the number of each row's site in the alignment.
+        row_a: int64 (n,), the row among a's records; -1 where only b has it.
+        row_b: int64 (n,), the row among b's records; -1 where only a has it.
+        state: int8 (n,), `EQUAL` and so on.
+        because: int8 (n,), which pass decided the state; see `Because`.
+        chosen: bool (n,), whether it was selected to be compared.
+        cause: bool (n,), whether it diverges as a cause, which explains and decides nothing.
+        left: sites of tensors at the start of the step of which one run has only what the step before left.
+    """
+
+    alignment: Alignment
+    step: int
+    step_b: int
+    a: StepBatch
+    b: StepBatch
+    site: Ids
+    row_a: Ids
+    row_b: Ids
+    state: Codes
+    because: Codes
+    chosen: Mask
+    cause: Mask
+    left: Ids
+
+    def __len__(self) -> int:
+        return len(self.site)
+
+    # --- other tables
+
+    def marked(self, rows: Ids | Mask, state: int, because: Because) -> Table:
+        """The table with another state of some rows."""
+        states, reasons = self.state.copy(), self.because.copy()
+        states[rows], reasons[rows] = state, because
+        return replace(self, state=states, because=reasons)
+
+    def of(self, rows: Ids | Mask) -> Table:
+        """Only some rows, in this order."""
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return replace(self, **columns)
+
+    def keeping(self, rows: Mask) -> Table:
+        """The table in which only these rows can diverge: of the others, nothing is known."""
+        others = self.diverging & ~rows
+        if not others.any():
+            return self
+        states = np.where(self.state == DIFFERENT, NOT_SEEN, ABSENT)
+        return replace(self, state=np.where(others, states, self.state).astype(np.int8))
+
+    # --- which rows
+
+    @cached_property
+    def diverging(self) -> Mask:
+        """Rows that differ, or that one run alone has."""
+        return np.asarray((self.state == DIFFERENT) | (self.state == ONLY_A) | (self.state == ONLY_B))
+
+    @property
+    def diverged(self) -> int:
+        """How many records diverge, one-sided ones included."""
+        return int(self.diverging.sum())
+
+    @cached_property
+    def one_sided(self) -> Mask:
+        """Rows that one run alone has."""
+        return np.asarray((self.row_a < 0) | (self.row_b < 0))
+
+    @cached_property
+    def differing(self) -> Ids:
+        """Rows of both runs that differ."""
+        return np.flatnonzero(self.state == DIFFERENT)
+
+    @property
+    def rows_a(self) -> Ids:
+        """Rows of a's records that differ from their partners."""
+        return np.asarray(self.row_a[self.differing])
+
+    @property
+    def rows_b(self) -> Ids:
+        """Those partners, in the same order."""
+        return np.asarray(self.row_b[self.differing])
+
+    @property
+    def unions(self) -> Ids:
+        """The sites of the rows that differ."""
+        return np.asarray(self.site[self.differing])
+
+    def distances(self, layouts: tuple[Layouts, Layouts]) -> tuple[Floats, Floats]:
+        """The estimated L2 distance of each of them, and the larger of both L2 norms; NaN where that is not known."""
+        return distances(self.a, self.b, self.rows_a, self.rows_b, *layouts)
+
+    @property
+    def halves(self) -> tuple[Half, Half]:
+        """What a and b recorded."""
+        return Half("a", self.a, self.sites_a, self.only_a), Half("b", self.b, self.sites_b, self.only_b)
+
+    @property
+    def pairs(self) -> tuple[tuple[StepBatch, Ids], tuple[StepBatch, Ids]]:
+        """Of a and of b, its records and the rows of those that differ from their partners."""
+        return (self.a, self.rows_a), (self.b, self.rows_b)
+
+    @cached_property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """Kind codes of the rows that differ."""
+        return np.asarray(self.alignment.kind[self.unions])
+
+    @cached_property
+    def only_a(self) -> Ids:
+        """Rows of a's records that b should have and has not."""
+        return np.asarray(self.row_a[self.state == ONLY_A])
+
+    @cached_property
+    def only_b(self) -> Ids:
+        """Rows of b's records that a should have and has not."""
+        return np.asarray(self.row_b[self.state == ONLY_B])
+
+    # --- order
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.float64]:
+        """Each row's place in a's sequence; what b alone has stands before the next record that both have."""
+        sequence_a = self.a.sequence.astype(np.float64)
+        order = np.where(self.row_a >= 0, sequence_a[self.row_a] if len(sequence_a) else np.inf, np.inf)
+        alone_b = self.row_b[self.row_a < 0]
+        if not len(alone_b):
+            return order
+        by_site = np.full(self.alignment.size, -1.0)
+        by_site[self.sites_a] = sequence_a
+        arrival = np.argsort(self.b.sequence, kind="stable")
+        reached = np.empty(len(arrival))
+        reached[arrival] = np.maximum.accumulate(by_site[self.sites_b[arrival]])
+        # before the next record that both have, and after what a alone has there
+        shared = np.sort(np.delete(sequence_a, self.only_a))
+        following = np.searchsorted(shared, reached[alone_b], side="right")
+        ends = np.append(shared, sequence_a.max(initial=0.0) + 2.0)
+        order[self.row_a < 0] = ends[following] - 0.5
+        return order
+
+    @cached_property
+    def in_order(self) -> Ids:
+        """The diverging rows, the earliest first."""
+        rows = np.flatnonzero(self.diverging)
+        sequence_b = self.b.sequence
+        of_b = self.row_a[rows] < 0
+        tie = np.where(of_b, sequence_b[self.row_b[rows]] if len(sequence_b) else 0, 0).astype(np.float64)
+        return np.asarray(rows[np.lexsort((tie, self.order[rows]))])
+
+    @cached_property
+    def divergences(self) -> Table:
+        """A table of the diverging rows alone, the earliest first."""
+        return self.of(self.in_order)
+
+    # --- by site
+
+    @cached_property
+    def sites_a(self) -> Ids:
+        """Sites of a's records, by their row."""
+        return self.a.site.astype(np.int64)
+
+    @cached_property
+    def sites_b(self) -> Ids:
+        """Sites of b's records, by their row."""
+        return np.asarray(self.alignment.b_ids[self.b.site])
+
+    @cached_property
+    def state_of(self) -> Codes:
+        """What is known of every site of the alignment; DIFFERENT for what one run alone has."""
+        states = np.full(self.alignment.size, ABSENT, dtype=np.int8)
+        states[self.site] = np.where((self.state == ONLY_A) | (self.state == ONLY_B), DIFFERENT, self.state)
+        return states
+
+    @cached_property
+    def order_of(self) -> npt.NDArray[np.float64]:
+        """When each site was recorded in run a; infinity where it was not."""
+        order = np.full(self.alignment.size, np.inf)
+        order[self.sites_a] = self.a.sequence
+        return order
+
+    @cached_property
+    def _rows_of(self) -> dict[str, dict[int, int]]:
+        sides = (("a", self.sites_a), ("b", self.sites_b))
+        return {side: {site: row for row, site in enumerate(sites.tolist())} for side, sites in sides}
+
+    def rows_of(self, side: str) -> dict[int, int]:
+        """A side's row of each site that it recorded, in its order."""
+        return self._rows_of[side]
+
+    def _record(self, site: int, side: str) -> tuple[int | None, StepBatch]:
+        return self._rows_of[side].get(site), self.a if side == "a" else self.b
+
+    def status(self, site: int, side: str) -> Status | None:
+        """How much of a site was seen; None where the side has no record of it."""
+        row, batch = self._record(site, side)
+        return None if row is None else Status(int(batch.status[row]))
+
+    def checksum(self, site: int, side: str) -> int | None:
+        """A site's checksum; None where the side has no record of it."""
+        row, batch = self._record(site, side)
+        return None if row is None else int(batch.checksum[row])
+
+    def sequence(self, site: int, side: str) -> int | None:
+        """When a side recorded a site; None where it did not."""
+        row, batch = self._record(site, side)
+        return None if row is None else int(batch.sequence[row])
+
+    def sketch(self, site: int, side: str) -> Any:
+        """A site's sketch, float64 (16,); None where there is none, or where it is not finite."""
+        row, batch = self._record(site, side)
+        sketch = None if row is None or batch.sketch is None else batch.sketch[row].astype(np.float64)
+        return sketch if sketch is not None and np.isfinite(sketch).all() else None
+
+    def sketches(self, site: int) -> tuple[Any, Any] | None:
+        """A site's sketches in both runs; None where one has none."""
+        a, b = self.sketch(site, "a"), self.sketch(site, "b")
+        return None if a is None or b is None else (a, b)
+
+    def plain(self, site: int, side: str) -> str | None:
+        """A value's text, or a scalar tensor's value."""
+        row, batch = self._record(site, side)
+        if row is None:
+            return None
+        if batch.text[row]:
+            return _short(batch.text[row])
+        mean = batch.floats.get("mean")
+        return None if mean is None else f"{float(mean[row]):g}"
+
+    def named(self, row: int) -> Site:
+        """The site of a row."""
+        return self.alignment.site(int(self.site[row]))
+
+
+_COLUMNS = ("site", "row_a", "row_b", "state", "because", "chosen", "cause")
+
+
+def _short(text: str) -> str:
+    """A number without the digits that float repr adds; other texts as they are."""
+    try:
+        return f"{float(text):.6g}" if re.match(r"^-?[\d.]", text) and "." in text else text
+    except ValueError:
+        return text

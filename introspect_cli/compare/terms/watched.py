@@ -1,0 +1,218 @@
+"""What a capture was told to watch, as its manifest says: which sites that means, and the notes on it.
+
+A site that only one run has may mean that the model changed, or just that the other capture was told not to look.
+The manifests tell which. A run that was made of somebody's arrays lists some values, and need not know which came
+first: that it lacks one says only that nobody wrote it there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from introspect_cli.compare.terms.sites import KINDS, Alignment, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.records import SETTING_KINDS, Kind, Phase
+
+MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
+_TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
+STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+"""What a step begins with and an optimizer step leaves."""
+
+_FILTERS = ("modules", "exclude", "max_depth")
+_OPTIONS = ("stats", "sketch")
+_OPERATORS = ("level", "ops", "views", "all_dtypes", "vjp", "jacobian_norm", "probes")
+_CONCERNS = {
+    **dict.fromkeys(_FILTERS, MODULE_KINDS + _TENSOR_KINDS),
+    **dict.fromkeys(_OPERATORS, (Kind.OP_OUTPUT,)),
+    "eval": (),
+    "compile": (Kind.OP_OUTPUT,),
+}
+_STEPS = ("steps", "every_seconds", "epochs", "ranks", "first", "last", "when", "schedule", "max_size", "until_nan")
+_CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env", "packages", "source"})
+"""Which kinds an option of capture can keep from being observed; of the last ones other means tell it."""
+
+
+def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
+    """Kinds a run watched for; empty where it does not say."""
+    return frozenset(map(str, manifest.get("observed", ())))
+
+
+def chooses_modules(manifest: dict[str, Any]) -> bool:
+    """Whether a capture was told to leave modules out."""
+    options = manifest.get("options", {})
+    return any(options.get(name) not in (None, []) for name in _FILTERS)
+
+
+def lists(manifest: dict[str, Any]) -> bool:
+    """Whether a run lists values that were written elsewhere, so that what it lacks means nothing."""
+    return manifest.get("listed") is True
+
+
+def ordered(manifest: dict[str, Any]) -> bool:
+    """Whether the order of a run's records is that in which they were computed."""
+    return manifest.get("ordered") is not False
+
+
+def failed(manifest: dict[str, Any]) -> bool:
+    """Whether part of the capture itself failed, so that the run lacks what it would have recorded."""
+    return bool(manifest.get("failures"))
+
+
+def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
+    """Options that narrow what is observed and differ, where both manifests name them."""
+    one, two = (manifest.get("narrowing", {}) for manifest in (manifest_a, manifest_b))
+    return [name for name in one if name in two and one[name] != two[name]]
+
+
+def notices_all_draws(manifest: dict[str, Any]) -> bool:
+    """Whether a capture noticed every draw from a default generator, and by the right module."""
+    return draws_recorded(manifest) and not chooses_modules(manifest)
+
+
+def draws_recorded(manifest: dict[str, Any]) -> bool:
+    """Whether a capture looked for draws wherever it recorded something of the forward pass."""
+    return manifest.get("draws") is True and Kind.RNG.value in observed_kinds(manifest)
+
+
+# --- sites
+
+
+def covered(
+    alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, same_start: bool
+) -> tuple[Mask, Mask]:
+    """By site, whether it is a divergence that a alone has it, and that b alone has it.
+
+    Args:
+        alignment: the runs' sites.
+        manifest_a: manifest of run a.
+        manifest_b: manifest of run b.
+        same_start: whether both captures began at the same step; if not, what `start` recorded has no partner.
+    """
+    masks = []
+    broken = failed(manifest_a) or failed(manifest_b)
+    listing = lists(manifest_a) or lists(manifest_b)
+    for other in (manifest_b, manifest_a):
+        # what has failed may have named modules and parameters, so that the other run's sites have no partner either
+        meaningful = np.full(alignment.size, not broken and not listing)
+        kinds = observed_kinds(other)
+        if kinds:
+            blind = [kind_code(kind) for kind in KINDS if kind.value not in kinds and kind not in SETTING_KINDS]
+            meaningful &= ~np.isin(alignment.kind, blind)
+        meaningful &= alignment.phase != phase_code(Phase.RECOMPUTE)
+        meaningful &= ~_accelerator_rng(alignment) & ~_draws(alignment)
+        if not same_start:
+            tensors = of_kinds(alignment.kind, STATE_KINDS)
+            meaningful &= ~(tensors & (alignment.phase == phase_code(Phase.START)))
+        masks.append(meaningful)
+    for name in narrowed(manifest_a, manifest_b):
+        hidden = _hidden_by(alignment, name)
+        masks = [mask & ~hidden for mask in masks]
+    return masks[0], masks[1]
+
+
+def _hidden_by(alignment: Alignment, option: str) -> Mask:
+    """Sites that one run may have alone because an option differs; all of them for an option that is not known."""
+    kinds = _CONCERNS.get(option)
+    if kinds is None:
+        return np.full(alignment.size, option not in _CONCERN_NO_SITES)
+    hidden = of_kinds(alignment.kind, kinds)
+    if option in _FILTERS:
+        hidden &= ~alignment.in_both  # of these modules both captures record
+    if option == "eval":
+        # What is recorded of an evaluation has parameters that changed since looked at once more in that step.
+        again = (alignment.phase == phase_code(Phase.START)) & (alignment.call > 0)
+        return np.asarray(alignment.evaluating | again)
+    return hidden
+
+
+def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
+    """Random states within a step, where the captures looked at the generators at different moments; else none.
+
+    What is recorded is the state at the look before: with fewer looks, the same name holds an earlier state.
+    """
+    hiding = {*_FILTERS, "compile"} | ({"eval"} if alignment.evaluating.any() else set())
+    alike = hiding.isdisjoint(narrowed(manifest_a, manifest_b))
+    looks = [
+        [bool(observed_kinds(manifest) & {kind.value for kind in kinds}) for kinds in _LOOKS]
+        for manifest in (manifest_a, manifest_b)
+    ]
+    return np.zeros(alignment.size, bool) if alike and looks[0] == looks[1] else _draws(alignment)
+
+
+_LOOKS = (MODULE_KINDS, (Kind.BATCH,), (Kind.LOSS,))
+"""Kinds that are recorded at the moments at which a capture looks at the generators."""
+
+
+def _draws(alignment: Alignment) -> Mask:
+    """Random states within a step, which only a run that draws there has: they explain what differs, if anything."""
+    within = alignment.phase != phase_code(Phase.START)
+    return np.asarray((alignment.kind == kind_code(Kind.RNG)) & within)
+
+
+def _accelerator_rng(alignment: Alignment) -> Mask:
+    """Random states of devices that one machine only may have."""
+    mask = alignment.kind == kind_code(Kind.RNG)
+    for site in np.flatnonzero(mask):
+        mask[site] = ":" in alignment.fqn[site] or alignment.fqn[site] in {"cuda", "mps", "xpu"}
+    return np.asarray(mask)
+
+
+# --- notes
+
+
+def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
+    """Sentences on what the captures were told to watch, where that differs."""
+    listing = [name for name, manifest in (("a", manifest_a), ("b", manifest_b)) if lists(manifest)]
+    if listing:
+        text = "lists values that were written elsewhere: what it does not list is not compared."
+        return [f"Run {name} {text}" for name in listing]
+    notes = []
+    kinds_a, kinds_b = observed_kinds(manifest_a), observed_kinds(manifest_b)
+    if kinds_a and kinds_b:
+        for missing, name in ((kinds_b - kinds_a, "a"), (kinds_a - kinds_b, "b")):
+            kinds = sorted(missing - {kind.value for kind in SETTING_KINDS})
+            if kinds:
+                notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
+    options_a, options_b = manifest_a.get("options", {}), manifest_b.get("options", {})
+    notes += [
+        f"The captures chose modules differently ({name}: {options_a.get(name)} in a, "
+        f"{options_b.get(name)} in b): modules that only one recorded are not compared."
+        for name in _FILTERS
+        if options_a.get(name) != options_b.get(name)
+    ]
+    others = [name for name in narrowed(manifest_a, manifest_b) if name in {*_OPERATORS, "eval", "compile"}]
+    if others:
+        clauses = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        notes.append(f"The captures were given different {clauses}: what only one of them recorded is not compared.")
+    for name in _STEPS:
+        one, two = options_a.get(name), options_b.get(name)
+        if one != two:
+            what = "ranks" if name == "ranks" else "steps"
+            clauses = what if name == what else f"{what}, by --{name.replace('_', '-')}"
+            notes.append(
+                f"The captures recorded different {clauses} (a: {_asked(one)}, b: {_asked(two)}): "
+                f"{what} that only one recorded are not compared."
+            )
+    if any(options_a.get(name) != options_b.get(name) for name in _OPTIONS):
+        notes.append("The captures kept different statistics: distances are missing where one side has none.")
+    return notes
+
+
+def _asked(value: object) -> object:
+    return "all" if value is None else value
+
+
+def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
+    """What the captures themselves say they could not see."""
+    notes = []
+    unseen_a, unseen_b = (
+        [str(text) for text in manifest.get("not_observed") or [] if isinstance(text, str)]
+        for manifest in (manifest_a, manifest_b)
+    )
+    for text in dict.fromkeys(unseen_a + unseen_b):
+        if text in unseen_a and text in unseen_b:
+            notes.append(f"Neither run could see everything: {text}")
+        else:
+            notes.append(f"Run {'a' if text in unseen_a else 'b'} could not see everything: {text}")
+    return notes

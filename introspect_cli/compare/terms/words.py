@@ -1,0 +1,280 @@
+"""Sites, distances and evidence in plain words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.terms.distance import rounding, shapes_differ
+from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, those
+from introspect_cli.compare.terms.result import RESOLUTION, Divergence
+from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_COMPUTED = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT})
+
+
+def far(divergence: Divergence) -> str:
+    """How far apart a and b are, in units people know; "" where unknown."""
+    rel, a, b = divergence.rel_l2, divergence.a, divergence.b
+    if a is None or b is None:
+        return ""
+    if shapes_differ(a, b):
+        return f"shape {_shape(a.layout.shape)} against {_shape(b.layout.shape)}"
+    parts = []
+    if a.layout.dtype != b.layout.dtype:
+        parts.append(f"{a.layout.dtype} against {b.layout.dtype}")
+    for name, word in (("nans", "NaN"), ("infs", "Inf")):
+        one, two = a.stats.get(name, 0), b.stats.get(name, 0)
+        if one != two:
+            parts.append(f"{one:.0f} {word} against {two:.0f}")
+    if rel is not None and Status.VALUE not in (a.status, b.status):
+        computed = divergence.coarse and divergence.site.kind in _COMPUTED
+        parts.append(amount(rel, a.layout.dtype, b.layout.dtype, coarser=computed))
+    if same_values(divergence):
+        parts.append("by its statistics the same values in another order")
+    return ", ".join(parts)
+
+
+_PERMUTED = 1e-3
+"""A smaller relative distance may be that of a few elements, which the statistics of a large tensor do not show."""
+
+
+def same_values(divergence: Divergence) -> bool:
+    """Whether b holds the values of a in another order, as far as extrema and moments tell: rows, channels, samples."""
+    a, b, rel = divergence.a, divergence.b, divergence.rel_l2
+    if a is None or b is None or rel is None or rel < _PERMUTED or a.layout != b.layout or a.layout.numel < 2:
+        return False
+    names = ("min", "max", "absmin", "zeros", "nans", "posinfs", "neginfs")
+    one, two = a.stats, b.stats
+    if not one or any(one.get(name) != two.get(name) for name in names) or one.get("min") == one.get("max"):
+        return False
+    size = one.get("amean", 0.0)  # a mean near zero is what is left of larger numbers
+    return all(
+        abs(one.get(name, 0.0) - two.get(name, 0.0)) <= tolerance * scale
+        for name, tolerance, scale in (
+            ("mean", 1e-12, size),
+            ("amean", 1e-12, size),
+            ("var", 1e-11, one.get("var", 0.0)),
+            ("skew", 1e-5, 1.0 + abs(one.get("skew", 0.0))),
+            ("kurt", 1e-5, 1.0 + abs(one.get("kurt", 0.0))),
+        )
+    )
+
+
+def how_far(divergence: Divergence) -> str:
+    """How far apart a and b are, in brackets after a blank, for the middle of a sentence; "" where unknown."""
+    distance = far(divergence)
+    return f" ({distance})" if distance else ""
+
+
+def what_diverges(divergence: Divergence) -> str:
+    """That a record differs, and by how much, or that one run alone has it, as a clause."""
+    name = what(divergence.site, divergence.module_class)
+    if divergence.only:
+        return f"only {divergence.only} has {name}"
+    return f"{name} differs{how_far(divergence)}"
+
+
+def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
+    """A relative distance in words.
+
+    Args:
+        rel: the distance.
+        dtype_a: dtype of run a's tensor.
+        dtype_b: dtype of run b's.
+        coarser: whether the rounding of a coarser dtype than these is worth a thought.
+    """
+    if rel < RESOLUTION:
+        return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
+    unit = rounding(rel, dtype_a, dtype_b)
+    if unit is not None and (coarser or unit[1] in (dtype_a, dtype_b)):
+        number = f"about {unit[0]:,.0f}" if unit[0] >= 9.5 else f"about {unit[0]:.1f}".removesuffix(".0")
+        number = number if unit[0] >= 0.05 else "less than 0.1"
+        return f"relative L2 {rel:.1e}, {number} {unit[1]} rounding unit{'s' * (number != 'about 1')}"
+    if rel >= 0.01:
+        return f"relative L2 {rel:.2g}"
+    return f"relative L2 {rel:.1e}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) if shape else "scalar"
+
+
+def key_of(path: str) -> str:
+    """The last key of a path: `exp_avg` of `['exp_avg']`."""
+    return path.rpartition("[")[2].strip("]'")
+
+
+def what(site: Site, module_class: str = "") -> str:
+    """A site in words: `the input [0] of GPT.head`; with its module's class, where that is given."""
+    path = f" {site.path}" if site.path else ""
+    call = f" (call {site.call})" if site.call else ""
+    if site.kind is Kind.BATCH:
+        return (
+            f"the batch{f' {site.call}' if site.call else ''} from {site.fqn}{f' ({site.path})' if site.path else ''}"
+        )
+    if site.kind is Kind.RNG:
+        return _random_state(site, call)
+    if site.kind is Kind.LOSS:
+        return f"the loss{f' of backward {site.call}' if site.call else ''}{path}"
+    if site.kind is Kind.COLLECTIVE:
+        return _collective(site)
+    if site.kind is Kind.VALUE:
+        return f"{site.kind.one} {site.fqn}{path}{call}"
+    if site.kind is Kind.PRODUCT:
+        return f"{site.kind.one}{path} of {site.fqn}{call}"
+    if site.kind in {Kind.PARAM, Kind.BUFFER}:
+        return f"{site.kind.one} {site.fqn}"
+    if site.kind is Kind.OPTIMIZER_STATE:
+        return f"the optimizer state {site.path} of {site.fqn}"
+    if site.kind is Kind.OP_OUTPUT:
+        return _operator(site) + call
+    return f"{site.kind.one}{path} of {named(site, module_class)}{call}"
+
+
+def _collective(site: Site) -> str:
+    """A collective or a message, or what goes into or comes out of it."""
+    name, _, part = site.path.partition(".")
+    name = name.partition("~")[0]
+    text = f"collective {site.call} of {site.fqn}"
+    if name:
+        text = f"message {site.call} ({name}) of {site.fqn.removeprefix('messages of ')}"
+    given = {"in": "what goes into ", "out": "what comes out of "}
+    return given.get(part.partition("[")[0], "") + text
+
+
+def _random_state(site: Site, call: str) -> str:
+    if not site.path:
+        return f"the random state of {site.fqn}"
+    generator = site.path.removesuffix(DRAWN_BEFORE)
+    if generator == site.path:
+        return f"the random state of {generator} from which {site.fqn}{call} draws"
+    place = {Phase.DATA: f"the batch from {site.fqn}", Phase.LOSS: "the backward pass"}.get(site.phase, site.fqn)
+    return f"the random state of {generator} before {place}{call}"
+
+
+def _operator(site: Site) -> str:
+    """The result of an operator: `result [0] of the backward operator aten.gelu_backward.default of GPT.act`."""
+    name, bracket, place = site.path.partition("[")
+    backward = "backward " if site.phase is Phase.BACKWARD else ""
+    text = f"result [{place} of the " if bracket else "the "
+    where = "the script itself" if site.fqn == "script" else site.fqn
+    return f"{text}{backward}operator {name} of {where}"
+
+
+def named(site: Site, module_class: str) -> str:
+    """A module and its class."""
+    return f"{site.fqn} ({module_class})" if module_class and module_class != site.fqn else site.fqn
+
+
+def both_values(divergence: Divergence) -> str:
+    """Both values of a scalar, for a sentence."""
+    a, b = divergence.a, divergence.b
+    if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
+        return ""
+    one, two = (_value(side) for side in (a, b))
+    return f" ({one} in a, {two} in b)" if one and two and one != two else ""
+
+
+def _value(summary: Summary) -> str:
+    """A single number; of those of several calls or ranks, their mean."""
+    mean = f"{summary.stats['mean']:.6g}" if "mean" in summary.stats else ""
+    if summary.joined is Joined.GATHERED and mean:
+        return f"{mean} as the mean of {summary.text.removesuffix(' together')}"
+    return summary.text or mean
+
+
+def often(count: int) -> str:
+    """How often, in words."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+# --- evidence
+
+_ITS = {
+    Thing.INPUTS: ("inputs", True),
+    Thing.PARAMETERS: ("parameters", True),
+    Thing.BUFFERS: ("buffers", True),
+    Thing.GRADIENT: ("gradient", False),
+    Thing.VALUE_BEFORE: ("value before", False),
+}
+"""What belongs to a module or parameter, and whether it takes a plural verb."""
+
+_THE = {
+    Thing.RANDOM_AT_START: ("the random state at the start of the step", False),
+    Thing.DRAWN_FROM: ("the random state", False),
+    Thing.BATCHES: ("the batches", True),
+    Thing.INSIDE: ("the outputs of the modules inside it so far", True),
+    Thing.OUTPUTS: ("every module output recorded before it", False),
+    Thing.FORWARD: ("the forward pass", False),
+    Thing.LEFT_OUT: ("the modules that a capture was told to leave out", True),
+    Thing.LOSS: ("the loss", False),
+    Thing.BACKWARD: ("the backward pass", False),
+    Thing.GRADIENT_SUM: ("the sum of its gradient over the ranks", False),
+    Thing.GRADIENTS: ("the gradients before it", True),
+    Thing.GRADIENTS_IN_STEP: ("the gradients before it in the optimizer step", True),
+    Thing.STATE_BEFORE: ("the optimizer state before", False),
+    Thing.TRAINED: ("every tensor that requires gradients", False),
+    Thing.UPDATED: ("what the script's own update left of the parameters", False),
+    Thing.EVERYTHING: ("everything recorded before it", False),
+}
+
+
+def thing(fact: Evidence) -> tuple[str, bool]:
+    """A thing in words, and whether it takes a plural verb."""
+    if fact.thing in _ITS:
+        noun, plural = _ITS[fact.thing]
+        if fact.of:
+            return f"the {noun} of {fact.of}", plural
+        if fact.inside:  # those of the modules inside it count too, and of these some may be on record
+            return f"{'some' if fact.known is Known.UNSEEN else 'the'} {noun} of {fact.inside}", plural
+        return f"its {noun}", plural
+    if fact.thing is Thing.OUTPUTS and fact.known is Known.UNSEEN:
+        return "module outputs before it", True
+    words, plural = _THE[fact.thing]
+    if fact.inside and fact.thing is Thing.DRAWN_FROM:
+        words = f"the random state inside {fact.inside}"
+    elif fact.inside and fact.thing is Thing.INSIDE:
+        words = f"the outputs of the modules inside {fact.inside} so far"
+    return words, plural
+
+
+def things(facts: Sequence[Evidence], one: str, many: str) -> str:
+    """Several things as a list, and the verb that they take: `its inputs and its parameters are`."""
+    plural = len(facts) > 1 or thing(facts[0])[1]
+    return f"{listed([thing(fact)[0] for fact in facts])} {many if plural else one}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a list in a sentence: `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{rest}"
+
+
+def although(evidence: Sequence[Evidence]) -> str:
+    """` although its inputs are equal`, and what is not known, for the middle of a sentence; "" for none."""
+    clauses = [
+        f"{things(facts, 'is', 'are')} {state.value}"
+        for state in (Known.EQUAL, Known.WITHIN, Known.FORM)
+        if (facts := those(evidence, state))
+    ]
+    text = f" although {' and '.join(clauses)}" if clauses else ""
+    unseen = those(evidence, Known.UNSEEN)
+    return f"{text} ({things(unseen, 'was', 'were')} not recorded)" if unseen else text
+
+
+def lines(evidence: Sequence[Evidence]) -> list[str]:
+    """The evidence as lines under the sentence."""
+    return [
+        f"{state.value.capitalize()}: {listed([thing(fact)[0] for fact in facts])}."
+        for state in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
+        if (facts := those(evidence, state))
+    ]

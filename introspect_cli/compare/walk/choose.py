@@ -1,0 +1,148 @@
+"""The sixth pass, and which of a step's divergences is the first: a value, or the cause that it follows from.
+
+A random state that differs moves no number until somebody draws from it, and a module that only one run has may change
+nothing. So records are told apart: values that both runs have are effects, and decide whether the runs diverge. Random
+states, and what one run only has because the other has nothing of that name, are causes: they are blamed where an
+effect differs and does not explain itself, and told as structure where none does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.reasons.base import judge
+from introspect_cli.compare.reasons.structure import drawn
+from introspect_cli.compare.resumed.began import Carried
+from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
+from introspect_cli.compare.step.step import Step
+from introspect_cli.compare.terms.names import ancestors, generator_of
+from introspect_cli.compare.terms.result import Role
+from introspect_cli.compare.terms.sites import kind_code, phase_code
+from introspect_cli.records import Kind, Phase, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from introspect_cli.compare.step.comparison import Comparison
+    from introspect_cli.compare.step.structure import Structure
+    from introspect_cli.compare.terms.evidence import Cause
+    from introspect_cli.compare.terms.table import Table
+
+_FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+
+_AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
+"""Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
+
+_BEFORE_GRADIENTS = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS})
+
+
+def separate(table: Table, comparison: Comparison) -> Table:
+    """The table with a mark on random states, and on what one run alone has since the other has no such thing."""
+    if comparison.causes is None:
+        return table
+    random, alone = (mask[table.site] for mask in comparison.causes)
+    return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))
+
+
+Lead = tuple[Step, int, "Cause | None", "int | None"]
+"""The first divergence of all: a step and the position in it, what makes it one where that is judged already, and which
+divergence of the step at hand it stands for, None where it is one of another step."""
+
+
+def choose(
+    step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
+) -> Lead | None:
+    """The divergence that leads the answer, where that is not simply the earliest of the step.
+
+    A value that explains itself leads. Else the first cause is to blame: of the steps in which nothing but causes
+    differed, or of this step.
+
+    Args:
+        step: the first step in which a value diverges.
+        positions: those of its divergences that were selected, in order.
+        earlier: what differed in structure in the steps before.
+        began: the first step in which nothing but causes differed; None where there is none.
+        new_values: whether one of these causes brought a value that the other run has nowhere.
+    """
+    table, divergences = step.table, step.divergences
+    effect = next((place for place in positions if not divergences.cause[place]), None)
+    if effect is None or (effect == positions[0] and began is None):
+        return None
+    site = step.sites[effect]
+    alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
+    place = alone.sites.index(site)
+    cause = judge(alone, place)
+    before = [step.sites[position] for position in positions[: positions.index(effect)]]
+    harmless = not (step.is_one_sided(effect) or new_values or earlier.random) and site.phase in _BEFORE_GRADIENTS
+    harmless = harmless and cause.role is Role.ORIGIN and not brings_values(table.keeping(table.cause))
+    if harmless or explains_itself(alone, place, cause, [*before, *earlier.sites()]):
+        return alone, place, cause, effect
+    if began is not None and not _draws_first(step, positions[0], earlier):
+        first = Step(step.comparison, began, Carried())
+        return first, drawn(first) or 0, None, None
+    if step.sites[positions[0]].kind is not Kind.RNG:
+        return None
+    # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
+    blamed = drawn(step)
+    if blamed is None:
+        blamed = next((position for position in positions if is_drawn_from(step, position)), None)
+    return (step, blamed, None, blamed) if blamed is not None and blamed in positions else None
+
+
+def _draws_first(step: Step, position: int, earlier: Structure) -> bool:
+    """Whether a step's first divergence is another state that is drawn from within it, while all before it agree."""
+    site = step.sites[position]
+    since = min(earlier.random.values(), default=step.number)
+    return site.kind is Kind.RNG and site.phase is not Phase.START and since >= step.number
+
+
+def is_drawn_from(step: Step, position: int) -> bool:
+    """Whether a divergence is the state of a generator from which something then draws other numbers."""
+    site = step.sites[position]
+    if site.kind is not Kind.RNG or site.phase is not Phase.START:
+        return False
+    return any(
+        other.kind is Kind.RNG and other.phase is not Phase.START and generator_of(other) == generator_of(site)
+        for other in step.sites
+    )
+
+
+def explains_itself(step: Step, effect: int, cause: Cause, before: Iterable[Site]) -> bool:
+    """Whether an effect lies at its own place, and not at one of the causes before it."""
+    if cause.role is not Role.ORIGIN or cause.reason not in _AT_ITS_PLACE:
+        return False
+    inside = cause.module or step.sites[effect].fqn
+    tuned = cause.reason == "optimizer" and bool(hyperparameter_changes(step.table))
+    back = cause.reason == "op" and step.sites[effect].phase is Phase.BACKWARD
+    return not any(
+        (site.kind is Kind.RNG and not tuned)
+        or (back and site.kind in _FLOWING_BACK)  # a gradient that flows in one run only changes those it is added to
+        or inside in (site.fqn, *ancestors(site.fqn))
+        for site in before
+    )
+
+
+def brings_values(causes: Table) -> bool:
+    """Whether something that one run only has brings a value into the forward pass that the other has nowhere.
+
+    A wrapper gives what is inside it, and an identity what it is given: neither can be to blame.
+    """
+    alignment = causes.alignment
+    giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
+    late = [phase_code(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER)]
+    for half, other in zip(causes.halves, (causes.b, causes.a), strict=True):
+        early = half.only[~np.isin(alignment.phase[half.sites[half.only]], late)]
+        sites, kinds = half.sites[early], alignment.kind[half.sites[early]]
+        gives = early[np.isin(kinds, giving)]
+        if not np.isin(half.batch.checksum[gives], other.checksum).all():
+            return True
+        given, gave = (
+            {alignment.fqn[site] for site in sites[kinds == kind_code(kind)].tolist()}
+            for kind in (Kind.INPUT, Kind.OUTPUT)
+        )
+        if given - gave:
+            return True  # what it gave was not seen
+    return False
