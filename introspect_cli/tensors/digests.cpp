@@ -33,6 +33,7 @@ bool multiplies() {  // pclmulqdq, sse4.1
     u32 a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 1 & 1) && (c >> 19 & 1);
 }
+const bool MULTIPLIES = multiplies();
 
 // 16 bytes moved on by a distance: both halves times what x to the power of that is.
 __attribute__((target("pclmul,sse4.1"))) INLINE __m128i moved(__m128i bytes, __m128i by) {
@@ -65,8 +66,7 @@ __attribute__((target("pclmul,sse4.1"))) u32 folded(u32 r, const u8 *bytes, i64 
 
 bool has_crc32() {
 #if defined(__x86_64__)
-    static const bool has = multiplies();
-    return has;
+    return MULTIPLIES;
 #else
     return false;
 #endif
