@@ -51,17 +51,18 @@ _BOTH: Final = (
     "tensor",
     "generators",
     "columns",
+    "digests",
     "kernels",
 )
 EXTENSIONS: Final = [
     Extension(
         "introspect_cli.tensors._kernels",
         [
-            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "hooks", "modules", "standing")),
+            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "held", "hooks", "modules", "standing")),
             OPERATORS,
             *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
         ],
-        depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", *_BOTH))],
+        depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", "objects", *_BOTH))],
         py_limited_api=True,
         optional=True,
     ),

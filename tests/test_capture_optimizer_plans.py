@@ -11,6 +11,7 @@ from torch import nn
 
 from introspect_cli.capture.probes.held import Plan
 from introspect_cli.store.read.run import open_run
+from introspect_cli.tensors import intake
 
 
 def nothing(net, optimizer):
@@ -80,21 +81,39 @@ def contents(path):
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_same_records_with_a_plan_and_without(change, tmp_path, monkeypatch):
     used = []
-    values = Plan.values
+    is_recorded, values = Plan.is_recorded, Plan.values
+
+    def at_once(self, *given):
+        done = is_recorded(self, *given)
+        if done:
+            used.append(True)
+        return done
 
     def said(self, *given):
         found = values(self, *given)
         used.append(found is not None)
         return found
 
+    monkeypatch.setattr(Plan, "is_recorded", at_once)
     monkeypatch.setattr(Plan, "values", said)
     planned = contents(captured(tmp_path / "planned", train(change)))
+    monkeypatch.setattr(Plan, "is_recorded", lambda *_: False)
     monkeypatch.setattr(Plan, "values", lambda *_: None)
     alone = contents(captured(tmp_path / "alone", train(change)))
     assert planned == alone
     assert len(planned) == 6
     assert used[0]
     assert change in {nothing, freeze, forget_one, add_group} or not used[2]
+
+
+def test_the_same_gradients_where_it_is_not_known_where_a_tensor_has_its_hooks(tmp_path, monkeypatch):
+    known = contents(captured(tmp_path / "known", train(nothing)))
+    monkeypatch.setattr(intake, "_place_of_hooks", lambda: -1)
+    intake.functions.cache_clear()
+    try:
+        assert contents(captured(tmp_path / "by-name", train(nothing))) == known
+    finally:
+        intake.functions.cache_clear()
 
 
 class Container(torch.optim.Optimizer):

@@ -14,6 +14,7 @@
 #include "lock.h"
 #include "memory.h"
 #include "numbers.h"
+#include "objects.h"
 #include "team.h"
 #include "tensor.h"
 #include "times.h"
@@ -38,6 +39,7 @@ struct Intake {
     PyObject *held[HELD], *into[INTO];
     i64 flags, limit, table;  // the last counts tables of summaries
     PyObject *sites, *slots;  // room for those of many tensors; null while it is used
+    Objects tensors;          // the same
     Shapes shapes;
     Large large;
 };
@@ -224,33 +226,29 @@ struct Ahead {
 
     void forget() { std::memset(seen, 0, sizeof seen); }
     const Look *at(Py_ssize_t i) const { return seen[i % PLACES] ? &looks[i % PLACES] : nullptr; }
-    void look_at(Intake *self, PyObject *tensors, Py_ssize_t i) {
+    void look_at(Intake *self, const Objects &tensors, Py_ssize_t i) {
         constexpr i64 LINE = 64, LINES = 8;
         Look &found = looks[i % PLACES];
-        if (!(seen[i % PLACES] = i < PyList_Size(tensors) && look(self, PyList_GetItem(tensors, i), found))) return;
+        if (!(seen[i % PLACES] = i < tensors.count && look(self, tensors.items[i], found))) return;
         const i64 bytes = least(found.count * SIZES[found.code], LINES * LINE);
         for (i64 at = 0; at < bytes; at += LINE) __builtin_prefetch((const char *)found.address + at);
     }
 };
 
-constexpr char SHORTENED[] = "the list of tensors was shortened meanwhile";
-
-// Has `one` do something with each tensor of a list, in order, and with what a look at it told, if there was one; false with an
-// exception, as `one` says.
-template <class One> bool with_each(Intake *self, PyObject *tensors, One one) {
+// Has `one` do something with each tensor, in order, and with what a look at it told, if there was one; false with an exception,
+// as `one` says.
+template <class One> bool with_each(Intake *self, const Objects &tensors, One one) {
     constexpr Py_ssize_t AHEAD = 8, STORAGE = 5, AT_ONCE = 1024;  // small tensors without giving the interpreter's lock away: a millisecond
-    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted"), false;
-    Py_ssize_t count = PyList_Size(tensors);
     Ahead ahead;
-    for (Py_ssize_t i = 0; i < count && i < PyList_Size(tensors); i++) {
-        PyObject *next = i + AHEAD < count ? PyList_GetItem(tensors, i + AHEAD) : nullptr;
+    for (Py_ssize_t i = 0; i < tensors.count; i++) {
+        PyObject *next = i + AHEAD < tensors.count ? tensors.items[i + AHEAD] : nullptr;
         if (next && is_plain(self, next)) fetch(self->functions, next);
-        PyObject *nearer = i + STORAGE < count ? PyList_GetItem(tensors, i + STORAGE) : nullptr;
+        PyObject *nearer = i + STORAGE < tensors.count ? tensors.items[i + STORAGE] : nullptr;
         if (nearer && is_plain(self, nearer)) fetch_storage(self->functions, nearer);
         ahead.look_at(self, tensors, i + Ahead::SOON);
         const Look *seen = ahead.at(i);
         const bool is_small = seen && seen->count < self->limit;
-        if (!one(PyList_GetItem(tensors, i), seen)) return false;
+        if (!one(tensors.items[i], seen)) return false;
         const bool pauses = i % AT_ONCE == AT_ONCE - 1;
         if (!is_small || pauses) ahead.forget();
         if (pauses) {
@@ -261,9 +259,9 @@ template <class One> bool with_each(Intake *self, PyObject *tensors, One one) {
     return true;
 }
 
-// The slot of each tensor of a list, -1 for those that go the long way, into numbers; false with an exception. What cannot be
-// summarised together here goes into a list of items. It needs the summarizer's lock.
-bool put_slots(Intake *self, PyObject *tensors, PyObject *slots, i64 threads, PyObject *items) {
+// The slot of each tensor, -1 for those that go the long way, into numbers; false with an exception. What cannot be summarised
+// together here goes into a list of items. It needs the summarizer's lock.
+bool put_slots(Intake *self, const Objects &tensors, PyObject *slots, i64 threads, PyObject *items) {
     Later later{threads};
     const bool may = unseen(self);
     const bool done = with_each(self, tensors, [&](PyObject *tensor, const Look *seen) {
@@ -277,19 +275,24 @@ bool put_slots(Intake *self, PyObject *tensors, PyObject *slots, i64 threads, Py
 
 PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     Intake *self = (Intake *)object;
-    if (given != 2 || !PyList_Check(arguments[1])) return PyErr_Format(PyExc_TypeError, "tensors and a list of items wanted");
+    if (given != 2 || !PyList_Check(arguments[0]) || !PyList_Check(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "tensors and a list of items wanted");
     const Room slots(self->slots);
-    const bool done = slots.numbers && put_slots(self, arguments[0], slots.numbers, threads_of(self->large), arguments[1]);
+    Taken tensors(self->tensors);
+    const bool done = slots.numbers && tensors.add_list(arguments[0]) &&
+                      put_slots(self, tensors, slots.numbers, threads_of(self->large), arguments[1]);
     return done ? list_of_numbers(slots.numbers) : nullptr;
 }
 
-// Takes a list of sites, if none of them has been recorded in this step; false, without an exception, if one has.
-bool take_new(PyObject *times, PyObject *sites, PyObject *numbers) {
-    for (Py_ssize_t i = 0; i < PyList_Size(sites); i++) {
-        const i64 site = PyLong_AsLongLong(PyList_GetItem(sites, i));
-        if (site < 0 || times_of(times, site) || !add_number(numbers, site)) return PyErr_Clear(), false;
-    }
-    return true;
+// Takes sites, if there are numbers of that many and none of them has been recorded in this step; false, without an exception,
+// if not.
+bool take_new(PyObject *times, PyObject *sites, Py_ssize_t count, PyObject *numbers) {
+    const bool taken = is_numbers(sites) ? add_numbers(numbers, first_of_numbers(sites), size_of_numbers(sites))
+                                         : PyList_Check(sites) && add_list(numbers, sites);
+    bool done = taken && size_of_numbers(numbers) == count;
+    const i64 *all = first_of_numbers(numbers);
+    for (Py_ssize_t i = 0; done && i < count; i++) done = all[i] >= 0 && !times_of(times, all[i]);
+    return PyErr_Clear(), done;
 }
 
 // Notes slots at new sites, as the recorder does: 1; 0, and nothing is done, where one of the sites or slots is not like the
@@ -303,59 +306,42 @@ int note_all(Intake *self, PyObject *sites, PyObject *slots) {
     return add_numbers(self->into[OWN_ROWS], own, count) && add_numbers(self->into[OWN_SLOTS], every, count) ? 1 : -1;
 }
 
-// Summarises tensors and notes them at their sites. True: done. False: nothing is. A list of slots, -1 for those that go the long
-// way: the rest, and the noting, are not. It needs the recorder's lock.
 PyObject *record_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     Intake *self = (Intake *)object;
     if (given != 2) return PyErr_Format(PyExc_TypeError, "sites and tensors wanted");
-    PyObject *tensors = arguments[1];
-    if (!self->into[OWN_ROWS] || self->into[OWN_SUMS] != Py_None || !PyList_Check(arguments[0]) || !PyList_Check(tensors))
-        return Py_NewRef(Py_False);
-    const Py_ssize_t count = PyList_Size(arguments[0]);
-    const Room sites(self->sites), slots(self->slots);
-    if (!sites.numbers || !slots.numbers) return nullptr;
-    if (count != PyList_Size(tensors) ||
-        size_of_numbers(self->held[LAYOUTS]) + count > PyList_Size(self->held[ADDRESSES]) ||
-        !take_new(self->into[OWN_TIMES], arguments[0], sites.numbers))
-        return Py_NewRef(Py_False);
-    const i64 threads = threads_of(self->large);
-    if (!threads || !try_take(self->large.lock)) return Py_NewRef(Py_False);
-    const bool done = put_slots(self, tensors, slots.numbers, threads, nullptr);
-    const bool are_all = done && size_of_numbers(slots.numbers) == count;
-    const int noted = are_all ? note_all(self, sites.numbers, slots.numbers) : -1;
-    give_back(self->large.lock);
-    if (done && !are_all) return PyErr_Format(PyExc_RuntimeError, SHORTENED);
-    if (done && !noted) return list_of_numbers(slots.numbers);
-    return noted < 0 ? nullptr : Py_NewRef(Py_True);
+    if (!PyList_Check(arguments[1])) return Py_NewRef(Py_False);
+    Taken tensors(self->tensors);
+    return tensors.add_list(arguments[1]) ? record_many(object, arguments[0], tensors) : nullptr;
 }
 
 PyObject *VERSION = nullptr;  // a name
 
-// How a tensor stands, in 64 bits: its count of writes, its address, a glance at its memory. None: the long way.
-PyObject *stand(Intake *self, PyObject *tensor, const Look *seen) {
+// How a tensor stands, in 64 bits: its count of writes, its address, a glance at its memory. 0: the long way.
+u64 stand(Intake *self, PyObject *tensor, const Look *seen) {
     Look found;
     if (seen) found = *seen;
-    else if (!look(self, tensor, found)) return Py_NewRef(Py_None);
+    else if (!look(self, tensor, found)) return 0;
     PyObject *version = PyObject_GetAttr(tensor, VERSION);
     i64 writes = version ? PyLong_AsLongLong(version) : -1;
     if (version) Py_DecRef(version);
-    if (PyErr_Occurred()) return PyErr_Clear(), Py_NewRef(Py_None);
-    if (!is_there(self, tensor, found)) return Py_NewRef(Py_None);
-    const u64 memory = glance((const char *)found.address, found.count * SIZES[found.code]);
-    return PyLong_FromUnsignedLongLong(mix(mix(found.address ^ G) + u64(writes)) ^ memory);
+    if (PyErr_Occurred()) return PyErr_Clear(), 0;
+    if (!is_there(self, tensor, found)) return 0;
+    return mix(mix(found.address ^ G) + u64(writes)) ^ glance((const char *)found.address, found.count * SIZES[found.code]);
 }
 
-PyObject *stands(PyObject *object, PyObject *tensors) {
+PyObject *stands(PyObject *object, PyObject *list) {
     Intake *self = (Intake *)object;
-    const bool may = unseen(self);
-    PyObject *all = PyList_Check(tensors) ? PyList_New(PyList_Size(tensors)) : nullptr;
-    Py_ssize_t place = 0;
-    const bool done = with_each(self, tensors, [=, &place](PyObject *tensor, const Look *seen) {
-        PyObject *made = may ? stand(self, tensor, seen) : Py_NewRef(Py_None);
-        return made && all && PyList_SetItem(all, place++, made) == 0;
-    });
-    if (all && !(done && place == PyList_Size(all))) Py_DecRef(all), all = nullptr;
-    return all || PyErr_Occurred() ? all : PyErr_Format(PyExc_RuntimeError, SHORTENED);
+    if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "a list wanted");
+    const Room marks(self->slots);
+    Taken tensors(self->tensors);
+    if (!marks.numbers || !tensors.add_list(list) || !marks_of(object, tensors, marks.numbers)) return nullptr;
+    PyObject *all = PyList_New(tensors.count);
+    for (Py_ssize_t i = 0; all && i < tensors.count; i++) {
+        const u64 mark = u64(first_of_numbers(marks.numbers)[i]);
+        PyObject *made = mark ? PyLong_FromUnsignedLongLong(mark) : Py_NewRef(Py_None);
+        if (!made || PyList_SetItem(all, i, made)) Py_DecRef(all), all = nullptr;
+    }
+    return all;
 }
 
 PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
@@ -380,6 +366,7 @@ void forget(PyObject *object) {
     Intake *self = (Intake *)object;
     PyObject *type = (PyObject *)Py_TYPE(object);
     for (PyObject *one : self->held) Py_DecRef(one);
+    self->tensors.free();
     for (PyObject *one : {self->sites, self->slots})
         if (one) Py_DecRef(one);
     for (PyObject *one : self->into)
@@ -430,6 +417,33 @@ i64 record_given(PyObject *object, PyObject *site, PyObject *tensor, PyObject *a
     });
 }
 
+PyObject *record_many(PyObject *object, PyObject *all_sites, const Objects &tensors) {
+    Intake *self = (Intake *)object;
+    if (!self->into[OWN_ROWS] || self->into[OWN_SUMS] != Py_None) return Py_NewRef(Py_False);
+    const Room sites(self->sites), slots(self->slots);
+    if (!sites.numbers || !slots.numbers) return nullptr;
+    if (size_of_numbers(self->held[LAYOUTS]) + tensors.count > PyList_Size(self->held[ADDRESSES]) ||
+        !take_new(self->into[OWN_TIMES], all_sites, tensors.count, sites.numbers))
+        return Py_NewRef(Py_False);
+    const i64 threads = threads_of(self->large);
+    if (!threads || !try_take(self->large.lock)) return Py_NewRef(Py_False);
+    const bool done = put_slots(self, tensors, slots.numbers, threads, nullptr);
+    const int noted = done ? note_all(self, sites.numbers, slots.numbers) : -1;
+    give_back(self->large.lock);
+    if (done && !noted) return list_of_numbers(slots.numbers);
+    return noted < 0 ? nullptr : Py_NewRef(Py_True);
+}
+
+bool marks_of(PyObject *object, const Objects &tensors, PyObject *marks) {
+    Intake *self = (Intake *)object;
+    const bool may = unseen(self);
+    return with_each(self, tensors, [=](PyObject *tensor, const Look *seen) {
+        return add_number(marks, i64(may ? stand(self, tensor, seen) : 0));
+    });
+}
+
+Objects &objects_of(PyObject *object) { return ((Intake *)object)->tensors; }
+
 i64 table_of(PyObject *object) { return ((Intake *)object)->table; }
 
 bool note_again(PyObject *object, PyObject *site, i64 slot, i64 table) {
@@ -462,7 +476,7 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (!self) return nullptr;
     self->sites = self->slots = nullptr;
     self->functions = (const Functions *)bytes, self->flags = flags, self->limit = limit;
-    self->table = 0, self->shapes = {};
+    self->table = 0, self->shapes = {}, self->tensors = {};
     for (PyObject *&one : self->into) one = nullptr;
     for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[NUMBERS + i]);
     PyObject **held = self->held;

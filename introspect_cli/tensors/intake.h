@@ -13,6 +13,14 @@ HIDDEN u64 glance(const char *bytes, i64 size);  // 64 bits of what lies at plac
 HIDDEN i64 record_at(PyObject *intake, PyObject *const *sites, Py_ssize_t count, PyObject *tensor);
 // The same of a small or large tensor that an operator gave: what it was given is noted by row, in the dictionary `all`.
 HIDDEN i64 record_given(PyObject *intake, PyObject *site, PyObject *tensor, PyObject *all, PyObject *given);
+// Summarises tensors and notes them at their sites, a list of numbers or Numbers. True: done. False: nothing is. A list of slots, -1
+// for those that go the long way: the rest, and the noting, are not. It needs the recorder's lock.
+struct Objects;
+HIDDEN PyObject *record_many(PyObject *intake, PyObject *sites, const Objects &tensors);
+// Adds to Numbers how each tensor stands: its count of writes, its address, a glance at its memory; 0 for those that go the long
+// way. False with an exception.
+HIDDEN bool marks_of(PyObject *intake, const Objects &tensors, PyObject *marks);
+HIDDEN Objects &objects_of(PyObject *intake);  // room for such
 HIDDEN bool is_intake(PyObject *object);
 struct Functions;
 HIDDEN const Functions *functions_of(PyObject *intake);

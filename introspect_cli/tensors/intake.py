@@ -105,7 +105,7 @@ _TENSOR: Final = 24 * _WORD
 
 @functools.cache
 def functions() -> bytes | None:
-    """`Functions` of tensor.h: where a tensor lies and what tells a lazy negation, and nine addresses; None without."""
+    """`Functions` of tensor.h: where things lie and what tells a lazy negation, and nine addresses; None without."""
     try:
         asked = _functions_of_torch()
         with unobserved():
@@ -114,10 +114,11 @@ def functions() -> bytes | None:
             if _WORD != 8 or place is None or not all(_agrees(asked, place, tensor) for tensor in samples):
                 return None
             keys, negation = _keys(place, samples)
+            hooks = _place_of_hooks()
     except Exception:  # whatever torch has made of them: there is another way
         return None
     addresses = [_word(ctypes.addressof(function)) or 0 for function in asked]
-    return struct.pack(f"=qqQ{len(addresses)}q", place, keys, negation, *addresses)
+    return struct.pack(f"=qqQq{len(addresses)}q", place, keys, negation, hooks, *addresses)
 
 
 def _functions_of_torch() -> list[_Function]:
@@ -152,6 +153,16 @@ def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
     places = [at for at in range(0, _TENSOR, _WORD) if all((_word(tensor + at) or 0) == keys for tensor, keys in every)]
     negation = keys_of(negated).raw_repr() & ~keys_of(plain.imag).raw_repr()
     return (places[0], negation) if len(places) == 1 and negation else (-1, 0)
+
+
+def _place_of_hooks() -> int:
+    """Bytes from a tensor's Python object to the dictionary of its hooks, null where it has none; -1 if not known."""
+    tensor, hooks = torch.zeros(1, device="cpu", requires_grad=True), {}  # type: ignore[var-annotated]  # stays empty
+    tensor._backward_hooks = hooks  # noqa: SLF001  # no public one
+    places = range(object.__basicsize__, torch.Tensor.__basicsize__, _WORD)
+    met = [at for at in places if _word(id(tensor) + at) == id(hooks)]
+    tensor._backward_hooks = None  # noqa: SLF001  # as above
+    return met[0] if len(met) == 1 and _word(id(tensor) + met[0]) is None else -1
 
 
 def _word(address: int) -> int | None:

@@ -34,9 +34,12 @@ Only one thread at a time may be in a call with a team, apart from `take`.
 from __future__ import annotations
 
 import threading
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.machine import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 KERNELS, REASON = load("introspect_cli.tensors._kernels")
 """The extension, None if it cannot be had; and why, "" if it can."""
@@ -61,6 +64,13 @@ SKETCH: Final = 2
 def new_numbers() -> Any:
     """A list of numbers that keeps its room when it is cleared, where there is compiled code to fill it."""
     return [] if KERNELS is None else KERNELS.numbers()
+
+
+def numbers_of(numbers: Iterable[int]) -> Any:
+    """Such a list with some numbers in it, for compiled code that is handed it in each step."""
+    made = new_numbers()
+    made.extend(numbers)
+    return made
 
 
 ITEM_WORDS: Final = 8

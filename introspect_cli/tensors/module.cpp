@@ -3,6 +3,7 @@
 // team it is given. See kernels.py for what calls mean.
 #include "calls.h"
 #include "columns.h"
+#include "digests.h"
 #include "generators.h"
 #include "lock.h"
 #include "memory.h"
@@ -189,6 +190,16 @@ PyObject *py_columns(PyObject *, Arguments a, Py_ssize_t n) {
         return i64(0);
     });
 }
+PyObject *py_crc32(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<3>(a, n, KEPT, [](const u64 *w) { return i64(crc32_of(u32(w[2]), (const u8 *)w[0], i64(w[1]))); });
+}
+PyObject *py_step_digest(PyObject *, Arguments a, Py_ssize_t n) {
+    return function<7>(a, n, KEPT, [](const u64 *w) {
+        const Records of{i64(w[0]), (const u32 *)w[1], (const u64 *)w[2], (const u8 *)w[3], (const u64 *)w[4], (const u8 *)w[5]};
+        return step_digest(of, (u64 *)w[6]), i64(0);
+    });
+}
+PyObject *py_has_crc32(PyObject *, PyObject *) { return PyBool_FromLong(has_crc32()); }
 PyObject *py_levels(PyObject *, PyObject *) {
     Level found[3];
     int count = levels(found);
@@ -212,7 +223,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(sum_of_samples), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
     FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance),
-    FAST(columns),
+    FAST(columns), FAST(crc32), FAST(step_digest), {"has_crc32", py_has_crc32, METH_NOARGS, nullptr},
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {"memory", new_memory, METH_O, nullptr}, {"times", new_times, METH_NOARGS, nullptr},
@@ -221,7 +232,9 @@ PyMethodDef METHODS[] = {
     {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},
     {"operators", (PyCFunction)(void (*)())new_operators, METH_FASTCALL, nullptr},
     {"hooks", new_hooks, METH_NOARGS, nullptr}, {"standing", new_standing, METH_NOARGS, nullptr},
-    {"values_of_all", (PyCFunction)(void (*)())values_of_all, METH_FASTCALL, nullptr},
+    {"stood", new_stood, METH_NOARGS, nullptr}, {"are_these", (PyCFunction)(void (*)())are_these, METH_FASTCALL, nullptr},
+    {"record_gradients", (PyCFunction)(void (*)())record_gradients, METH_FASTCALL, nullptr},
+    {"record_state", (PyCFunction)(void (*)())record_state, METH_FASTCALL, nullptr},
     {"watch_generator", (PyCFunction)(void (*)())watch_generator, METH_FASTCALL, nullptr},
     {"generators_moved", generators_moved, METH_NOARGS, nullptr}, {"generator_state", generator_state, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

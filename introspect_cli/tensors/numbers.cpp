@@ -14,8 +14,32 @@ struct Numbers {
 };
 PyObject *TYPE = nullptr;
 
+// Room of lists that are gone, for the next ones: a step that ends has its lists copied, as the step before had.
+struct Spare {
+    i64 *items;
+    Py_ssize_t room;
+} SPARE[4];
+
+bool take_spare(Numbers *self, Py_ssize_t room) {
+    for (Spare &spare : SPARE)
+        if (!self->items && spare.items && room <= spare.room) {
+            self->items = spare.items, self->room = spare.room;
+            return spare = {}, true;
+        }
+    return false;
+}
+void give_room_back(Numbers *self) {
+    Spare *smallest = SPARE;
+    for (Spare &spare : SPARE)
+        if (spare.room < smallest->room) smallest = &spare;
+    const Spare own = {self->items, self->room};
+    if (own.room <= smallest->room) return std::free(own.items);
+    std::free(smallest->items);
+    *smallest = own;
+}
+
 bool has_room(Numbers *self, Py_ssize_t more) {
-    if (self->count + more <= self->room) return true;
+    if (self->count + more <= self->room || take_spare(self, self->count + more)) return true;
     const Py_ssize_t room = most<Py_ssize_t>(2 * self->room, most<Py_ssize_t>(self->count + more, 1024));
     i64 *items = (i64 *)std::realloc(self->items, size_t(room) * sizeof *items);
     if (!items) return PyErr_NoMemory(), false;
@@ -114,7 +138,7 @@ PyObject *compare(PyObject *object, PyObject *other, int how) {
 
 void forget(PyObject *object) {
     PyObject *type = (PyObject *)Py_TYPE(object);
-    std::free(((Numbers *)object)->items);
+    give_room_back((Numbers *)object);
     PyObject_Free(object);
     Py_DecRef(type);
 }

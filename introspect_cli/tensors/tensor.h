@@ -27,6 +27,7 @@ struct Functions {
     i64 place;      // of the tensor in its Python object
     i64 keys;       // of its dispatch keys in the tensor; -1 if not known
     u64 negation;   // the key of those whose elements are yet to be negated
+    i64 hooks;      // of what a tensor's `_backward_hooks` is, in its Python object; -1 if not known
     int (*layout)(void *, i32 *), (*device)(void *, i32 *), (*type)(void *, i32 *), (*dims)(void *, i64 *);
     int (*sizes)(void *, i64 **), (*strides)(void *, i64 **);
     int (*bytes)(void *, i64 *), (*offset)(void *, i64 *), (*address)(void *, const void **);

@@ -1,5 +1,6 @@
 // The hooks of gradients.py for tensors that autograd nodes made: registered and answered without a frame of Python.
 #include "probes.h"
+#include "tensor.h"
 
 #include <structmember.h>
 
@@ -132,8 +133,19 @@ PyObject *hooks_with(Gradients *self, PyObject *site, PyObject *version, Hook *&
     return hooks;
 }
 
-// Gives hooks to a node and leaves no trace of them on the tensor: `private_api.add_hook`.
-bool add_hooks(PyObject *tensor, PyObject *node, PyObject *hooks) {
+// Gives hooks to a node and leaves no trace of them on the tensor: `private_api.add_hook`. The node takes them from where the tensor
+// has its own. To set them there by name is to add them to the tensor first, and to take them off.
+bool add_hooks(const Functions *torch, PyObject *tensor, PyObject *node, PyObject *hooks) {
+    if (torch->hooks >= 0) {
+        PyObject *give = attribute(node, GIVE), **place = (PyObject **)((char *)tensor + torch->hooks), *own = *place;
+        if (!give) return false;
+        *place = Py_NewRef(hooks);
+        PyObject *done = PyObject_CallFunctionObjArgs(give, tensor, nullptr);
+        *place = own;
+        Py_DecRef(hooks), Py_DecRef(give);
+        if (done) Py_DecRef(done);
+        return done || (PyErr_Clear(), false);
+    }
     PyObject *give = attribute(node, GIVE), *own = give ? attribute(tensor, HOOKS) : nullptr;
     bool given = false;
     if (own && PyObject_SetAttr(tensor, HOOKS.get(), hooks) == 0) {
@@ -163,7 +175,7 @@ bool watch_made(Gradients *self, PyObject *tensor, PyObject *site, PyObject *nod
         PyObject *hooks = hooks_with(self, site, version, hook);
         if (hooks) {
             put(hook->number, number);
-            done = add_hooks(tensor, node, hooks) && set_hook(self->held[WATCHED], u64(tensor), (PyObject *)hook) &&
+            done = add_hooks(functions_of(self->held[INTAKE]), tensor, node, hooks) && set_hook(self->held[WATCHED], u64(tensor), (PyObject *)hook) &&
                    take_dictionary(self->held[WATCHED], hooks);
             Py_DecRef(hooks);
         }

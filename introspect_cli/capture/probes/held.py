@@ -6,6 +6,7 @@ asked for twice a step of every parameter, so the sites of it all are looked up 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -19,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
-from introspect_cli.tensors.kernels import KERNELS
+from introspect_cli.tensors.kernels import KERNELS, numbers_of
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 PLAIN = (bool, int, float, str)
 _KEPT = frozenset({*PLAIN, type(None)})
 _OTHER = object()
+_STATES = (dict, defaultdict)
 _gradient_of = attrgetter("grad")
 
 
@@ -43,7 +45,7 @@ class Held:
         """Take the names, in the order of the parameters, and how many of all had been replaced by then."""
         self.names = names
         self.replaced = replaced
-        self._gradients: dict[int, list[int]] = {}
+        self._gradients: dict[int, Sequence[int]] = {}
         self._large: list[int] | None = None
         self.all_watched = all(name.watched for name in names)
         self.plans: dict[Phase, Plan] = {}
@@ -59,13 +61,13 @@ class Held:
             ]
         return [parameters[at] for at in self._large]
 
-    def gradient_sites(self, context: Context, call: int) -> list[int]:
+    def gradient_sites(self, context: Context, call: int) -> Sequence[int]:
         """The site of each parameter's gradient, -1 for what is not watched."""
         sites = self._gradients.get(call)
         if sites is None:
-            sites = self._gradients[call] = [
+            sites = self._gradients[call] = numbers_of(
                 context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call) if name.watched else -1 for name in self.names
-            ]
+            )
         return sites
 
     def states(self, optimizer: Optimizer) -> tuple[Sequence[int], list[Any]]:
@@ -110,17 +112,21 @@ class Plan:
 
     def __init__(self, sites: list[int], positions: Sequence[int], states: list[dict[str, Any]]) -> None:
         """Remember the keys, not what is kept under them."""
-        self.sites = sites
+        self.sites = numbers_of(sites)
         self._positions = positions
         self._keys = list(chain.from_iterable(states))
-        self._lengths = list(map(len, states))
+        self._lengths = numbers_of(map(len, states))
+
+    def is_recorded(self, recorder: Recorder, stepping: Stepping) -> bool:
+        """Have all of it recorded in one call; False, and nothing is done, where that has to be done in Python."""
+        state, parameters = stepping.optimizer.state, stepping.parameters
+        if KERNELS is None or type(state) not in _STATES or self._positions != range(len(parameters)):
+            return False
+        known = parameters, state, self._lengths, self._keys, torch.Tensor
+        return recorder.collected(KERNELS.record_state, self.sites, *known)
 
     def values(self, positions: Sequence[int], states: list[Any]) -> list[torch.Tensor] | None:
         """The tensors kept now, in the order of the sites; None where anything else is kept than was."""
-        if positions == self._positions and KERNELS is not None:
-            compiled: list[torch.Tensor] | None = KERNELS.values_of_all(states, self._lengths, self._keys, torch.Tensor)
-            if compiled is not None:
-                return compiled
         if set(map(type, states)) != {dict} or positions != self._positions or list(map(len, states)) != self._lengths:
             return None
         if list(chain.from_iterable(states)) != self._keys:
@@ -142,30 +148,35 @@ class OptimizerRecords:
         if held is None or Kind.GRAD not in context.kinds:
             return
         sites, parameters = held.gradient_sites(context, call), stepping.parameters
+        collect = None if KERNELS is None or context.parts.active else KERNELS.record_gradients
+        if collect is not None and held.all_watched and self._recorder.collected(collect, sites, parameters):
+            return
         gradients: list[torch.Tensor] = list(map(_gradient_of, parameters)) if held.all_watched else []
         if len(sites) != len(gradients) or type(None) in set(map(type, gradients)):
             sites, parameters, gradients = _with_gradients(sites, parameters)
         placed = context.parts.each(
             sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
         )
-        self._recorder.tensors(*placed)
+        self._recorder.tensors(*placed, sampled=False)
 
     def state(self, stepping: Stepping, phase: Phase) -> None:
         """Record what an optimizer keeps for each of its parameters."""
         if (held := stepping.held) is None:
             return
+        plan, is_placed = held.plans.get(phase), self._context.parts.active
+        if plan is not None and not is_placed and held.all_watched and plan.is_recorded(self._recorder, stepping):
+            return
         positions, states = held.states(stepping.optimizer)
-        if self._context.parts.active:
+        if is_placed:
             positions, states = self._placed(stepping, positions, states, phase)
-        plan = held.plans.get(phase)
         values = None if plan is None else plan.values(positions, states)
         if plan is not None and values is not None:
-            self._recorder.tensors(plan.sites, values)
+            self._recorder.tensors(plan.sites, values, sampled=False)
             return
         kept = [self._state_of(held.names[at], state, phase) for at, state in zip(positions, states, strict=True)]
         sites = [site for of, _ in kept for site in of]
         tensors = [tensor for _, inside in kept for tensor in inside]
-        self._recorder.tensors(sites, tensors)
+        self._recorder.tensors(sites, tensors, sampled=False)
         if len(sites) == sum(map(len, states)) and Placed not in set(map(type, tensors)):  # else no plan would hold
             held.plans[phase] = Plan(sites, positions, states)
 
@@ -180,7 +191,7 @@ class OptimizerRecords:
             if pieces is None:
                 kept[at] = {key: parts.of(parameter, value) for key, value in state.items()}
             for name, inside in pieces or ():
-                self._recorder.tensors(*self._state_of(name, inside, phase))
+                self._recorder.tensors(*self._state_of(name, inside, phase), sampled=False)
         return list(kept), list(kept.values())
 
     def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
@@ -204,7 +215,7 @@ class OptimizerRecords:
 
 
 def _with_gradients(
-    sites: list[int], parameters: list[torch.Tensor]
+    sites: Sequence[int], parameters: list[torch.Tensor]
 ) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
     """Those of the parameters that are watched and have a gradient, with their sites and gradients."""
     kept_sites: list[int] = []

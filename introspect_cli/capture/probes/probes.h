@@ -13,7 +13,13 @@ HIDDEN PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_
 HIDDEN PyObject *new_modules(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 HIDDEN PyObject *new_operators(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 HIDDEN PyObject *new_standing(PyObject *, PyObject *);
-HIDDEN PyObject *values_of_all(PyObject *, PyObject *const *arguments, Py_ssize_t given);
+HIDDEN PyObject *new_stood(PyObject *, PyObject *);
+HIDDEN PyObject *are_these(PyObject *, PyObject *const *arguments, Py_ssize_t given);
+HIDDEN PyObject *record_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given);
+HIDDEN PyObject *record_state(PyObject *, PyObject *const *arguments, Py_ssize_t given);
+
+// Takes what modules hold under some names, each value once; false, without an exception, where `values` of standing.cpp has None.
+HIDDEN bool take_standing(PyObject *standing, PyObject *names, bool whole, Objects &into);
 
 // Has the gradient of a tensor recorded at a site; false, and nothing is done, where Python has to. Never an exception.
 HIDDEN bool watch_gradient(PyObject *gradients, PyObject *tensor, PyObject *site);

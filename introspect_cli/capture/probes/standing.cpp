@@ -4,6 +4,8 @@
 // Values are compared by identity. Plain ones are held, so that no other object gets theirs; tensors and modules are not.
 #include "probes.h"
 
+#include "objects.h"
+
 #include <cstdlib>
 
 namespace {
@@ -185,18 +187,12 @@ PyObject *py_holds(PyObject *object, PyObject *) { return PyBool_FromLong(holds(
 // What the dictionaries of some names have now, each value once; None where anything in them is not what it was, or anything at all
 // if the whole is asked for.
 PyObject *values(PyObject *object, PyObject *const *given, Py_ssize_t count) {
-    Standing *self = (Standing *)object;
     if (count != 2 || !PyTuple_Check(given[0])) return PyErr_Format(PyExc_TypeError, "a tuple of names and a flag wanted");
-    PyObject *names = given[0];
-    if (!holds(self, given[1] == Py_True ? nullptr : names) || (self->compared < self->entries.count && !note_firsts(self))) return Py_NewRef(Py_None);
-    PyObject *all = PyList_New(0);
-    for (const Place *place = self->places.items, *end = place + self->places.count; all && place < end; place++) {
-        const bool wanted = place->how == ENTRIES && is_among(place->name, names);
-        const Entry *entry = self->entries.items + place->first, *last = entry + (wanted ? place->size : 0);
-        for (; all && entry < last; entry++)
-            if (entry->first && PyList_Append(all, entry->value)) Py_DecRef(all), all = nullptr;
-    }
-    return all;
+    Objects all;
+    PyObject *list = take_standing(object, given[0], given[1] == Py_True, all) ? PyList_New(all.count) : Py_NewRef(Py_None);
+    for (Py_ssize_t i = 0; list && list != Py_None && i < all.count; i++) PyList_SetItem(list, i, Py_NewRef(all.items[i]));
+    all.free();
+    return list;
 }
 
 PyMethodDef METHODS[] = {
@@ -225,25 +221,14 @@ PyObject *new_standing(PyObject *, PyObject *) {
     return (PyObject *)self;
 }
 
-// What a list of dictionaries has, one after the other, where they are as long as another list says, have the keys of a third,
-// and nothing in them is other than of a class; else None.
-PyObject *values_of_all(PyObject *, PyObject *const *given, Py_ssize_t count) {
-    if (count != 4 || !PyList_Check(given[0]) || !PyList_Check(given[1]) || !PyList_Check(given[2]) || !PyType_Check(given[3]))
-        return PyErr_Format(PyExc_TypeError, "three lists and a class wanted");
-    PyObject *all = given[0], *lengths = given[1], *keys = given[2], *key, *value;
-    const Py_ssize_t end = PyList_Size(keys);
-    bool same = PyList_Size(all) == PyList_Size(lengths);
-    PyObject *values = PyList_New(0);
-    Py_ssize_t next = 0;
-    for (Py_ssize_t i = 0; same && values && i < PyList_Size(all); i++) {
-        PyObject *one = PyList_GetItem(all, i);
-        same = is_dictionary(one) && PyDict_Size(one) == PyLong_AsSsize_t(PyList_GetItem(lengths, i));
-        for (Py_ssize_t at = 0; same && PyDict_Next(one, &at, &key, &value); next++)
-            same = next < end && key == PyList_GetItem(keys, next) && PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)given[3]) &&
-                   PyList_Append(values, value) == 0;
+bool take_standing(PyObject *object, PyObject *names, bool whole, Objects &into) {
+    if ((PyObject *)Py_TYPE(object) != TYPE || !PyTuple_Check(names)) return false;
+    Standing *self = (Standing *)object;
+    bool same = holds(self, whole ? nullptr : names) && (self->compared == self->entries.count || note_firsts(self));
+    for (const Place *place = self->places.items, *end = place + self->places.count; same && place < end; place++) {
+        const bool wanted = place->how == ENTRIES && is_among(place->name, names);
+        const Entry *entry = self->entries.items + place->first, *last = entry + (wanted ? place->size : 0);
+        for (; same && entry < last; entry++) same = !entry->first || into.add(entry->value);
     }
-    if (values && same && next == end) return values;
-    Py_DecRef(values);
-    PyErr_Clear();
-    return Py_NewRef(Py_None);
+    return PyErr_Clear(), same;
 }

@@ -19,13 +19,14 @@ from introspect_cli.capture.naming.contents import Contents, holders_in, modules
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.held import parameters_of
+from introspect_cli.capture.probes.written import Identities, Written
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Kind, Phase
-from introspect_cli.tensors.kernels import KERNELS
+from introspect_cli.tensors.kernels import KERNELS, numbers_of
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch import nn
@@ -33,12 +34,16 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.probes.held import Stepping
-    from introspect_cli.tensors.summarizer import Summarizer
 
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
-_NAMES = {Kind.PARAM: "_parameters", Kind.BUFFER: "_buffers"}
-"""Where a module keeps its own."""
+_NAMES_OF = {
+    frozenset[Kind](): (),
+    _PARAMETERS: ("_parameters",),
+    _BUFFERS: ("_buffers",),
+    _BOTH: ("_parameters", "_buffers"),
+}
+"""Where a module keeps its own, by what is asked for."""
 
 
 class Holders:
@@ -62,11 +67,18 @@ class Holders:
         """Whether walking through them again would find the same; without anything compiled, walking is what tells."""
         return self._standing is not None and self._standing.holds()
 
+    def stand(self, kinds: frozenset[Kind], written: Written) -> bool:
+        """Whether these are the tensors that were recorded last, not written to since: asked in one call."""
+        if kinds not in self._contents or not written.hold(self._standing, _NAMES_OF[kinds], whole=not self.is_sure):
+            return False
+        self.is_sure = True
+        return True
+
     def tensors(self, kinds: frozenset[Kind]) -> Contents | None:
         """Parameters and buffers, each once; `kinds` says which of the two. None where all modules are to be asked."""
         known, whole = self._contents.get(kinds), not self.is_sure
         if known is not None:
-            tensors = self._standing.values(tuple(_NAMES[kind] for kind in _NAMES if kind in kinds), whole)
+            tensors = self._standing.values(_NAMES_OF[kinds], whole)
             if tensors is not None and len(tensors) == len(known[0]):
                 self.is_sure = True
                 return known[0], tensors, known[1]
@@ -91,7 +103,7 @@ class StateProbe(GuardedProbe):
         self._recorded: set[str] = set()
         self._holders: ById[Holders] = ById()
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
-        self._after: ById[tuple[tuple[list[int], list[int], int], list[int]]] = ById()
+        self._after: ById[tuple[tuple[list[int], int], Identities, Sequence[int]]] = ById()
         self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
         self._written = Written(context.recorder.summarizer)
         self._writes: ById[bool] = ById()
@@ -174,9 +186,13 @@ class StateProbe(GuardedProbe):
 
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
-        kinds, tensors, stand = self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
-        loose = self._held_by_optimizers()
-        contents = [*kinds, *[Kind.PARAM] * len(loose)], [*tensors, *loose], stand
+        kinds, holders = _BOTH if with_buffers else _PARAMETERS, self._holders.get(root)
+        alone, whole = self._held_by_optimizers(), not self._cutting.get(root)
+        if not alone and whole and holders is not None and holders.stand(kinds & self._context.kinds, self._written):
+            return
+        contents = self._tensors_of(root, kinds)
+        if alone:
+            contents = [*contents[0], *[Kind.PARAM] * len(alone)], [*contents[1], *alone], contents[2]
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
         changed = {
             id(tensor) for tensor in self._written.since(contents[1]) if not self._context.parts.is_rounded(tensor)
@@ -235,16 +251,16 @@ class StateProbe(GuardedProbe):
             return
         parameters, lengths = stepping.parameters, [len(group["params"]) for group in stepping.optimizer.param_groups]
         # What is at the same place of the same optimizer under the same identity has the name it had.
-        held = (list(map(id, parameters)), lengths, self._context.names.parameters.changes)
+        held = (lengths, self._context.names.parameters.changes)
         cached = self._after.get(stepping.optimizer)
-        if cached is None or cached[0] != held:
+        if cached is None or cached[0] != held or not cached[1].are(parameters):
             sites = [self._site(parameter, Phase.OPTIMIZER, Kind.PARAM, again=False) for parameter in parameters]
             if None in sites:
                 self._record(([Kind.PARAM] * len(parameters), parameters, []), Phase.OPTIMIZER)
                 return
-            cached = (held, [site for site in sites if site is not None])
+            cached = (held, Identities(parameters), numbers_of(site for site in sites if site is not None))
             self._after.set(stepping.optimizer, cached)
-        self._write(cached[1], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
+        self._write(cached[2], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
     def _look(self, root: nn.Module) -> Holders:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
@@ -290,8 +306,10 @@ class StateProbe(GuardedProbe):
         self._write(sites, tensors, lambda name: self._place(name, phase, Kind.PARAM, again=again))
         return sites
 
-    def _write(self, sites: list[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]) -> None:
-        self._recorder.tensors(*self._context.parts.each(sites, tensors, tensors, site_of))
+    def _write(
+        self, sites: Sequence[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]
+    ) -> None:
+        self._recorder.tensors(*self._context.parts.each(sites, tensors, tensors, site_of), sampled=False)
         self._written.recorded(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
@@ -329,41 +347,3 @@ def _those(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
     """The tensors of which something is true."""
     at = [position for position, tensor in enumerate(contents[1]) if are(tensor)]
     return [contents[0][position] for position in at], [contents[1][position] for position in at], []
-
-
-class Written:
-    """Remembers how tensors stood when they were recorded, by their `id`."""
-
-    def __init__(self, summarizer: Summarizer) -> None:
-        """Start with nothing recorded; the summarizer looks at tensors."""
-        self._summarizer = summarizer
-        self._marks: dict[int, Hashable] = {}
-        self._last: tuple[list[int], list[Hashable]] = (
-            [],
-            [],
-        )  # of those recorded last, who are asked for next as a rule
-
-    def recorded(self, tensors: list[torch.Tensor]) -> None:
-        """Remember tensors that have just been recorded."""
-        if tensors:
-            identities = list(map(id, tensors))
-            if identities != self._last[0]:
-                self._put_with_the_others()
-            self._last = identities, self._summarizer.stands(tensors)
-
-    def since(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those of the tensors that were recorded and have been written to since, or never were recorded."""
-        identities, now = list(map(id, tensors)), self._summarizer.stands(tensors)
-        if self._last == (identities, now):
-            return []
-        self._put_with_the_others()
-        before = list(map(self._marks.get, identities))
-        return [tensor for tensor, one, other in zip(tensors, before, now, strict=True) if one != other]
-
-    def _put_with_the_others(self) -> None:
-        for identity, mark in zip(*self._last, strict=True):
-            if mark is None:
-                self._marks.pop(identity, None)
-            else:
-                self._marks[identity] = mark
-        self._last = [], []

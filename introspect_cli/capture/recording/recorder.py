@@ -150,27 +150,29 @@ class Recorder:
             self._samples.note(site, self._sites.of[site].kind, slot, value)
             return slot
 
-    def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
-        """Record many tensors, each at its site: the kernels' threads share them out."""
+    def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor], *, sampled: bool = True) -> None:
+        """Record many tensors, each at its site; those that an optimizer has hold no samples."""
         with self._lock:
-            looks = self._samples.looks_at(sites)
+            looks = sampled and self._samples.looks_at(sites)
             short = not looks and self._all_short(sites, values)
-            if short is True:
-                return
-            slots = self.summarizer.add_all(values, short or None)
-            if self.saved.are_wanted:
-                for site, slot, value in zip(sites, slots, values, strict=True):
-                    self._save(site, slot, value)
+            if short is not True:
+                self._long(sites, values, short or None, looks=looks)
+
+    def _long(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None, *, looks: bool) -> None:
+        slots = self.summarizer.add_all(values, known)
+        for site, slot, value in zip(sites, slots, values, strict=True) if looks or self.saved.are_wanted else ():
+            self._save(site, slot, value)
             if looks:
-                for site, slot, value in zip(sites, slots, values, strict=True):
-                    self._samples.note(site, self._sites.of[site].kind, slot, value)
-            rows = self.step_rows
-            if rows.only is None and rows.times.once(list(sites)):
-                rows.sites.extend(sites)
-                rows.slots.extend(slots)
-            else:
-                for site, slot in zip(sites, slots, strict=True):
-                    self.step_rows.note(site, slot)
+                self._samples.note(site, self._sites.of[site].kind, slot, value)
+        self.step_rows.note_all(sites, slots)
+
+    def collected(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
+        """Have a function of the kernels find tensors of an optimizer and record them; False where it does not."""
+        with self._lock:
+            done = self.intake is not None and collect(self.intake, sites, *known)
+            if done and done is not True:
+                self._long(sites, done[1], done[0], looks=False)
+            return bool(done)
 
     def nested(self, sites: Sequence[int], values: Sequence[object]) -> None:
         """Record the leaves of a nested value in their order: tensors and plain values, the site of each."""

@@ -157,6 +157,15 @@ class StepRows:
         self.sites.append(site)
         self.slots.append(slot)
 
+    def note_all(self, sites: Sequence[int], slots: list[int]) -> None:
+        """Append many rows; the lock is held."""
+        if self.only is None and self.times.once(list(sites)):
+            self.sites.extend(sites)
+            self.slots.extend(slots)
+        else:
+            for site, slot in zip(sites, slots, strict=True):
+                self.note(site, slot)
+
     def take_back(self, start: int) -> list[tuple[int, int]]:
         """Take all rows from one on out of the step; their sites and slots."""
         with self._lock:

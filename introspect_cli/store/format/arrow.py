@@ -124,6 +124,7 @@ class Message:
     Attributes:
         rows: how many.
         columns: by name, the columns before the first of variable size: arrays within the message.
+        address: where they lie, and the header before them: the first of the pieces.
     """
 
     def __init__(self, schema: Schema, rows: int) -> None:
@@ -147,6 +148,7 @@ class Message:
             self._lengths += encoded.lengths
             self.columns[name] = memory[end : end + zeros.nbytes].view(zeros.dtype).reshape(zeros.shape)
             end += padded(zeros.nbytes)
+        self.address = memory.ctypes.data
         self._memory = memory.data
         self._header = self._memory[:header]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,6 +47,8 @@ from introspect_cli.store.write.rank_files import RankFiles, Written
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from introspect_cli.labels import Labels
     from introspect_cli.store.format.batch import StepBatch
 
@@ -59,6 +61,7 @@ class RankWriter:
     Attributes:
         failure: why nothing more is written, or None while all is well.
         digest: of the last step that was written.
+        compiled: computes the same as zlib's `crc32` and `step_digest`, of what lies at addresses; None without.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class RankWriter:
     ) -> None:
         self.failure: str | None = None
         self.digest = b""
+        self.compiled: Any = None
         self._rank = rank
         self._totals = StepTotals() if totals else None
         self._keys = np.zeros(0, np.uint64)
@@ -164,10 +168,11 @@ class RankWriter:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
         if before.lengths[INDEX] + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
             raise StoreError(f"more steps than a store holds ({LIMIT_INDEX // ENTRY.itemsize:,})")
-        site = columns["site"]
-        digest = step_digest(self._keys[site], columns["checksum"], columns["status"], self._setting[site])
+        digest = _digest(self.compiled, columns, self._keys, self._setting)
         chain = chained(before.chain, step, digest)
-        entry, crc = self._entry(STEP_ENTRY, step, streams, data, rows, digest, chain)
+        entry, crc = self._entry(
+            STEP_ENTRY, step, streams, data, rows, digest, chain, _crc(self.compiled, data, message.address)
+        )
         if labels and before.lengths.get(LABELS, 0) < LIMIT_LABELS:
             names[LABELS] = encode_labels(step, labels)
         if self._totals is not None and before.lengths.get(TOTALS, 0) < LIMIT_TOTALS:
@@ -219,10 +224,17 @@ class RankWriter:
         return message
 
     def _entry(
-        self, kind: int, step: int, streams: Mapping[str, Stream], data: Pieces, rows: int, digest: bytes, chain: bytes
+        self,
+        kind: int,
+        step: int,
+        streams: Mapping[str, Stream],
+        data: Pieces,
+        rows: int,
+        digest: bytes,
+        chain: bytes,
+        crc_of_data: int = 0,
     ) -> tuple[bytes, int]:
         """The next entry of the index, and the CRC-32 of the index with it."""
-        crc_of_data = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), data, 0)
         sites, layouts, modules = streams[SITES], streams[LAYOUTS], streams[MODULES]
         entry = ENTRY_VALUES.pack(
             *(step, self._files.written.lengths[RECORDS], sum(map(len, data)), rows),
@@ -284,3 +296,19 @@ class RankWriter:
         if self._totals is not None:
             self._totals.name_layouts(self._files.written.names[LAYOUTS].rows, list(rows))
         return encode_layouts(rows)
+
+
+def _digest(compiled: Any, columns: Mapping[str, NDArray[Any]], keys: NDArray[Any], setting: NDArray[Any]) -> bytes:
+    """The digest of a step; `keys` and `setting` are by site."""
+    site, checksum, status = columns["site"], columns["checksum"], columns["status"]
+    if compiled is None:
+        return step_digest(keys[site], checksum, status, setting[site])
+    sums = np.zeros(2, np.uint64)
+    compiled.step_digest(len(site), *(each.ctypes.data for each in (site, checksum, status, keys, setting, sums)))
+    return sums.tobytes()
+
+
+def _crc(compiled: Any, data: Pieces, address: int) -> int:
+    """The CRC-32 of pieces, of which the first lies at an address."""
+    first = 0 if compiled is None else compiled.crc32(address, len(data[0]), 0)
+    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), data if compiled is None else data[1:], first)

@@ -1,0 +1,46 @@
+// Objects that are looked at together, in room that stays from one step to the next: see numbers.cpp for what a list costs.
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include "kernels.h"
+
+#include <cstdlib>
+
+struct Objects {
+    PyObject **items = nullptr;
+    Py_ssize_t count = 0, room = 0;
+
+    bool add(PyObject *one) {  // takes another reference to it; false with an exception
+        if (count == room) {
+            const Py_ssize_t more = most<Py_ssize_t>(2 * room, 256);
+            PyObject **all = (PyObject **)std::realloc(items, size_t(more) * sizeof *all);
+            if (!all) return PyErr_NoMemory(), false;
+            items = all, room = more;
+        }
+        items[count++] = Py_NewRef(one);
+        return true;
+    }
+    bool add_list(PyObject *list) {
+        bool done = true;
+        for (Py_ssize_t i = 0; done && i < PyList_Size(list); i++) done = add(PyList_GetItem(list, i));
+        return done;
+    }
+    void clear() {
+        while (count) Py_DecRef(items[--count]);
+    }
+    void free() { clear(), std::free(items), *this = {}; }
+};
+
+// The room of some place while it is used. Whoever comes meanwhile has other room.
+struct Taken : Objects {
+    Objects &home;
+
+    explicit Taken(Objects &place) : Objects(place), home(place) { place = {}; }
+    ~Taken() {
+        clear();
+        if (home.items) free();
+        else home = *this;
+    }
+};
