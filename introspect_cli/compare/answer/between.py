@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, cut_short
 from introspect_cli.compare.changes.clues import Clues, CodeChanges
-from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side, user_of
+from introspect_cli.compare.reasons.gradient import Handling, excluded, user_of
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.script import drawn_otherwise
+from introspect_cli.compare.reasons.stale import stale_side
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,

@@ -18,34 +18,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.join.layouts import are_alike
 from introspect_cli.compare.join.microbatches import Microbatches, losses_of, microbatches_of, one_by_one
 from introspect_cli.records import EVALUATED, Kind, Phase
-from introspect_cli.store.ranks.tasks import as_one, tasks_of
+from introspect_cli.store.ranks.tasks import as_one
 from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from introspect_cli.compare.match.correspondence import Correspondence
     from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.store.ranks.tasks import Task, Work
+    from introspect_cli.store.ranks.tasks import Work
     from introspect_cli.store.read.manifests import Stages
-    from introspect_cli.store.read.name_tables import SiteTable
     from introspect_cli.store.read.rank_reader import RankReader
     from introspect_cli.store.read.run import Run
 
     Calls = Mapping[tuple[bool, str], int]
-    Pairs = Sequence[tuple[RankReader, RankReader]]
 
 
 _COARSE = frozenset({"bfloat16", "float16"})
-_TRAINED = frozenset({Kind.PARAM.value, Kind.GRAD.value})
-_STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
-
 _MODULE = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT))
 _CALLED = _MODULE | {kind.value for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE)}
-_Names = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -141,7 +136,7 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
     pairs = [(a.rank(rank), b.rank(rank)) for rank in a.ranks if rank in b.ranks]
     every = [[run.rank(rank) for rank in run.ranks] for run in (a, b)]
     first_a, first_b = (run.rank(run.recorded[0]) for run in (a, b))
-    alike = _alike(a, b, pairs, work)
+    alike = are_alike(a, b, pairs, work)
     if alike and pairs and np.array_equal(pairs[0][0].sites.key, pairs[0][1].sites.key):
         return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
     rename = (match.rename if match is not None else None) or str
@@ -155,79 +150,6 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
     took = (microbatches_of(first_a, root_a, step, numbers[0]), microbatches_of(first_b, root, step, numbers[1]))
     splits = Splits(one_by_one(*took), one_by_one(*took[::-1]), folds, alike, root=root, match=match)
     return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
-
-
-# --- ranks
-
-
-def _alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
-    """Whether each rank of one run has its partner in the other, with the same share of every tensor.
-
-    What one of the runs has on no rank, such as a layer of its own, tells nothing of how the others are shared out.
-    """
-    if a.world_size != b.world_size or bool(a.whole_of) != bool(b.whole_of):
-        return False
-    if a.whole_of:
-        return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
-    if len(a.ranks) == len(b.ranks) == 1:
-        return True
-    if work is not None and not _held(pairs[:1])[0]:
-        return False  # as other layouts are, as a rule: no task is needed
-    every = [_held(pairs)] if work is None else list(work(_held_by, tasks_of([a, b], [one.rank for one, _ in pairs])))
-    if not all(alike for alike, _ in every) or not _cut_alike(*pairs[0]):
-        return False
-    held = set[tuple[_Names, _Names]]().union(*(states for _, states in every))
-    of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held, strict=True)) if held else ((), ())
-    both = frozenset(of_a) & frozenset(of_b)
-    if not both:  # it shows only where each rank has all
-        return all(len(set(each)) < 2 for each in zip(*held, strict=True))
-    return all(one & both == two & both for one, two in held)
-
-
-def _cut_alike(one: RankReader, two: RankReader) -> bool:
-    """Whether a rank's parameters and gradients are parts in both runs or in neither, in their first common step."""
-    step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
-    cut_a, cut_b = ({}, {}) if step is None else (_cut(one, step), _cut(two, step))
-    return all(cut_a[name] == cut_b[name] for name in cut_a.keys() & cut_b.keys())
-
-
-def _cut(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
-    """Of the parameters and gradients of a step, whether a rank has a part of each, or a share of a sum."""
-    batch, sites = reader.read(step), reader.sites
-    return {
-        (sites.kind[site], sites.fqn[site]): reader.layouts[layout].part is not None
-        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True)
-        if sites.kind[site] in _TRAINED
-    }
-
-
-def _held_by(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:
-    """As `_held`, of the ranks of a task."""
-    with task.opened() as [a, b]:
-        return _held([(a.rank(rank), b.rank(rank)) for rank in task.ranks])
-
-
-def _held(pairs: Pairs) -> tuple[bool, set[tuple[_Names, _Names]]]:
-    """Whether each rank has the same parts of tensors in both runs, and the states of ranks in a and b, each once."""
-    states: set[tuple[_Names, _Names]] = set()
-    names: dict[int, _Names] = {}
-    for one, two in pairs:
-        if _parts(one) != _parts(two):
-            return False, states
-        states.add((_state(one.sites, names), _state(two.sites, names)))
-    return True, states
-
-
-def _state(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
-    """The names of states among sites, which ranks share as a rule."""
-    if id(sites) not in kept:
-        names = zip(sites.fqn, sites.kind, strict=True)
-        kept[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATES)
-    return kept[id(sites)]
-
-
-def _parts(reader: Reader) -> frozenset[object]:
-    return frozenset((layout.shape, layout.part) for layout in reader.layouts if layout.part is not None)
 
 
 # --- microbatches

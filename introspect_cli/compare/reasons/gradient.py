@@ -12,13 +12,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.module import attribute_words
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, share_of_ranks, summed
+from introspect_cli.compare.reasons.stale import stale_share, stale_side
 from introspect_cli.compare.step.rests_on import PASSES
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing, those
@@ -215,7 +216,7 @@ class Gradient(Reason):
         when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
         seen = f", as the optimizer sees it{when}," if first.site.phase is Phase.OPTIMIZER else ""
         text = f"the gradient of {first.site.fqn}{seen} differs{how_far(first)}"
-        side, share = _stale(scene.step, scene.position)
+        side, share = stale_share(scene.step, scene.position)
         if side:
             before = "evaluation" if first.site.call else "step"
             times, where = share_of_ranks(scene.runs[side == "b"], share)
@@ -313,42 +314,3 @@ def user_of(scene: Scene) -> str:
     running = frozenset({Phase.FORWARD, Phase.EVAL})
     ran = (name for name in (owner, *ancestors(owner)) if step.state[step.of(Kind.OUTPUT, running, name)].any())
     return next(ran, owner)
-
-
-def stale_side(step: Step, position: int) -> str:
-    """The side whose gradient is the other's plus that of the step before, by the sketches' linearity."""
-    return _stale(step, position)[0]
-
-
-def _stale(step: Step, position: int) -> tuple[str, float]:
-    """That side, and how many times the one before counts beside the other."""
-    site, union = step.sites[position], int(step.divergences.site[position])
-    table = step.table
-    if site.call:  # an optimizer that evaluates the model several times a step
-        earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
-        old = table.sketch(earlier[0], "a") if earlier else None
-    else:
-        old = None if step.before is None else step.before.sketch(union, "a")
-    sketches = table.sketches(union)
-    if sketches is None or old is None or not old.any():
-        return "", 0.0
-    a, b = sketches
-    shares = (("b", _mix(b, a, old)), ("a", _mix(a, b, old)))
-    return next((each for each in shares if each[1]), ("", 0.0))
-
-
-def _mix(mixed: Any, fresh: Any, old: Any) -> float:
-    """How much of `old` a sketch has beside `fresh`, if it is a positive mix of both, which clipping may rescale; or 0.
-
-    An old gradient that was unscaled already is next to nothing beside one that was not: what is left over has to be
-    small beside its share, too.
-    """
-    basis = np.stack([fresh, old], axis=1)
-    if not (np.isfinite(basis).all() and np.isfinite(mixed).all()):
-        return 0.0
-    if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
-        return 0.0
-    weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
-    rest, share = float(np.linalg.norm(basis @ weights - mixed)), float(np.linalg.norm(weights[1] * old))
-    is_mix = min(weights) > 0 and rest < min(1e-5 * float(np.linalg.norm(mixed)), 2e-2 * share)
-    return float(weights[1] / weights[0]) if is_mix else 0.0

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.gradient import stale_side
 from introspect_cli.compare.reasons.module import parent_call
 from introspect_cli.compare.reasons.random_state import unseeded
 from introspect_cli.compare.reasons.ranks import uneven_ranks
+from introspect_cli.compare.reasons.stale import stale_side
 from introspect_cli.compare.step.rests_on import (
     LEFT_OUT,
     Place,

@@ -319,10 +319,7 @@ def _no_gradient(scene: Scene) -> str:
     return f"{scene.only_has}: in {scene.lacks} no gradient reaches it ({ways})."
 
 
-def _no_state(scene: Scene) -> str:
-    return f"{scene.only_has}: the optimizer of {scene.lacks} does not keep it, or does not step this parameter."
-
-
+_NO_STATE = "the optimizer of {} does not keep it, or does not step this parameter."
 _UPDATED = frozenset({Kind.GRAD, Kind.OPTIMIZER_STATE})
 _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
 _ALL = frozenset(Kind)
@@ -341,11 +338,11 @@ _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[Scene], str]], ...] = (
     (_ALL, _calls),
     (frozenset({Kind.GRAD}), _unused),
     (_GRADIENTS, _no_gradient),
-    (frozenset({Kind.OPTIMIZER_STATE}), _no_state),
+    (frozenset({Kind.OPTIMIZER_STATE}), lambda at: f"{at.only_has}: {_NO_STATE.format(at.lacks)}"),
     (_ALL, _paths),
     (frozenset({Kind.BATCH}), more_batches),
+    (_TENSORS, written_within),
     (frozenset({Kind.PARAM}), not_stepped),
-    (frozenset({Kind.PARAM, Kind.BUFFER}), written_within),
     (_ALL, lambda scene: f"{scene.only_has}: the structure differs there."),
 )
 """Asked in this order, each of records of these kinds; the first that says something is the reason."""

@@ -1,9 +1,8 @@
 """One step of both runs as one table: a row for each record of a, of b, or of both.
 
-A step has thousands of records and nearly all of them agree. So they stand in columns of numpy: what was recorded, by
-its site; the row of either run's records; and what comparing made of it so far. Each pass of a comparison
-(`passes/`) takes such a table and returns one with other states. A state says what is known of a pair of records, and
-`because` says which pass decided that.
+A step has thousands of records, so they stand in columns of numpy: the site, the row of either run's records, and what
+comparing made of them so far. A pass of a comparison (`passes/`) takes such a table and returns one with other states:
+what is known of a pair of records, and by `because`, which pass decided that.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 Codes = npt.NDArray[np.int8]
 
 OTHER = {"a": "b", "b": "a"}
-"""The other run."""
 
 ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, FORM = range(8)
 """What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b,
@@ -67,7 +65,7 @@ class Because(IntEnum):
     NOISE = 13
     """--noise."""
     READ_ON = 14
-    """A resumed run read or drew it to get to where it goes on."""
+    """A resumed run read or drew it on its way."""
     FORM = 15
     """Another dtype or shape, or given by one run alone, where what comes of it agrees or is rounded otherwise."""
     NOT_SAVED = 16
@@ -79,7 +77,7 @@ class Because(IntEnum):
     UNSETTLED = 19
     """A parameter whose gradient is nothing but rounding, or what rests on it alone."""
     SCALED = 20
-    """Another scale of the loss and of its backward pass."""
+    """Another scale of the backward pass."""
 
 
 class Half(NamedTuple):
