@@ -37,7 +37,7 @@ _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 _AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
 
-_OUTSIDE_BACKWARD = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.OPTIMIZER})
+_BEFORE_GRADIENTS = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS})
 
 
 def separate(table: Table, comparison: Comparison) -> Table:
@@ -77,7 +77,8 @@ def choose(
     place = alone.sites.index(site)
     cause = judge(alone, place)
     before = [step.sites[position] for position in positions[: positions.index(effect)]]
-    harmless = not (step.is_one_sided(effect) or new_values or earlier.random) and site.phase in _OUTSIDE_BACKWARD
+    harmless = site.phase in _BEFORE_GRADIENTS or (site.phase is Phase.OPTIMIZER and not _flows_in_one(step, before))
+    harmless = harmless and not (step.is_one_sided(effect) or new_values or earlier.random)
     harmless = harmless and cause.role is Role.ORIGIN and not brings_values(table.keeping(table.cause))
     if harmless or explains_itself(alone, place, cause, [*before, *earlier.sites()]):
         return alone, place, cause, effect
@@ -91,6 +92,11 @@ def choose(
     if blamed is None:
         blamed = next((position for position in positions if is_drawn_from(step, position)), None)
     return (step, blamed, None, blamed) if blamed is not None and blamed in positions else None
+
+
+def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
+    """Whether a gradient reaches a module that both have in one run alone: others that it is added to differ."""
+    return any(site.kind in _FLOWING_BACK and all(site.fqn in tree for tree in step.modules) for site in before)
 
 
 def _draws_first(step: Step, position: int, earlier: Structure) -> bool:
