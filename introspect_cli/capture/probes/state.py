@@ -18,8 +18,7 @@ from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.held import parameters_of
-from introspect_cli.capture.probes.written import Identities, Written
+from introspect_cli.capture.probes.written import Identities, Loose, Written
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS, numbers_of
@@ -109,7 +108,7 @@ class StateProbe(GuardedProbe):
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
         self._again: dict[tuple[str, Phase], int] = {}
-        self._loose: tuple[int, list[weakref.ref[torch.Tensor]]] = -1, []
+        self._loose = Loose(context)
         self._step = self._called = -1
 
     def install(self) -> None:
@@ -187,33 +186,26 @@ class StateProbe(GuardedProbe):
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
         kinds, holders = _BOTH if with_buffers else _PARAMETERS, self._holders.get(root)
-        alone, whole = self._held_by_optimizers(), not self._cutting.get(root)
+        alone, whole = self._loose.tensors(), not self._cutting.get(root)
         if not alone and whole and holders is not None and holders.stand(kinds & self._context.kinds, self._written):
             return
         contents = self._tensors_of(root, kinds)
         if alone:
             contents = [*contents[0], *[Kind.PARAM] * len(alone)], [*contents[1], *alone], contents[2]
-        # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
-        changed = {
-            id(tensor) for tensor in self._written.since(contents[1]) if not self._context.parts.is_rounded(tensor)
-        }
-        if not changed:
+        changed = self._rewritten(contents)
+        if not changed[1]:
             return
         phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else Phase.START
         if phase is Phase.START:
             self._writes.set(root, True)
-        self._record(_those(contents, lambda tensor: id(tensor) in changed), phase, again=True)
+        self._record(changed, phase, again=True)
 
-    def _held_by_optimizers(self) -> list[torch.Tensor]:
-        """The parameters that an optimizer holds and no module, as far as they have been recorded."""
-        names = self._context.names.parameters
-        if Kind.PARAM not in self._context.kinds or self._context.parts.active:
-            return []
-        if self._loose[0] != names.changes:
-            held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
-            alone = [tensor for tensor in held if (name := names.of(tensor)) is not None and name.makeshift]
-            self._loose = names.changes, list(map(weakref.ref, alone))
-        return [tensor for reference in self._loose[1] if (tensor := reference()) is not None]
+    def _rewritten(self, contents: Contents) -> Contents:
+        """Those that were written to since they were recorded."""
+        # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
+        since, parts = self._written.since(contents[1]), self._context.parts
+        changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}
+        return _those(contents, lambda tensor: id(tensor) in changed)
 
     def _root_left(self, root: nn.Module) -> None:
         """Record the parameters that a forward pass has written to, as a moving average inside a model does.
@@ -223,12 +215,10 @@ class StateProbe(GuardedProbe):
         state, writes = self._context.names.find(root), self._writes.get(root)
         if writes is False or state is None or state.fqn not in self._started:
             return
-        contents = self._tensors_of(root, _PARAMETERS)
-        since, parts = self._written.since(contents[1]), self._context.parts
-        changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}
-        self._writes.set(root, bool(changed or writes))
-        if changed:
-            self._record(_those(contents, lambda tensor: id(tensor) in changed), Phase.FORWARD, again=True)
+        changed = self._rewritten(self._tensors_of(root, _PARAMETERS))
+        self._writes.set(root, bool(changed[1] or writes))
+        if changed[1]:
+            self._record(changed, Phase.FORWARD, again=True)
 
     def buffers_after(self) -> None:
         """Record every buffer after an optimizer step."""

@@ -6,8 +6,11 @@ than looking at the tensors. `held.cpp` asks it in one call, as long as nothing 
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.probes.held import parameters_of
+from introspect_cli.records import Kind
 from introspect_cli.tensors.kernels import KERNELS, numbers_of
 
 if TYPE_CHECKING:
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from introspect_cli.capture.context import Context
     from introspect_cli.tensors.summarizer import Summarizer
 
 
@@ -83,3 +87,23 @@ class Written:
                 else:
                     self._marks[identity] = mark
         self._last = [], []
+
+
+class Loose:
+    """The parameters that an optimizer holds and no module, as far as they have been recorded."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._as_of = -1
+        self._references: list[weakref.ref[torch.Tensor]] = []
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that still are."""
+        names = self._context.names.parameters
+        if Kind.PARAM not in self._context.kinds or self._context.parts.active:
+            return []
+        if self._as_of != names.changes:
+            held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
+            alone = [tensor for tensor in held if (name := names.of(tensor)) is not None and name.makeshift]
+            self._as_of, self._references = names.changes, list(map(weakref.ref, alone))
+        return [tensor for reference in self._references if (tensor := reference()) is not None]

@@ -157,9 +157,9 @@ def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | 
 
     That is not always one that holds it: a module may be handed on, or its `forward` called and not it.
     """
-    around = step.around(fqn, order)
+    around = step.calls.around(fqn, order)
     for parent in ancestors(fqn):
-        calls = step.running(parent, order)
+        calls = step.calls.running(parent, order)
         if calls is not None:
             return around if around is not None and around[1] > calls[0] else (parent, *calls)
     return around

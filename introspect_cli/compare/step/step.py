@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.resumed.began import Carried
+from introspect_cli.compare.step.calls import Calls
 from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
 from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds
@@ -73,7 +74,6 @@ class Step:
         self._differing: set[tuple[Phase, Kind, str, int]] = set()
         self._inside: dict[str, list[float]] = {}
         self._one_sided: dict[str, tuple[set[str], dict[str, int]]] = {}
-        self._calls: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
         self._by_kind: dict[tuple[Kind, str], list[int]] = {}
         for position, (site, order) in enumerate(zip(self.sites, self.divergences.order.tolist(), strict=True)):
             self._first.setdefault((site.phase, site.kind), order)
@@ -227,7 +227,7 @@ class Step:
                 return plain_of(batch, rows[-1])
         return None
 
-    # --- tensors, and when modules run
+    # --- tensors, and calls
 
     def was_there(self, fqn: str) -> bool:
         """Whether a tensor found at the start of a step is not a new one: the step before has it, or the first step."""
@@ -243,33 +243,10 @@ class Step:
         earliest = self.table.order_of[sites].min(initial=np.inf)
         return float(earliest) if np.isfinite(earliest) else None
 
-    def running(self, fqn: str, order: float) -> tuple[float, int] | None:
-        """When the call of a module that is running at a place of the sequence began, and which call it is.
-
-        The last whose inputs stand before; None where there is none.
-        """
-        if fqn not in self._calls:
-            inputs = self.of(Kind.INPUT, FORWARD, fqn)
-            inputs = inputs[np.argsort(self.table.order_of[inputs], kind="stable")]
-            orders, calls = self.table.order_of[inputs].tolist(), self.alignment.call[inputs].tolist()
-            self._calls[fqn] = orders, calls, dict(zip(reversed(calls), reversed(orders), strict=True))
-        orders, calls, starts = self._calls[fqn]
-        place = bisect_right(orders, order) - 1
-        return None if place < 0 else (starts[calls[place]], calls[place])
-
     @cached_property
-    def _spans(self) -> tuple[list[tuple[str, int]], Any, Any]:
-        return _spans_of(self)
-
-    def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
-        """The innermost call of another module that runs at a place: name, when it began, call index; None for none."""
-        if self.is_gathered:
-            return None
-        calls, begun, ended = self._spans
-        running = np.flatnonzero((begun < order) & (ended > order))
-        others = [at for at in running.tolist() if calls[at][0] != fqn]
-        at = max(others, key=begun.__getitem__, default=None)
-        return None if at is None else (calls[at][0], float(begun[at]), calls[at][1])
+    def calls(self) -> Calls:
+        """When modules run."""
+        return Calls(self.table, self.comparison)
 
     def tensors_differ(self, fqn: str, order: float) -> bool:
         """Whether a parameter or buffer of a module, or inside it, differs already at a place of the sequence.
@@ -289,21 +266,6 @@ class Step:
                 for head in ancestors(site.fqn):
                     tensors[head] = min(order, tensors.get(head, np.inf))
         return tensors
-
-
-def _spans_of(step: Step) -> tuple[list[tuple[str, int]], Any, Any]:
-    """The calls of modules, when each began, and when the last of what it gave was recorded."""
-    begun: dict[tuple[str, int, int], float] = {}
-    ended: dict[tuple[str, int, int], float] = {}
-    orders, alignment = step.table.order_of, step.alignment
-    for of, kind, outer in ((begun, Kind.INPUT, min), (ended, Kind.OUTPUT, max)):
-        for union in step.of(kind, FORWARD).tolist():
-            if np.isfinite(order := float(orders[union])):
-                call = alignment.fqn[union], int(alignment.call[union]), int(alignment.phase[union])
-                of[call] = outer(order, of.get(call, order))
-    calls = [call for call in begun if call in ended]
-    spans = np.array([(begun[call], ended[call]) for call in calls]).reshape(-1, 2)
-    return [call[:2] for call in calls], spans[:, 0], spans[:, 1]
 
 
 def _how_many(orders: list[float], low: float, high: float) -> int:
