@@ -77,7 +77,7 @@ def test_so_it_is_where_parameters_were_not_recorded(captured, introspect):
     assert found.returncode == 1
     assert "checkpoint-#.pt differs" in found.stdout
     assert "or lies in what was not recorded" in found.stdout
-    assert "Not recorded: what the script's own update left of the parameters" in found.stdout
+    assert "ot recorded: every tensor that requires gradients" in found.stdout
     assert "is equal" not in found.stdout.splitlines()[0]
 
 
