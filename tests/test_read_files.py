@@ -108,7 +108,7 @@ CHANGES = {
     "data.json: scale 1 -> 2": replaced("data.json", "1.0", "2.0"),
     "opt.toml: lr 0.1 -> 0.3": replaced("opt.toml", "0.1", "0.3"),
     "clip.ini: clip.norm 1.0 -> 0.01": replaced("clip.ini", "1.0", "0.01"),
-    "overrides.py:1 factor = 1.0 -> factor = 2.0": replaced("overrides.py", "1.0", "2.0"),
+    "overrides.py:1: factor = 1.0 -> factor = 2.0": replaced("overrides.py", "1.0", "2.0"),
     "train.bin is another file (of the same size)": lambda folder: (folder / "train.bin").write_bytes(bytes(400)),
     "train.bin is another file (400 bytes in a, 800 in b)": lambda folder: (folder / "train.bin").write_bytes(
         bytes(800)
@@ -282,7 +282,7 @@ def test_hostile_files_change_nothing_for_the_script_and_hold_up_nobody(tmp_path
     assert not {"fifo", "/dev/zero", "written.json"} & found.keys()
     assert len(found) < 12
     answer = introspect("diff", folders[1] / "run", folders[2] / "run", "--settings").stdout
-    assert "laughs.yaml:1 x0: &x0 a -> x0: &x0 b" in answer
+    assert "laughs.yaml:1: x0: &x0 a -> x0: &x0 b" in answer
     assert "binary.yaml is another file (of the same size)" in answer
 
 
