@@ -390,7 +390,7 @@ def test_a_call_with_more_inputs_is_no_further_call(compared):
     texts = [each.text for each in found.findings if isinstance(each, StructureChange)]
     assert texts == ["only a has the input [1] of GRU (call 1)"]
     found = compared(recur, {"losses": (nn.MSELoss, nn.MSELoss)}, losses=(nn.MSELoss, nn.L1Loss))
-    assert "it runs twice in a and once in b while what is around it runs once." in found.sentence
+    assert "Many.MSELoss runs twice in this step of a and once in b" in found.sentence
 
 
 def test_a_function_in_the_place_of_a_module_is_told_where_it_first_changes_a_number(compared):

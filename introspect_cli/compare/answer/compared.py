@@ -140,6 +140,7 @@ class Compared:
         if best[1] is None or best[1].cause is None or best[1].cause.reason != Optimizer.word:
             return best[1]
         tied = [outcome for key, outcome in sorted(diverging, key=lambda pair: pair[0]) if key[:-1] == best[0][:-1]]
+        tied = [outcome for outcome in tied if outcome.step is not None]  # what was compared elsewhere has none
         return next((each for each in tied if changes(Scene(each, tied))), best[1])
 
     @cached_property

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.step.rests_on import Place, lacks_gradient, value_before
@@ -78,7 +76,7 @@ class Buffer(Reason):
         if step.differing(Kind.INPUT, owner) or step.differing(Kind.BUFFER, site.fqn)[:1] != [position]:
             return None
         unions = step.of(Kind.INPUT, FORWARD, owner)
-        if step.inside(owner, -np.inf, order):
+        if any(step.inside(owner, begun, ended) for begun, ended in step.calls.spans_of(owner)):
             return None  # what ran inside it may be what it keeps
         seen = any(step.state[unions])
         if not seen and step.differs_before(order, FORWARD):

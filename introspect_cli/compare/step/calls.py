@@ -48,6 +48,13 @@ class Calls:
         at = max(others, key=begun.__getitem__, default=None)
         return None if at is None else (calls[at][0], float(begun[at]), calls[at][1])
 
+    def spans_of(self, fqn: str) -> list[tuple[float, float]]:
+        """When the calls of a module began and ended; the whole step where that is not known."""
+        if self._is_gathered:
+            return [(-np.inf, np.inf)]
+        calls, begun, ended = self._spans
+        return [(begun[at], ended[at]) for at, (name, _) in enumerate(calls) if name == fqn]
+
     @cached_property
     def _spans(self) -> tuple[list[tuple[str, int]], Any, Any]:
         """The calls of modules, when each began, and when the last of what it gave was recorded."""

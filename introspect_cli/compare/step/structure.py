@@ -303,9 +303,16 @@ def _subjects(
 def _numbers_of_calls(alignment: Alignment, name: str, only: set[int]) -> tuple[int, int] | None:
     """How often a module runs with what one run alone has, and without; None where these are no further calls."""
     sites = {union: alignment.site(union) for union in alignment.by_fqn[name]}
-    shared = {site.call for union, site in sites.items() if site.kind is Kind.OUTPUT and union not in only}
-    further = {sites[union].call for union in only if sites[union].kind in {Kind.INPUT, Kind.OUTPUT}} - shared
-    return (len(shared | further), len(shared)) if further and shared else None
+    called = {(sites[union].phase, sites[union].call) for union in only if sites[union].kind in _CALLED}
+    shared = {
+        (site.phase, site.call) for union, site in sites.items() if site.kind is Kind.OUTPUT and union not in only
+    }
+    phases = {phase for phase, _ in called - shared}
+    shared = {(phase, call) for phase, call in shared if phase in phases}
+    return (len(shared | called), len(shared)) if shared else None
+
+
+_CALLED = frozenset({Kind.INPUT, Kind.OUTPUT})
 
 
 def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
