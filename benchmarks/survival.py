@@ -130,10 +130,15 @@ def digests(run: Path) -> list[tuple[int, bytes]]:
         return [(entry.step, entry.digest) for entry in reader.steps]
 
 
+def _chosen(number: int, seconds: float) -> tuple[int, float]:
+    """A signal and when to send it; the generator is gone before the capture looks for those that variables hold."""
+    chance = random.Random(number)
+    return chance.choice(SIGNALS), chance.uniform(0, seconds)
+
+
 def kill_once(folder: Path, number: int, script: Path, whole: list[tuple[int, bytes]], seconds: float) -> Kill:
     """Start a capture, kill it at a random instant, and look at what is left."""
-    chance = random.Random(number)
-    sent, after = chance.choice(SIGNALS), chance.uniform(0, seconds)
+    sent, after = _chosen(number, seconds)
     run = folder / f"run{number}"
     process = Forked(script, run)
     process.stdout.readline()

@@ -126,7 +126,7 @@ def _pass(rows, x, weights, mean, faults, now, calls):
         if "after" in faults and now:
             out = out + F32(0.1)
         rows.append(row("forward", "output", "Net", out, call=call, module_class="Net"))
-        loss = F32((out**2).mean() * (2 if "loss" in faults and now else 1))
+        loss = F32((out**2).mean() * (3 if "loss" in faults and now else 1))
         rows.append(row("loss", "loss", "loss", loss, call=call))
         upstream = (2 * out / out.size).astype(F32)
         rows.append(row("backward", "grad_output", "Net", upstream, call=call, module_class="Net"))

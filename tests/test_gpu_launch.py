@@ -418,7 +418,9 @@ def test_modules_and_loaders_hand_over_nested_values_whole(tmp_path, monkeypatch
     together = []
     original = Recorder.tensors
     monkeypatch.setattr(
-        Recorder, "tensors", lambda self, sites, values: together.append(len(values)) or original(self, sites, values)
+        Recorder,
+        "tensors",
+        lambda self, sites, values, **how: together.append(len(values)) or original(self, sites, values, **how),
     )
 
     class Net(torch.nn.Module):

@@ -111,7 +111,7 @@ class RunPair:
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (*match.notes, note, root) if text]
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
-        outcome.notes += [*unsettled_note(comparison), *scaled_notes(comparison.scales)]
+        outcome.notes += [*unsettled_note(comparison), *scaled_notes(comparison)]
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:

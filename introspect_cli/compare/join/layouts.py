@@ -50,6 +50,8 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
 
 def _cut_alike(one: RankReader, two: RankReader) -> bool:
     """Whether a rank's parameters and gradients are parts in both runs or in neither, in their first common step."""
+    if not (_parts(one) or _parts(two)):
+        return True  # no step has to be read
     step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
     cut_a, cut_b = ({}, {}) if step is None else (_cut(one, step), _cut(two, step))
     return all(cut_a[name] == cut_b[name] for name in cut_a.keys() & cut_b.keys())

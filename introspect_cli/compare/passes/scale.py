@@ -3,7 +3,8 @@
 `GradScaler` multiplies the loss by a scale and divides the gradients by it before the optimizer takes them. By a power
 of two, that rounds nothing. So where the loss of a step, and each gradient inside its backward pass, is one multiple in
 b of what it is in a, and all that the optimizer takes and leaves agrees, that is representation. Of a multiple that is
-no power of two, the gradients are rounded otherwise; there it is one as far as a tolerance lets that pass.
+no power of two, the gradients are rounded otherwise; there it is one as far as a tolerance lets that pass, and the
+gradients inside the backward pass are on record.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from introspect_cli.compare.terms.table import EQUAL, FORM, WITHIN, Because, Tab
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from introspect_cli.compare.step.comparison import Comparison
 
 
@@ -34,8 +33,10 @@ def scale(table: Table, comparison: Comparison) -> Table:
         times = float(two[0] / one[0])
     if not (math.isfinite(times) and times > 0) or not _agrees_after(table):
         return table
-    close = 0.0 if math.frexp(times)[0] == _POWER else comparison.options.rtol
-    if (close or times != 1) and _is_multiple(table, rows, times, close):
+    rounds = math.frexp(times)[0] != _POWER
+    if times == 1 or (rounds and not (comparison.options.rtol and len(rows) > len(losses))):
+        return table  # one loss is some multiple of any other
+    if _is_multiple(table, rows, times, comparison.options.rtol * rounds):
         comparison.scales.setdefault(table.step, times)
         return table.marked(table.differing[rows], FORM, Because.SCALED)
     return table
@@ -73,16 +74,19 @@ def _is_multiple(table: Table, rows: Ids, times: float, close: float) -> bool:
     return bool((np.linalg.norm(two - one * times, axis=1) <= close * np.linalg.norm(two, axis=1)).all())
 
 
-def scaled_notes(scales: Mapping[int, float]) -> list[str]:
+def scaled_notes(comparison: Comparison) -> list[str]:
     """What to say of it."""
-    if not scales:
+    if not comparison.scales:
         return []
-    step, times = next(iter(scales.items()))
+    step, times = next(iter(comparison.scales.items()))
     large, small = ("b", "a") if times > 1 else ("a", "b")
-    later = " (later ones by another factor)" if len({*scales.values()}) > 1 else ""
+    later = " (later ones by another factor)" if len({*comparison.scales.values()}) > 1 else ""
+    seen = comparison.kinds & {Kind.GRAD_OUTPUT, Kind.GRAD_INPUT}
+    inside = (
+        "so are the gradients inside its backward pass" if seen else "no gradient inside its backward pass was recorded"
+    )
     note = (
         f"Another scale, no divergence: the loss of run {large} is {max(times, 1 / times):g} x that of run {small} in "
-        f"step {step}{later}, and so are the gradients inside its backward pass. Those that the optimizer takes agree, "
-        "and so do the parameters after it."
+        f"step {step}{later}, and {inside}. Those that the optimizer takes agree, and so do the parameters after it."
     )
     return [note]
