@@ -113,9 +113,14 @@ def _raised_at(ending: Ending) -> dict[str, Any] | None:
 
 def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
     """What the script does in a way that leaves nothing to see."""
-    if not probes.complete_steps:
-        return []
     sentences = []
+    if probes.perturbed is not None and not probes.perturbed.elements:
+        sentences.append(
+            "--perturb moved nothing: no module with parameters to train was called with gradients, so this run is an "
+            "ordinary one"
+        )
+    if not probes.complete_steps:
+        return sentences
     if probes.context.clock.left_out:
         sentences.append(
             "what ran before training began and led to no optimizer step was taken for an evaluation and is not "
@@ -129,11 +134,6 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
         sentences.append(
             "no module was called, so nothing between the tensors that require gradients and the losses is recorded "
             "(--level op records every operator)"
-        )
-    if probes.perturbed is not None and not probes.perturbed.elements:
-        sentences.append(
-            "--perturb moved nothing: no module with parameters to train was called with gradients, so this run is an "
-            "ordinary one"
         )
     if Kind.COLLECTIVE in options.record and probes.has_ranks:
         from introspect_cli.capture import private_api  # it imports torch, which may be left to the script
