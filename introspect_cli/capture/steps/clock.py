@@ -295,7 +295,7 @@ class StepClock(Moments):
         """Hear of an optimizer that steps: it may hold parameters that it did not hold before."""
         if not self.trained.has(optimizer):
             self.built(optimizer)
-        self.trained.stepped(optimizer)
+        self.trained.stepped(optimizer, self._names.parameters.changes)
 
     def lost_optimizers(self) -> None:
         """Optimizers are no longer watched: forward passes are not to be taken for steps because of it."""
