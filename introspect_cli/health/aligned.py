@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from introspect_cli.records import Kind, Layout, Phase
+from introspect_cli.records import Kind, Layout, Phase, Status
 from introspect_cli.store.format.batch import StepBatch, fitted
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.step_reader import l2_norm
@@ -256,6 +256,10 @@ class AlignedStep:
     def layout(self, rank: int, row: int) -> Layout:
         """Of a rank's record."""
         return self._readers[rank].layouts[int(self.batches[rank].layout[row])]
+
+    def is_whole(self, rank: int, row: int) -> bool:
+        """Whether a rank has all of a tensor, and all of it was seen."""
+        return bool(self.batches[rank].status[row] == Status.OBSERVED) and self.layout(rank, row).part is None
 
     def numel(self, rank: int, row: int) -> int:
         """Elements that a rank holds itself; none of what lies in another rank's part."""

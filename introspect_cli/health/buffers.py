@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.copies import is_data_parallel, whose
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
-from introspect_cli.records import Kind, Status
+from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ class Buffers(Gathered):
         for number in now.in_order(Kind.BUFFER):
             fqn, rows = now.sites[number].fqn, now.rows[number]
             for group in self.ranks.groups or [frozenset(self.ranks.numbers)]:
-                held = {rank: row for rank, row in rows.items() if rank in group and self._is_whole(now, rank, row)}
+                held = {rank: row for rank, row in rows.items() if rank in group and now.is_whole(rank, row)}
                 if len(held) < 2 or len({now.layout(rank, row) for rank, row in held.items()}) > 1:
                     continue
                 self.compared.add(fqn)
@@ -47,10 +47,6 @@ class Buffers(Gathered):
                     self.differing.pop(fqn, None)
                 else:
                     self.differing.setdefault(fqn, difference)
-
-    @staticmethod
-    def _is_whole(now: AlignedStep, rank: int, row: int) -> bool:
-        return now.batches[rank].status[row] == Status.OBSERVED and now.layout(rank, row).part is None
 
 
 @rank_rule(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -69,7 +69,7 @@ class Peers(Gathered):
         site, rows = now.sites[number], now.rows[number]
         for peers in self.groups:
             held = {rank: rows[rank] for rank in peers if rank in ranks}
-            if len({parts[rank] for rank in held}) < 2 or not all(self._is_whole(now, *item) for item in held.items()):
+            if len({parts[rank] for rank in held}) < 2 or not all(now.is_whole(*item) for item in held.items()):
                 continue
             self.compared = True
             difference = now.difference(held)
@@ -81,10 +81,6 @@ class Peers(Gathered):
                     f"are parts of one whole{why}"
                 )
                 self.first = Hit(now.step, f"input {site.fqn}", evidence, difference.rank)
-
-    @staticmethod
-    def _is_whole(now: AlignedStep, rank: int, row: int) -> bool:
-        return now.batches[rank].status[row] == Status.OBSERVED and now.layout(rank, row).part is None
 
     @staticmethod
     def _why(now: AlignedStep, one: int, two: int) -> str:

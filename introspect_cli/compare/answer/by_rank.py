@@ -141,8 +141,10 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
 def _took_the_same(compared: Compared) -> bool:
     """Whether gradients that microbatches of a step add up to agree, or their losses tell: then it is one batch."""
     outcome = compared.outcomes[0]
-    if outcome.first is None or outcome.step is None or outcome.cause is None or outcome.cause.reason == Split.word:
-        return outcome.cause is not None or not compared.diverges
+    if outcome.cause is not None and outcome.cause.reason == Split.word:
+        return True
+    if outcome.first is None or outcome.step is None:
+        return not compared.diverges
     later = outcome.first.step > int(outcome.paired.steps[0])
     updates = outcome.first.site.phase is Phase.OPTIMIZER and outcome.first.site.kind in STATE_KINDS
     return Kind.GRAD in outcome.step.comparison.kinds and (later or updates)
