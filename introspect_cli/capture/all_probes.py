@@ -220,8 +220,8 @@ class Probes:
 
     def remove(self, *, over: bool = False) -> None:
         """Remove every probe, the last installed first; where the script is over, look at what models hold before."""
-        for listener in [*self.context.clock.on_look] if over else ():
-            listener()
+        if over:
+            self.context.clock.look()
         for probe in reversed(self._probes):
             with self._guard.around(
                 probe.name, f"{probe.name} may still be watched and are"

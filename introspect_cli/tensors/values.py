@@ -12,6 +12,8 @@ import hashlib
 import re
 from typing import Final
 
+import numpy as np
+
 from introspect_cli.records import Layout
 from introspect_cli.tensors import checksum
 
@@ -19,6 +21,11 @@ TEXT_LIMIT: Final = 200
 """Characters of a value's text that are kept."""
 
 _ADDRESS: Final = re.compile(r"\bat 0x[0-9a-fA-F]+")
+
+
+def plain(value: object) -> object:
+    """A number of numpy's as python's, anything else as it is; its class is asked, so that no code of its own runs."""
+    return value.item() if issubclass(type(value), np.generic) else value  # type: ignore[attr-defined] # it is one
 
 
 def masked(text: str) -> str:

@@ -131,7 +131,7 @@ def relative(path: str) -> str:
     _, marker, rest = real.rpartition(f"{os.sep}site-packages{os.sep}")
     if marker:
         return rest
-    places = [os.path.realpath(place) + os.sep for place in sys.path if isinstance(place, str)]
+    places = [_real_directory(place) + os.sep for place in sys.path if isinstance(place, str)]
     found = max((place for place in places if real.startswith(place)), key=len, default="")
     return real[len(found) :] if found else Path(real).name
 

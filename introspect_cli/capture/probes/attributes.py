@@ -14,7 +14,6 @@ from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -22,6 +21,7 @@ from introspect_cli.capture.environment import redact
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
 from introspect_cli.tensors.kernels import KERNELS
+from introspect_cli.tensors.values import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,8 +196,7 @@ def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
 
 def _text(value: object) -> str:
     """A plain value as text, a number of numpy's as python's; "" for what is none."""
-    if issubclass(type(value), np.generic):
-        value = value.item()  # type: ignore[attr-defined] # see above
+    value = plain(value)
     kind = type(value)
     if kind is int and int.bit_length(value) > _LARGEST:  # type: ignore[arg-type] # its exact type is int
         return ""

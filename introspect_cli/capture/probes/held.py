@@ -12,7 +12,6 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
@@ -22,6 +21,7 @@ from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.kernels import KERNELS, numbers_of
 from introspect_cli.tensors.places import Placed
+from introspect_cli.tensors.values import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -334,8 +334,7 @@ def _is_fixed(value: object) -> bool:
 
 def setting(value: object) -> Any:
     """A hyper-parameter as plain data; a schedule may compute with numpy's numbers."""
-    if issubclass(type(value), np.generic):
-        value = value.item()  # type: ignore[attr-defined] # see above
+    value = plain(value)
     if value is None or isinstance(value, PLAIN):
         return value
     if isinstance(value, torch.Tensor):

@@ -84,8 +84,7 @@ class ProductProbe(GuardedProbe):
             if len(self._context.saved_unseen) < _MOST_NAMES:
                 self._context.saved_unseen[name] = None
             return
-        for listener in self._context.clock.on_look:
-            listener()
+        self._context.clock.look()
         with unobserved():
             call = self._counts[name] = self._counts.get(name, -1) + 1
             leaves = [pair for pair in _leaves(held) if issubclass(type(pair[1]), torch.Tensor)]

@@ -88,6 +88,11 @@ class Moments:
         self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
         self.on_look: list[Callable[[], None]] = []
 
+    def look(self) -> None:
+        """The script saves what it has, or is over."""
+        for listener in self.on_look:
+            listener()
+
 
 class StepClock(Moments):
     """What happens in the present step: when it begins and ends, and what it is for.
