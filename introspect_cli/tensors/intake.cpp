@@ -64,8 +64,8 @@ bool look(Intake *self, PyObject *tensor, Look &found) {
 }
 
 // Whether no mode of the script's would see our questions: none sees those that torch's C functions answer.
-bool unseen(Intake *self, bool asks_version = false) {
-    if (self->functions->keys >= 0 && !asks_version) return true;
+bool unseen(Intake *self, bool asks_writes = false) {
+    if (self->functions->keys >= 0 && (!asks_writes || self->functions->counter >= 0)) return true;
     PyObject *answer = PyObject_CallNoArgs(self->held[MODES]);
     const bool none = answer && PyLong_AsLongLong(answer) == 0;
     if (answer) Py_DecRef(answer);
@@ -328,10 +328,13 @@ u64 stand(Intake *self, PyObject *tensor, const Look *seen) {
     Look found;
     if (seen) found = *seen;
     else if (!look(self, tensor, found)) return 0;
-    PyObject *version = PyObject_GetAttr(tensor, VERSION);
-    i64 writes = version ? PyLong_AsLongLong(version) : -1;
-    if (version) Py_DecRef(version);
-    if (PyErr_Occurred()) return PyErr_Clear(), 0;
+    i64 writes = writes_by_handle(self->functions, tensor);
+    if (writes < 0) {
+        PyObject *version = PyObject_GetAttr(tensor, VERSION);
+        writes = version ? PyLong_AsLongLong(version) : -1;
+        if (version) Py_DecRef(version);
+        if (PyErr_Occurred()) return PyErr_Clear(), 0;
+    }
     if (!is_there(self, tensor, found)) return 0;
     return mix(mix(found.address ^ G) + u64(writes)) ^ glance((const char *)found.address, found.count * SIZES[found.code]);
 }
