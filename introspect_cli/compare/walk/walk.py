@@ -39,8 +39,7 @@ from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, selected
 from introspect_cli.compare.terms.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
 from introspect_cli.compare.terms.words import what
-from introspect_cli.compare.walk.choose import brings_values, choose, separate
-from introspect_cli.compare.walk.origins import origins, shown_by
+from introspect_cli.compare.walk.choose import brings_values, choose, origins, separate, shown_by
 from introspect_cli.records import Kind, Phase, Status, perturbed_by
 
 if TYPE_CHECKING:
