@@ -7,12 +7,13 @@ modules contain which. The step's divergences are walked once, and every later q
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.resumed.began import Carried
+from introspect_cli.compare.resumed.began import Carried, kept
 from introspect_cli.compare.step.calls import Calls
 from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
@@ -274,24 +275,20 @@ def _how_many(orders: list[float], low: float, high: float) -> int:
 
 def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried:
     """What the next step begins with, given how this one ended."""
-    params = {name for name in before.params if name not in recorded}
-    buffers = {name for name in before.buffers if name not in recorded}
-    states: set[tuple[str, str]] = set()
-    loaders = set(before.loaders)
+    after = replace(kept(before, recorded), rng=set(before.rng), loaders=set(before.loaders), diverged=True)
     for site in step.sites:
-        if site.phase is Phase.OPTIMIZER and site.call:
+        if site.kind is Kind.RNG:
+            after.rng.add(generator_of(site))
+        elif site.phase is Phase.OPTIMIZER and site.call:
             continue  # how a tensor was within the step
-        if site.kind is Kind.PARAM and (site.phase is not Phase.START or site.fqn not in recorded):
-            params.add(site.fqn)
-        elif site.kind is Kind.BUFFER and (site.phase is not Phase.START or site.fqn not in recorded):
-            buffers.add(site.fqn)
+        elif site.kind in _TENSORS and (site.phase is not Phase.START or site.fqn not in recorded):
+            (after.params if site.kind is Kind.PARAM else after.buffers).add(site.fqn)
         elif site.kind is Kind.OPTIMIZER_STATE:
-            states.add((site.fqn, site.path))
+            after.states.add((site.fqn, site.path))
         elif site.kind is Kind.BATCH:
-            loaders.add((site.phase, site.fqn))
-    rng = {generator_of(site) for site in step.sites if site.kind is Kind.RNG} | before.rng
-    within = {name for name in before.within if name not in recorded} | within_tolerance_of(step.table)
-    return Carried(params, buffers, states, rng, loaders, within, diverged=True)
+            after.loaders.add((site.phase, site.fqn))
+    after.within |= within_tolerance_of(step.table)
+    return after
 
 
 def within_tolerance_of(table: Table) -> set[str]:
