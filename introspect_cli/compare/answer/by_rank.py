@@ -58,8 +58,6 @@ class RunPair:
     """Two runs, and what of all their ranks the comparison of one needs.
 
     Attributes:
-        a: the reference run.
-        b: the run that should equal it.
         noise: runs that should equal a.
         ends: the last step of a, and of b, that counts: a rank that was lost takes the others' last step with it; None
             for all.
@@ -179,13 +177,8 @@ def compare_ranks(
 ) -> list[RankOutcome]:
     """Compare ranks one by one; what came of each.
 
-    Of many ranks, all divergences of the first step are listed of the rank that diverges first alone.
-
-    Args:
-        pair: the runs.
-        ranks: their numbers.
-        options: what counts.
-        work: runs tasks elsewhere; None to compare here.
+    Of many ranks, all divergences of the first step are listed of the rank that diverges first alone. Where there is
+    `work`, it compares them elsewhere.
     """
     many = len(ranks) > MANY
     options = replace(options, later=options.later // max(len(ranks), 1), least=_LEAST if many else options.least)

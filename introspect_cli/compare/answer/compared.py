@@ -44,9 +44,6 @@ class Compared:
     """Two runs, and what came out of comparing them.
 
     Attributes:
-        a: the reference run.
-        b: the run that should equal it.
-        options: what counts.
         outcomes: of each rank, or of all ranks as one.
         splits: how the runs are split up, where all ranks were compared as one.
     """

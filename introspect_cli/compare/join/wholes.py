@@ -81,10 +81,8 @@ class Wholes:
     """All ranks of each run as one, calls put together where one run calls its modules more often than the other.
 
     Attributes:
-        readers: of a and of b.
         splits: how the runs are split up.
         options: what counts, with the tolerance that they need.
-        notes: on what is compared.
     """
 
     readers: tuple[Reader, Reader]

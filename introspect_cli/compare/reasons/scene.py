@@ -30,12 +30,6 @@ class Scene:
 
     Attributes:
         outcome: what came out of comparing the rank that diverges first.
-        step: its step.
-        first: the divergence.
-        cause: why it is one.
-        run_a: run a.
-        run_b: run b.
-        runs: both.
         compared: the compared steps of its rank, in a's numbering.
         ranks: how many ranks were compared.
         narrowed: whether only some records were selected.

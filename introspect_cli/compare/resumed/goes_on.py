@@ -50,7 +50,6 @@ class Goes:
     """One run goes on where the other has been.
 
     Attributes:
-        sides: both runs.
         late: `a` or `b`, the run that goes on.
         sign: what says so.
         begins: its first step.

@@ -135,10 +135,7 @@ def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
 def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[list[Event], list[Event]]:
     """What differs before the first step, in a and in b: of each generator, the first seeding or draw.
 
-    Args:
-        runs: the two.
-        rank: of each.
-        name: of a parameter, whose initialisers count if they differ.
+    Of a parameter with this name, initialisers that differ count, too.
     """
     per_run: tuple[list[Event], list[Event]] = [], []
     for a, b, same in _by_generator(runs, rank):

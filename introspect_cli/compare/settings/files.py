@@ -39,10 +39,8 @@ class ReadFile(NamedTuple):
     """A file that a run read.
 
     Attributes:
-        run: the run.
         name: as the run names it.
         digest: of its content; None where that is not on record.
-        size: in bytes.
     """
 
     run: Run

@@ -75,12 +75,7 @@ def set_differently(
 ) -> tuple[list[Setting], list[Setting]]:
     """What sets a generator in one run and not, or otherwise, in the other; of a and of b.
 
-    Args:
-        runs: the two.
-        rank: of each.
-        generator: its name.
-        steps: of a and of b.
-        begins: whether since the last recorded step and until these begin; else within them.
+    That is within these steps; where `begins`, since the last recorded step and until these begin.
     """
     sides = []
     for run, step in zip(runs, steps, strict=True):

@@ -47,7 +47,6 @@ class RankOutcome:
     """What came out of comparing one rank.
 
     Attributes:
-        rank: process.
         paired: the steps of both; without readers in what another process compared.
         notes: what a reader must know of it.
         structural: whether structure differs.
@@ -57,11 +56,8 @@ class RankOutcome:
         listed: divergences, in order, up to the limit.
         first: the first divergence, also where the limit is 0.
         shared: where one run alone has the first, the first of its step that both have; None where there is none.
-        cause: why the first one is what it is.
-        step: the first diverging step.
         blind_site: a site that only one side could see, as an example.
         tolerated: the first difference that tolerance or noise let pass, in words.
-        heat: the divergence map in the making.
         structure: what differs in structure, and random states; None where no step had to be opened.
         one_sided_step: a step in which structure differs and no result is common to both runs.
         unrecorded: a step in which structure differs and neither run recorded results.

@@ -37,14 +37,9 @@ class Step:
     """Lookups over one step's divergences.
 
     Attributes:
-        comparison: both runs' rank, and what of it counts.
-        table: the step's records.
-        number: the step of run a.
-        alignment: both runs' sites under one numbering.
         of: the sites of a kind, in some phases.
         of_call: the sites of a kind there are for a module call, on all paths.
         divergences: those of the table that diverge, in order; a position is a place among them.
-        sites: their sites.
         carried: what differed before the step began.
         before: the step before, where both runs recorded it.
         gap: whether what the step began with is not known: the step before was not recorded.

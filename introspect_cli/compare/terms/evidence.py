@@ -65,8 +65,6 @@ class Evidence:
     """One thing that a divergence rests on.
 
     Attributes:
-        thing: which.
-        known: what is known of it.
         needed: whether nothing can be concluded where it was not seen.
         of: FQN of the module whose it is, where that is not the diverging one.
         inside: FQN of the module inside which it is looked for, where "its" would be read as another's.

@@ -79,14 +79,7 @@ def what_diverges(divergence: Divergence) -> str:
 
 
 def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
-    """A relative distance in words.
-
-    Args:
-        rel: the distance.
-        dtype_a: dtype of run a's tensor.
-        dtype_b: dtype of run b's.
-        coarser: whether the rounding of a coarser dtype than these is worth a thought.
-    """
+    """A relative distance in words; `coarser` where the rounding of a coarser dtype than these is worth a thought."""
     if rel < RESOLUTION:
         return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
     unit = rounding(rel, dtype_a, dtype_b)
