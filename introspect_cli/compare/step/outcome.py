@@ -18,7 +18,7 @@ from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.sites import KINDS, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
 from introspect_cli.compare.terms.watched import observed_kinds
-from introspect_cli.records import Kind, Layout, Phase, Site
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.structure import Structure
     from introspect_cli.compare.terms.findings import Reach, Resumption
     from introspect_cli.compare.terms.result import Divergence
-
-
-@dataclass(frozen=True)
-class InputForm:
-    """An input and its form in either run; None where a run does not give it."""
-
-    step: int
-    site: Site
-    a: Layout | None
-    b: Layout | None
 
 
 @dataclass
@@ -64,7 +54,7 @@ class RankOutcome:
         match: which name of a is which of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
         agreed: the kinds of results that agree in every step that diverges; None where no step does.
-        forms: inputs of the first step that has any which have another form in b, in their order.
+        formed: the sentence on inputs of another form in b, of the first step that has any; "" for none.
         results: the kinds of results that agree in every step that was opened; None where none was.
         results_known: what is known of all results of these steps: equal, within tolerance, or not that.
         reach: how far rounding carries a, and b beside it; None without perturbed runs among the noise.
@@ -98,7 +88,7 @@ class RankOutcome:
     match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None
     agreed: frozenset[Kind] | None = None
-    forms: tuple[InputForm, ...] = ()
+    formed: str = ""
     results: frozenset[Kind] | None = None
     results_known: Known = Known.EQUAL
     reach: Reach | None = None
