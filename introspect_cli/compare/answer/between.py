@@ -261,24 +261,10 @@ def clues_of(scene: Scene) -> Clues:
 def _handling(scene: Scene) -> set[str]:
     """Names of what a script calls to do to gradients what the records leave possible."""
     if stale_side(scene.step, scene.position):
-        return set(_HANDLING[Handling.ZERO_GRAD])
+        return set(Handling.ZERO_GRAD.value[1])
     gone = excluded(scene)
-    names = {word for handling, words in _HANDLING.items() if handling not in gone for word in words}
+    names = {word for handling in Handling if handling not in gone for word in handling.value[1]}
     return names | ({"clip_grad_value_"} if Handling.CLIPPING in gone else set())
-
-
-_HANDLING = {
-    Handling.CLIPPING: (
-        "clip_grad_norm_",
-        "clip_grad_norm",
-        "clip_grad_value_",
-        "clip_gradients",
-        "clip_grads_with_norm_",
-    ),
-    Handling.UNSCALING: ("unscale_",),
-    Handling.ACCUMULATION: ("accumulate", "no_sync"),
-    Handling.ZERO_GRAD: ("zero_grad", "set_to_none"),
-}
 
 
 def clues_of_ending(ending: Raised) -> Clues:

@@ -44,13 +44,16 @@ _MEASURED, _OF_THE_REST = 1e-4, 0.3
 
 
 class Handling(Enum):
-    """What a script or its framework does to gradients between the backward pass and the update, in words."""
+    """What is done to gradients between the backward pass and the update: in words, and the names that scripts call."""
 
-    CLIPPING = "clipping"
-    UNSCALING = "unscaling"
-    ACCUMULATION = "accumulation"
-    ZERO_GRAD = "zero_grad"
-    BY_HAND = "a change of the gradient by hand"
+    CLIPPING = (
+        "clipping",
+        ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grads_with_norm_"),
+    )
+    UNSCALING = "unscaling", ("unscale_",)
+    ACCUMULATION = "accumulation", ("accumulate", "no_sync")
+    ZERO_GRAD = "zero_grad", ("zero_grad", "set_to_none")
+    BY_HAND = "a change of the gradient by hand", ()
 
 
 TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATION})
@@ -200,7 +203,7 @@ class Gradient(Reason):
         """What may have been done to it, without what the records exclude; `last` where nothing follows in the list."""
         del module
         gone = frozenset[Handling]() if scene is None else excluded(scene)
-        names = [handling.value for handling in Handling if handling not in gone]
+        names = [handling.value[0] for handling in Handling if handling not in gone]
         if Handling.CLIPPING in gone:
             names.insert(0, "clipping by value")
         if not last:
