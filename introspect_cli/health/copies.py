@@ -332,5 +332,7 @@ def unlike(step: int, site: str, said: str, values: Mapping[int, str]) -> Hit | 
     """That ranks have different values, and which; None where all have the same."""
     first = next(iter(values.values()), None)
     other = next((rank for rank, value in values.items() if value != first), None)
+    if other is None:
+        return None
     words = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())
-    return None if other is None else Hit(step, site, f"{said} ({words})", other)
+    return Hit(step, site, f"{said} ({words})", other)

@@ -234,7 +234,7 @@ class Gradient(Reason):
             text += scene.scaled
             alone = no_multiples(scene)
             if alone:
-                place = f"its reduction over the ranks, {self.place}" if scene.run_b.world_size > 1 else self.place
+                place = f"its reduction over the ranks, {self.place}" if scene.runs[1].world_size > 1 else self.place
                 more, them = (f" and {count(len(alone) - 1, 'more')}", "them") if len(alone) > 1 else ("", "it")
                 return (
                     f"{text}, as if clipped by the norm of all gradients after another one changed; that of "

@@ -45,7 +45,7 @@ class Scene:
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table = self.step.table
         stored = self.step.comparison.tensors
-        self.run_a, self.run_b = self.runs = stored.a, stored.b
+        self.runs = stored.a, stored.b
         self.compared, self.ranks = outcome.paired.steps, len(peers)
         self.settings: tuple[SettingChange, ...] = ()
         self.narrowed, self.tolerated = self.step.comparison.options.narrowed, outcome.tolerated
