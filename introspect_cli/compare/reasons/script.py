@@ -319,11 +319,10 @@ class Product(Reason):
     priority = 20
     names = re.compile(r"ema|average|swa|momentum|decay|save|checkpoint|half|precision", re.IGNORECASE)
 
-    def applies(self, step: Step, position: int) -> Cause | None:
-        """It is made of what is trained, and nothing but what is saved differs."""
-        if step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites):
-            return None
-        return self.cause(*self.rests_on(step, position))
+    def is_fed(self, step: Step, position: int) -> bool:
+        """Where anything but what is saved differs."""
+        del position
+        return step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites)
 
     def sentence(self, scene: Scene) -> str:
         """That it differs, or is in one run's file alone, and where to look."""
