@@ -186,12 +186,7 @@ class Gradient(Reason):
     def applies(self, step: Step, position: int) -> Cause | None:
         """It comes from the forward pass, the loss and the backward pass of the step."""
         site, order = step.sites[position], step.order_at(position)
-        upstream = (
-            step.differs_before(order, PASSES)
-            or step.rng_differs()
-            or step.carried.params
-            or step.differs_before(order, frozenset({Phase.START}))
-        )
+        upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.params
         if upstream or not site.fqn:
             return None
         passes = self.rests_on(step, position)

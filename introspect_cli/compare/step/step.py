@@ -22,7 +22,7 @@ from introspect_cli.compare.terms.table import WITHIN, Codes, Table, plain_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from introspect_cli.compare.step.comparison import Comparison
 
@@ -138,15 +138,9 @@ class Step:
         """Whether one run alone has a divergence's record."""
         return bool(self.divergences.one_sided[position])
 
-    def differs_before(
-        self, order: float, phases: frozenset[Phase] | None = None, kinds: frozenset[Kind] | None = None
-    ) -> bool:
-        """Whether anything of these phases and kinds differs earlier in the step."""
-        return any(
-            at < order
-            for (phase, kind), at in self._first.items()
-            if (phases is None or phase in phases) and (kinds is None or kind in kinds)
-        )
+    def differs_before(self, order: float, phases: Container[Phase] = frozenset(Phase)) -> bool:
+        """Whether anything of these phases differs earlier in the step."""
+        return any(at < order and phase in phases for (phase, _), at in self._first.items())
 
     def anything_before(self, order: float) -> bool:
         """Whether anything differs before this place, in the step or in what it began with."""
