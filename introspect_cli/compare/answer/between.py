@@ -8,7 +8,6 @@ of code can be held against (names, classes, lines on record) is what the first 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -36,7 +35,7 @@ from introspect_cli.store.format.sources import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.reasons.scene import Scene
@@ -129,8 +128,7 @@ class _Texts:
     def __init__(self, run: Run) -> None:
         self._sources = Sources(run)
         self.digests = self._sources.digests
-        git = run.settings.get("git")
-        commit = git.get("commit") if isinstance(git, Mapping) else None
+        commit = run.settings.document("git").get("commit")
         self._commit = commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else ""
         script = PurePath(str(run.manifest.get("script") or "")).name
         named = [name for name in self.digests if PurePath(name).name == script]

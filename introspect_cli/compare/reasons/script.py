@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -108,10 +107,8 @@ def more_batches(scene: Scene) -> str:
 
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
-    environments = [
-        document for document in scene.documents("environment").values() if isinstance(document, Mapping) and document
-    ]
-    if len(environments) < 2 or not those(scene.cause.evidence, Known.EQUAL):
+    environments = [settings.document("environment") for settings in scene.documents]
+    if not all(environments) or not those(scene.cause.evidence, Known.EQUAL):
         return ""
     seeds = {str(environment.get("PYTHONHASHSEED", "random")) for environment in environments}
     blamed = [change for change in scene.settings if change.explains and change.weight >= 0.8]
