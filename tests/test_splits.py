@@ -111,7 +111,7 @@ def test_what_was_not_compared_is_not_counted_as_equal(split):
 
 def test_tf32_gets_the_tolerance_of_half_precision_where_a_gpu_computes_in_it():
     def computes(device, module="Linear", **switches):
-        run = SimpleNamespace(settings={"runtime": switches})
+        run = SimpleNamespace(settings=SimpleNamespace(document={"runtime": switches}.get))
         layouts, modules = [Layout((2,), "float32", device)], [ModuleInfo("Net.a", module)]
         return _in_tf32(run, SimpleNamespace(layouts=layouts, modules=modules))
 

@@ -49,7 +49,6 @@ class Difference:
     """Records that ought to be equal on some ranks and are not.
 
     Attributes:
-        step: the step.
         rank: the first rank that differs from `base`.
         others: all ranks that do.
         base: the lowest of the ranks that were compared.
@@ -83,14 +82,8 @@ class Value(NamedTuple):
     """What is on record of a tensor of one rank; NaN where a statistic is absent.
 
     Attributes:
-        rank: whose it is.
-        checksum: of all bits.
         numel: its elements, those of its part where it is one.
-        low: the smallest.
-        high: the largest.
-        mean: of all.
         amean: mean of absolute values.
-        var: their variance.
         sketch: float64 (16,); None where there is none.
     """
 
@@ -217,8 +210,6 @@ class AlignedStep:
     """One step of all ranks.
 
     Attributes:
-        step: its number.
-        batches: of each rank.
         sites: by number; see `Ranks`.
         rows: of each site that any rank recorded, each rank's row.
     """

@@ -151,9 +151,7 @@ class _OfRank(NamedTuple):
     """What rules say of one rank.
 
     Attributes:
-        rank: which.
         stride: one step in so many was looked at.
-        steps: how many it has.
         answers: by the ids of the rules, what they found, and what they lack.
     """
 

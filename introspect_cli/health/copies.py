@@ -196,18 +196,16 @@ class Copies(Gathered):
             elif site.kind == Kind.OUTPUT and site.phase == Phase.FORWARD and site.fqn not in self.dtypes:
                 seen = {rank: row for rank, row in rows.items() if now.batches[rank].status[row] in _TENSORS}
                 dtypes = {rank: now.layout(rank, row).dtype for rank, row in seen.items()}
-                if len(set(dtypes.values())) > 1:
-                    rank, words = first_different(dtypes)
-                    evidence = f"the output of {site.fqn} differs in dtype ({words})"
-                    self.dtypes[site.fqn] = Hit(now.step, f"output {site.fqn}", evidence, rank)
+                said = f"the output of {site.fqn} differs in dtype"
+                if (hit := unlike(now.step, f"output {site.fqn}", said, dtypes)) is not None:
+                    self.dtypes[site.fqn] = hit
 
     def _parameter(self, now: AlignedStep, fqn: str, rows: Rows) -> None:
         layouts = [(rank, now.layout(rank, row)) for rank, row in rows.items()]
         described = {rank: f"{layout.dtype} {list(layout.shape)}" for rank, layout in layouts}
-        if len(set(described.values())) > 1:
-            rank, words = first_different(described)
-            evidence = f"{fqn} differs in dtype or shape ({words})"
-            self.layouts.setdefault(fqn, Hit(self.ranks.steps[0], f"param {fqn}", evidence, rank))
+        hit = unlike(self.ranks.steps[0], f"param {fqn}", f"{fqn} differs in dtype or shape", described)
+        if hit is not None:
+            self.layouts.setdefault(fqn, hit)
             return
         difference = _difference(now, rows)
         first = fqn not in self.all
@@ -330,8 +328,11 @@ def rank_layout(ranks: Ranks) -> Iterator[Hit]:
     yield from (*copies.layouts.values(), *copies.dtypes.values())
 
 
-def first_different(values: Mapping[int, str]) -> tuple[int, str]:
-    """The first rank whose value is not that of the first one, and all values in words."""
-    first = next(iter(values.values()))
+def unlike(step: int, site: str, said: str, values: Mapping[int, str]) -> Hit | None:
+    """That ranks have different values, and which; None where all have the same."""
+    first = next(iter(values.values()), None)
+    other = next((rank for rank, value in values.items() if value != first), None)
+    if other is None:
+        return None
     words = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())
-    return next(rank for rank, value in values.items() if value != first), words
+    return Hit(step, site, f"{said} ({words})", other)

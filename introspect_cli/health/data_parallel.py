@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.collectives import Collectives
-from introspect_cli.health.copies import first_different, is_data_parallel, share_samples
+from introspect_cli.health.copies import is_data_parallel, share_samples, unlike
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.health.outputs import uneven_ends, used_up
 from introspect_cli.health.reduction import REDUCTIONS, passed_back
@@ -63,10 +63,9 @@ class RankInputs(Gathered):
             if site.fqn == SCALER:  # a tensor, without a text
                 continue
             values = {rank: now.batches[rank].text[row] for rank, row in now.rows[number].items()}
-            if len(set(values.values())) > 1:
-                name, (rank, words) = f"{site.fqn}{site.path}", first_different(values)
-                evidence = f"{name} differs from rank to rank ({words})"
-                self.hyperparameters.setdefault(name, Hit(now.step, name, evidence, rank))
+            name = f"{site.fqn}{site.path}"
+            if (hit := unlike(now.step, name, f"{name} differs from rank to rank", values)) is not None:
+                self.hyperparameters.setdefault(name, hit)
 
     def _sizes(self, now: AlignedStep, number: int) -> None:
         kind = now.sites[number].kind

@@ -123,7 +123,6 @@ class _Unequal(NamedTuple):
         share: as `totals.SHARE`, in bytes.
         rank: one that has another.
         base: the lowest of those that have the one.
-        most: how many these are.
     """
 
     share: bytes

@@ -200,7 +200,6 @@ class Draws:
 
     Attributes:
         ranks: the lowest and the highest of them.
-        step: the first step.
         times: in how many calls.
     """
 

@@ -127,12 +127,9 @@ class Table:
     """A rank, ready to be asked.
 
     Attributes:
-        rank: its number.
         stride: every `stride`-th step is kept in `many`.
         phase, kind, fqn, call, path, module_class, op, source: of each site, by number.
         order: int64, sequence of each site when it was first seen.
-        layouts: of the rank.
-        modules: of the rank.
         few: losses, batches and hyper-parameters, every step.
         many: all other sites.
         moves: of parameters.

@@ -227,8 +227,6 @@ class _Batch(NamedTuple):
     """One batch.
 
     Attributes:
-        step: that it was drawn in.
-        checksums: of all its tensors.
         samples: how many, by its largest tensor.
     """
 

@@ -8,7 +8,6 @@ of code can be held against (names, classes, lines on record) is what the first 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -36,7 +35,7 @@ from introspect_cli.store.format.sources import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.reasons.scene import Scene
@@ -129,8 +128,7 @@ class _Texts:
     def __init__(self, run: Run) -> None:
         self._sources = Sources(run)
         self.digests = self._sources.digests
-        git = run.settings.get("git")
-        commit = git.get("commit") if isinstance(git, Mapping) else None
+        commit = run.settings.document("git").get("commit")
         self._commit = commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else ""
         script = PurePath(str(run.manifest.get("script") or "")).name
         named = [name for name in self.digests if PurePath(name).name == script]
@@ -261,24 +259,10 @@ def clues_of(scene: Scene) -> Clues:
 def _handling(scene: Scene) -> set[str]:
     """Names of what a script calls to do to gradients what the records leave possible."""
     if stale_side(scene.step, scene.position):
-        return set(_HANDLING[Handling.ZERO_GRAD])
+        return set(Handling.ZERO_GRAD.value[1])
     gone = excluded(scene)
-    names = {word for handling, words in _HANDLING.items() if handling not in gone for word in words}
+    names = {word for handling in Handling if handling not in gone for word in handling.value[1]}
     return names | ({"clip_grad_value_"} if Handling.CLIPPING in gone else set())
-
-
-_HANDLING = {
-    Handling.CLIPPING: (
-        "clip_grad_norm_",
-        "clip_grad_norm",
-        "clip_grad_value_",
-        "clip_gradients",
-        "clip_grads_with_norm_",
-    ),
-    Handling.UNSCALING: ("unscale_",),
-    Handling.ACCUMULATION: ("accumulate", "no_sync"),
-    Handling.ZERO_GRAD: ("zero_grad", "set_to_none"),
-}
 
 
 def clues_of_ending(ending: Raised) -> Clues:

@@ -58,8 +58,6 @@ class RunPair:
     """Two runs, and what of all their ranks the comparison of one needs.
 
     Attributes:
-        a: the reference run.
-        b: the run that should equal it.
         noise: runs that should equal a.
         ends: the last step of a, and of b, that counts: a rank that was lost takes the others' last step with it; None
             for all.
@@ -179,13 +177,8 @@ def compare_ranks(
 ) -> list[RankOutcome]:
     """Compare ranks one by one; what came of each.
 
-    Of many ranks, all divergences of the first step are listed of the rank that diverges first alone.
-
-    Args:
-        pair: the runs.
-        ranks: their numbers.
-        options: what counts.
-        work: runs tasks elsewhere; None to compare here.
+    Of many ranks, all divergences of the first step are listed of the rank that diverges first alone. Where there is
+    `work`, it compares them elsewhere.
     """
     many = len(ranks) > MANY
     options = replace(options, later=options.later // max(len(ranks), 1), least=_LEAST if many else options.least)
@@ -262,7 +255,11 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     outcome.paired = replace(paired, tail_a=tail_a, tail_b=tail_b, changed=changed_a or changed_b)
     if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
         return
-    steps = _evaluated(outcome.paired, *(_mask(sites, options) for sites in comparison.sites))
+    chosen = (
+        selected(sites.kind, sites.fqn, options.kinds, options.modules) & evaluating(sites.phase, sites.fqn)
+        for sites in comparison.sites
+    )
+    steps = _evaluated(outcome.paired, *chosen)
     if outcome.first is None:
         outcome.evaluated = tuple(step for step in [next(steps, None)] if step is not None)
         return
@@ -299,12 +296,6 @@ def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int, las
     left = end.to(only[-1] - 1).tensors()
     changed = [tensor for tensor, value in end.tensors(Phase.START).items() if left.get(tensor, value) != value]
     return int(bool(changed)), "".join(what(Site(Phase.START, KINDS[kind], fqn)) for kind, fqn, _ in changed[:1])
-
-
-def _mask(sites: Columns, options: DiffOptions) -> Mask:
-    """By site number of a run, what belongs to evaluation and was selected."""
-    mask = selected(sites.kind, sites.fqn, options.kinds, options.modules)
-    return mask & evaluating(sites.phase, sites.fqn)
 
 
 def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:

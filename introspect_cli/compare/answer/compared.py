@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, one_raised, raised
-from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reasons.ranks import upstream
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.update import Optimizer, changes
@@ -44,9 +43,6 @@ class Compared:
     """Two runs, and what came out of comparing them.
 
     Attributes:
-        a: the reference run.
-        b: the run that should equal it.
-        options: what counts.
         outcomes: of each rank, or of all ranks as one.
         splits: how the runs are split up, where all ranks were compared as one.
     """
@@ -231,7 +227,7 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
     manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
     notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
     notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes), *some_ranks]
-    notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
+    notes += filter(None, dict.fromkeys(outcome.formed for outcome in outcomes))
     notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
     if blind := compared.tally["blind_both"]:
         seen = f"About {blind:,} of {count(compared.counts.records, 'record')} could not be observed"

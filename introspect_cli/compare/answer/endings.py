@@ -76,7 +76,7 @@ def cut_short(scene: Scene) -> Raised | None:
 
     Where another one ended the other run later, it is not this one.
     """
-    one, two = raised(scene.run_a, "a"), raised(scene.run_b, "b")
+    one, two = (raised(run, side) for run, side in zip(scene.runs, "ab", strict=True))
     endings = () if one_raised(one, two) is None else (two, one)
     return next((ending for ending in endings if ending is not None and _cuts(ending, scene)), None)
 

@@ -11,7 +11,7 @@ from introspect_cli.compare.resumed.parts import RATES
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Origin, Role, Verdict
 from introspect_cli.compare.terms.words import listed
-from introspect_cli.compare.walk.origins import shows
+from introspect_cli.compare.walk.choose import shows
 from introspect_cli.records import Kind
 from introspect_cli.texts import count
 

@@ -82,11 +82,9 @@ class Ranked:
     """A changed statement and how near to the divergence it is.
 
     Attributes:
-        change: the change.
         nearness: how near.
         depth: statements between it and the code that computes the place, as far as values are followed by name.
         hits: how many of the names that the records point to are in what changed.
-        above: the line above it.
         can_matter: whether it may change a number: it does not only tell, is no import, and calls take what it gives.
     """
 

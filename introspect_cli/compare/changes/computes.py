@@ -88,8 +88,6 @@ class CodePlace:
     """The place where the runs diverge, in one version.
 
     Attributes:
-        program: the version.
-        clues: what is known of the place.
         recorded: statements that the records name.
         models: what the script calls its models.
     """

@@ -38,10 +38,7 @@ class Statement:
     """One statement, a compound one without its body.
 
     Attributes:
-        file: its file.
         scope: qualified name of the function or class that it stands in, or whose head it is; "" for the file.
-        first: its first line.
-        last: its last line.
         defines: what it gives.
         uses: what it takes.
         calls: last names of what it calls.

@@ -25,7 +25,7 @@ from introspect_cli.compare.match.parameters import Merge, parameters, same_numb
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.findings import StructureChange
-from introspect_cli.compare.terms.result import DiffResult, Divergence, SettingChange, Verdict
+from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.terms.sites import columns
 from introspect_cli.records import Kind, Phase, Status, Summary
 
@@ -53,7 +53,7 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
     else:
         verdict = Verdict.SAME if differences.same else Verdict.DIVERGED
     renamed = [change for change in answer.structure if change.change == "renamed"]
-    settings = tuple(sorted(answer.settings, key=_counters_first))
+    settings = tuple(sorted(answer.settings, key=lambda one: (not _COUNTS.search(one.name), "sched" in one.name)))
     names = [change.text for change in renamed]
     if not asked.rename and outcome.match.patterns and not differences.run:
         names += _prefixed(*outcome.match.patterns[0])
@@ -137,10 +137,6 @@ def _set_aside(differences: Differences, run: int) -> None:
     differences.unrecorded = [*others, *(tensor for tensor in only if tensor.site.kind is not Kind.PARAM)]
     others.clear()
     only[:] = [tensor for tensor in only if tensor.site.kind is Kind.PARAM]
-
-
-def _counters_first(change: SettingChange) -> tuple[bool, bool]:
-    return not _COUNTS.search(change.name), "sched" in change.name
 
 
 def _farthest_first(divergence: Divergence) -> tuple[bool, bool, float]:

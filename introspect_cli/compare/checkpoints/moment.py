@@ -42,7 +42,6 @@ class State:
     """What a run had at a moment, by tensor.
 
     Attributes:
-        tensors: what they are.
         checksum: uint64, 0 where none was recorded yet.
         step: the step of the record.
         row: its row.

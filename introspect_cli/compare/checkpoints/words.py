@@ -29,7 +29,6 @@ class Cast:
     Attributes:
         a: the type in a.
         b: the type in b.
-        tensors: these.
         rounded: whether each holds the values of the other, rounded to the coarser type where it is coarser, element
             by element; None where the elements could not be compared.
         farthest: the largest relative distance; None where none is known.

@@ -112,11 +112,8 @@ def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple
     steps = steps[steps > 0]
     bins = np.minimum(np.ceil(np.log2(np.maximum(steps, 1))), _LARGE_BIN).astype(np.int64)
     counts = np.bincount(bins, minlength=1)
-    return tuple((_lowest(place), int(counts[place])) for place in np.flatnonzero(counts).tolist()), unit
-
-
-def _lowest(place: int) -> int:
-    return 1 if place == 0 else 2 ** (place - 1) + 1
+    lowest = [1, *(2**power + 1 for power in range(_LARGE_BIN))]
+    return tuple((lowest[place], int(counts[place])) for place in np.flatnonzero(counts).tolist()), unit
 
 
 def ulp_words(lowest: int) -> str:

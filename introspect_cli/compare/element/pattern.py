@@ -49,7 +49,6 @@ class TensorDifference:
     """How two tensors of one shape differ.
 
     Attributes:
-        shape: of both.
         elements: how many differ, and where first and most.
         largest: the largest differences, the largest first: index, value in a, value in b.
         where: clauses on which elements differ; empty where they have no shape that is known here.

@@ -58,7 +58,6 @@ class Closeup:
     """A divergence, element by element.
 
     Attributes:
-        divergence: the divergence.
         difference: how the whole tensors differ; None where they are not both stored, or cannot be compared.
         missing: why there is no difference; "" where there is one.
         given: what went into the operator; empty for what is none, or where that is not known.

@@ -40,10 +40,6 @@ class Sides:
     """One rank of both runs, or all ranks of each as one.
 
     Attributes:
-        rank: process.
-        a: reader of run a's rank.
-        b: reader of run b's rank.
-        manifests: of run a and run b.
         tensors: whole tensors, where they are stored.
         noise: readers of the noise runs' ranks, each with its run's manifest.
         match: which name of a is which of b.
@@ -79,8 +75,6 @@ class Paired:
     """Steps of two runs side by side.
 
     Attributes:
-        a: reader of run a's rank.
-        b: reader of run b's rank.
         rows_a: positions among a's entries of the steps both have, in order.
         rows_b: positions of their partners among b's.
         aligned: whether the chains may be compared: the same steps from the very first on.

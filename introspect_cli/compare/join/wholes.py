@@ -81,10 +81,8 @@ class Wholes:
     """All ranks of each run as one, calls put together where one run calls its modules more often than the other.
 
     Attributes:
-        readers: of a and of b.
         splits: how the runs are split up.
         options: what counts, with the tolerance that they need.
-        notes: on what is compared.
     """
 
     readers: tuple[Reader, Reader]
@@ -117,15 +115,13 @@ def wholes_of(
 
 def _autocasts(run: Run) -> bool:
     """Whether a run computes in a coarse dtype by autocast."""
-    document = run.settings.get("autocast")
-    words = str(document.get("autocast", "")).replace(",", "").split() if isinstance(document, dict) else ()
+    words = str(run.settings.document("autocast").get("autocast", "")).replace(",", "").split()
     return not _COARSE.isdisjoint(words)
 
 
 def _in_tf32(run: Run, reader: Reader) -> bool:
     """Whether a run computes matrix products or convolutions of float32 on a GPU with the ten bits of TF32."""
-    document = run.settings.get("runtime")
-    switches = document if isinstance(document, dict) else {}
+    switches = run.settings.document("runtime")
     convolves = any(module.module_class.startswith("Conv") for module in reader.modules)
     asked = switches.get("matmul_allow_tf32") or (convolves and switches.get("cudnn_allow_tf32"))
     return bool(asked) and any(layout.device.startswith("cuda") for layout in reader.layouts)

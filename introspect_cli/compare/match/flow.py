@@ -41,8 +41,6 @@ class ValuePair:
     """A value of a and the value of b that it is.
 
     Attributes:
-        a: of run a.
-        b: of run b.
         rel_l2: their distance; None where they hold the same numbers at other places.
     """
 

@@ -163,7 +163,6 @@ class Held:
     """What names hold, as columns: a million records are put together by arrays, and a few are looked at as sets.
 
     Attributes:
-        names: the names.
         owner: whose record each is: a number into `names`.
         places: int64 (4, n): the place of its step among those looked at, its kind, phase and call.
         checksum: uint64 (n,).

@@ -155,14 +155,9 @@ class Value:
     """A record that can prove something.
 
     Attributes:
-        site: what was recorded.
         row: its row in the step's batch.
         order: its place in the order of recording.
-        shape: its shape.
-        checksum: its checksum.
-        moments: what adds up of it.
         sketch: its sketch; None where none was kept.
-        module_class: class of its module.
     """
 
     site: Site

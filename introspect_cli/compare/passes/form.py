@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.step.outcome import InputForm
 from introspect_cli.compare.step.size import LEAST_BOUND
 from introspect_cli.compare.terms.distance import distances, relative
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, FORM, ONLY_A, ONLY_B, WITHIN, Because, Table
 from introspect_cli.compare.terms.words import what
-from introspect_cli.records import Kind, Layout, Status
+from introspect_cli.records import Kind, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from introspect_cli.compare.step.comparison import Comparison
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.ranks.whole_reader import Reader
 
 
 _EQUAL, _ROUNDED = 0, 1
@@ -102,30 +101,20 @@ def _outputs(table: Table, calls: set[Call], comparison: Comparison) -> dict[Cal
     return {call: level for call, level in by_call.items() if call not in beyond}
 
 
-def forms_of(table: Table, rows: Ids, comparison: Comparison) -> tuple[InputForm, ...]:
-    """The inputs of some rows, the earliest first."""
-    forms = []
-    for row in rows[np.argsort(table.order[rows], kind="stable")].tolist():
-        at = int(table.row_a[row]), int(table.row_b[row])
-        a = comparison.a.layouts[int(table.a.layout[at[0]])] if at[0] >= 0 else None
-        b = comparison.b.layouts[int(table.b.layout[at[1]])] if at[1] >= 0 else None
-        forms.append(InputForm(table.step, table.named(row), a, b))
-    return tuple(forms)
-
-
-def forms_note(forms: Sequence[InputForm]) -> str:
-    """The sentence on them, the first in words; "" for none."""
-    if not forms:
+def forms_note(table: Table, rows: Ids, comparison: Comparison) -> str:
+    """The sentence on the inputs of some rows, the earliest in words; "" for none."""
+    if not len(rows):
         return ""
-    first = forms[0]
-    clause = f"in step {first.step} {what(first.site)} is {_layout(first.a)} in a and {_layout(first.b)} in b"
-    more = f", as {count(len(forms) - 1, 'other input')} of that step" if len(forms) > 1 else ""
-    which = "those modules" if len(forms) > 1 else "that module"
+    first = int(rows[np.argmin(table.order[rows])])
+    one, two = _form(comparison.a, table.a, table.row_a[first]), _form(comparison.b, table.b, table.row_b[first])
+    clause = f"in step {table.step} {what(table.named(first))} is {one} in a and {two} in b"
+    more = f", as {count(len(rows) - 1, 'other input')} of that step" if len(rows) > 1 else ""
+    which = "those modules" if len(rows) > 1 else "that module"
     return f"Another form, no divergence: {clause}{more}; what {which} returned agrees, or differs by rounding."
 
 
-def _layout(layout: Layout | None) -> str:
-    if layout is None:
+def _form(reader: Reader, batch: StepBatch, row: int) -> str:
+    if row < 0:
         return "not given"
-    shape = "x".join(map(str, layout.shape)) or "scalar"
-    return f"{shape} {layout.dtype}"
+    layout = reader.layouts[int(batch.layout[row])]
+    return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}"

@@ -27,21 +27,18 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     Where one run lists tensors at the start of a step, the other has there what its step before left.
     """
     alignment = comparison.alignment
-    batch_a, batch_b, left = comparison.a.read(step_a), comparison.b.read(step_b), np.empty(0, np.int64)
+    readers, columns, steps = (comparison.a, comparison.b), (alignment.a, alignment.b), (step_a, step_b)
+    batches, left = [comparison.a.read(step_a), comparison.b.read(step_b)], np.empty(0, np.int64)
     goes, read = comparison.goes, comparison.read_on
     if goes is not None and read is not None and comparison.goes_on_at(step_a):
-        if goes.late == "b":
-            batch_b = as_if_begun(batch_b, alignment.b, read)
-        else:
-            batch_a = as_if_begun(batch_a, alignment.a, read)
+        late = goes.late == "b"
+        batches[late] = as_if_begun(batches[late], columns[late], read)
     listing = [lists(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
-    sites = batch_a.site.astype(np.int64), alignment.b_ids[batch_b.site]
     if listing[0] != listing[1] and comparison.gathered is None:
-        if listing[0]:
-            batch_b, left = with_starts(alignment, 1, At(comparison.b, alignment.b, step_b - 1), batch_b, sites[0])
-        else:
-            batch_a, left = with_starts(alignment, 0, At(comparison.a, alignment.a, step_a - 1), batch_a, sites[1])
-    table = matched(alignment, comparison.compared, (step_a, step_b), (batch_a, batch_b))
+        side, listed = int(listing[0]), int(listing[1])
+        before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
+        batches[side], left = with_starts(alignment, side, before, batches[side], wanted)
+    table = matched(alignment, comparison.compared, steps, (batches[0], batches[1]))
     in_order = [ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
         table = replace(table, a=_in_order_of_b(table))

@@ -88,7 +88,7 @@ def _beside(scene: Scene, name: str, held: dict[int, _Copy]) -> str:
 
 def _copies(scene: Scene, name: str, site: Site) -> dict[int, _Copy]:
     """What each rank of a run has at a site of the first step; {} where any has a part of it, or was not seen."""
-    first, run = scene.first, scene.run_a if name == "a" else scene.run_b
+    first, run = scene.first, scene.runs[name == "b"]
     step = first.step if name == "a" else first.step_b
     copies = {}
     for rank in run.recorded:

@@ -44,13 +44,16 @@ _MEASURED, _OF_THE_REST = 1e-4, 0.3
 
 
 class Handling(Enum):
-    """What a script or its framework does to gradients between the backward pass and the update, in words."""
+    """What is done to gradients between the backward pass and the update: in words, and the names that scripts call."""
 
-    CLIPPING = "clipping"
-    UNSCALING = "unscaling"
-    ACCUMULATION = "accumulation"
-    ZERO_GRAD = "zero_grad"
-    BY_HAND = "a change of the gradient by hand"
+    CLIPPING = (
+        "clipping",
+        ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grads_with_norm_"),
+    )
+    UNSCALING = "unscaling", ("unscale_",)
+    ACCUMULATION = "accumulation", ("accumulate", "no_sync")
+    ZERO_GRAD = "zero_grad", ("zero_grad", "set_to_none")
+    BY_HAND = "a change of the gradient by hand", ()
 
 
 TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATION})
@@ -183,12 +186,7 @@ class Gradient(Reason):
     def applies(self, step: Step, position: int) -> Cause | None:
         """It comes from the forward pass, the loss and the backward pass of the step."""
         site, order = step.sites[position], step.order_at(position)
-        upstream = (
-            step.differs_before(order, PASSES)
-            or step.rng_differs()
-            or step.carried.params
-            or step.differs_before(order, frozenset({Phase.START}))
-        )
+        upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.params
         if upstream or not site.fqn:
             return None
         passes = self.rests_on(step, position)
@@ -200,7 +198,7 @@ class Gradient(Reason):
         """What may have been done to it, without what the records exclude; `last` where nothing follows in the list."""
         del module
         gone = frozenset[Handling]() if scene is None else excluded(scene)
-        names = [handling.value for handling in Handling if handling not in gone]
+        names = [handling.value[0] for handling in Handling if handling not in gone]
         if Handling.CLIPPING in gone:
             names.insert(0, "clipping by value")
         if not last:
@@ -231,7 +229,7 @@ class Gradient(Reason):
             text += scene.scaled
             alone = no_multiples(scene)
             if alone:
-                place = f"its reduction over the ranks, {self.place}" if scene.run_b.world_size > 1 else self.place
+                place = f"its reduction over the ranks, {self.place}" if scene.runs[1].world_size > 1 else self.place
                 more, them = (f" and {count(len(alone) - 1, 'more')}", "them") if len(alone) > 1 else ("", "it")
                 return (
                     f"{text}, as if clipped by the norm of all gradients after another one changed; that of "

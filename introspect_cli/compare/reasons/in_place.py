@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import attribute_changes
-from introspect_cli.compare.step.rests_on import Place, lacks_gradient, value_before
+from introspect_cli.compare.step.rests_on import lacks_gradient
 from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import Cause, Evidence, Thing
 from introspect_cli.compare.terms.names import FORWARD, owner_of
@@ -27,13 +27,11 @@ class ByHand(Reason):
     place = "the script's code that changes the parameter"
     kinds = frozenset({Kind.PARAM})
 
-    def applies(self, step: Step, position: int) -> Cause | None:
-        """It may be made of all that was computed before."""
-        site, order = step.sites[position], step.order_at(position)
+    def is_fed(self, step: Step, position: int) -> bool:
+        """It may be made of all that was computed before; an optimizer changes what has a gradient."""
+        site = step.sites[position]
         without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
-        if not (without or site.phase is Phase.FORWARD) or step.rng_differs() or step.anything_before(order):
-            return None
-        return self.cause(*value_before(step, Place(site, order)))
+        return not (without or site.phase is Phase.FORWARD) or super().is_fed(step, position)
 
     def sentence(self, scene: Scene) -> str:
         """In which run, and how it can be."""

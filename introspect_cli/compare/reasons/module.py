@@ -307,7 +307,7 @@ def suspect(scene: Scene) -> Suspect | None:
         return None
     if first.a.layout != first.b.layout or attribute_changes(scene):
         return None
-    kept = all("runtime" in dict(run.settings or {}) for run in scene.runs)
+    kept = all("runtime" in run.settings for run in scene.runs)
     if not kept or any(change.weight > SAYS_NOTHING for change in scene.settings):
         return None
     match = _DEVICE.match(first.a.layout.device)
@@ -319,8 +319,7 @@ def suspect(scene: Scene) -> Suspect | None:
 
 def _gpu(run: Run, number: int) -> str:
     """A device's name and identifier; "" where the run does not have the latter."""
-    hardware: Any = dict(run.settings or {}).get("hardware")
-    gpus: Any = hardware.get("gpus") if isinstance(hardware, Mapping) else None
+    gpus = run.settings.document("hardware").get("gpus")
     gpu: Any = gpus[number] if isinstance(gpus, list) and number < len(gpus) else None
     if not isinstance(gpu, Mapping):
         return ""

@@ -62,10 +62,7 @@ def argument_changes(scene: Scene) -> list[str]:
     """Arguments of the operator that differ, as both runs noted them where it ran first: `p 0.1 in a and 0.2 in b`."""
     site = scene.site
     key = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
-    a, b = (
-        document.get(key) if isinstance(document, Mapping) else None
-        for document in scene.documents("operators").values()
-    )
+    a, b = (settings.document("operators").get(key) for settings in scene.documents)
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return []
     names = [name for name, _, _ in unequal(a, b)][:_MOST]

@@ -89,14 +89,7 @@ def draws_before(scene: Scene) -> list[Draw]:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What one run recorded in a step.
-
-    Attributes:
-        side: a or b.
-        alignment: the runs' sites.
-        unions: the site of each record.
-        sequence: when each was recorded.
-    """
+    """What one run recorded in a step."""
 
     side: str
     alignment: Alignment

@@ -61,7 +61,7 @@ def summed(scene: Scene) -> str:
     residual = f"{rest:.0e}".replace("e-0", "e-") if rest >= _EXACT else f"below {_EXACT:.0e}".replace("e-0", "e-")
     ranks = _ranks(scene)
     on = f" on {ranks}" if ranks else ""
-    group = "the data-parallel group" if whole in _groups(scene.run_b) else f"the {whole} ranks"
+    group = "the data-parallel group" if whole in _groups(scene.runs[1]) else f"the {whole} ranks"
     times = f"{first.scale:.6g} x that of a (residual {residual})"
     text = f"the gradient of {first.site.fqn} is {times}{on}: it is summed over {group} instead of averaged"
     differ, recorded = differing_gradients(scene)
@@ -171,7 +171,7 @@ def _ranks(scene: Scene) -> str:
     if scene.ranks > 1:
         every = scene.ranks if _on_all(scene) else 0
     else:
-        run, wanted = scene.run_b, (first.site.fqn, first.site.kind.value)
+        run, wanted = scene.runs[1], (first.site.fqn, first.site.kind.value)
         tables = [run.rank(rank).sites for rank in run.recorded]
         have = sum(wanted in zip(sites.fqn, sites.kind, strict=True) for sites in tables)
         unequal = first.b is not None and first.b.joined is Joined.COPIES

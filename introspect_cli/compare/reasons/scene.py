@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.compare.settings.beginning import differs_unseen
 from introspect_cli.compare.settings.differences import Difference, describe
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.step.outcome import RankOutcome
+    from introspect_cli.store.read.manifests import Settings
 
 
 class Scene:
@@ -30,12 +31,6 @@ class Scene:
 
     Attributes:
         outcome: what came out of comparing the rank that diverges first.
-        step: its step.
-        first: the divergence.
-        cause: why it is one.
-        run_a: run a.
-        run_b: run b.
-        runs: both.
         compared: the compared steps of its rank, in a's numbering.
         ranks: how many ranks were compared.
         narrowed: whether only some records were selected.
@@ -51,7 +46,7 @@ class Scene:
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table = self.step.table
         stored = self.step.comparison.tensors
-        self.run_a, self.run_b = self.runs = stored.a, stored.b
+        self.runs = stored.a, stored.b
         self.compared, self.ranks = outcome.paired.steps, len(peers)
         self.settings: tuple[SettingChange, ...] = ()
         self.narrowed, self.tolerated = self.step.comparison.options.narrowed, outcome.tolerated
@@ -105,10 +100,10 @@ class Scene:
         """That b is a multiple of a, where it is, for the end of a clause."""
         return "" if self.first.scale is None else f"; b is {self.first.scale:.6g} times a"
 
-    def documents(self, name: str) -> dict[str, Any]:
-        """A settings document of either run, of the rank that diverges first, by side."""
-        rank = self.step.comparison.rank
-        return {side: run.settings_of(rank).get(name) for side, run in zip("ab", self.runs, strict=True)}
+    @property
+    def documents(self) -> list[Settings]:
+        """The settings documents of either run, of the rank that diverges first."""
+        return [run.settings_of(self.step.comparison.rank) for run in self.runs]
 
     @property
     def by_samples(self) -> bool:
@@ -171,7 +166,7 @@ class Scene:
     @cached_property
     def setup(self) -> Optimizers:
         """The optimizers of both runs, by their settings."""
-        a, b = self.documents("optimizers").values()
+        a, b = (settings.get("optimizers") for settings in self.documents)
         return Optimizers(a, b, self.step.comparison.rename or str)
 
     @cached_property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -108,10 +107,8 @@ def more_batches(scene: Scene) -> str:
 
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
-    environments = [
-        document for document in scene.documents("environment").values() if isinstance(document, Mapping) and document
-    ]
-    if len(environments) < 2 or not those(scene.cause.evidence, Known.EQUAL):
+    environments = [settings.document("environment") for settings in scene.documents]
+    if not all(environments) or not those(scene.cause.evidence, Known.EQUAL):
         return ""
     seeds = {str(environment.get("PYTHONHASHSEED", "random")) for environment in environments}
     blamed = [change for change in scene.settings if change.explains and change.weight >= 0.8]
@@ -319,11 +316,10 @@ class Product(Reason):
     priority = 20
     names = re.compile(r"ema|average|swa|momentum|decay|save|checkpoint|half|precision", re.IGNORECASE)
 
-    def applies(self, step: Step, position: int) -> Cause | None:
-        """It is made of what is trained, and nothing but what is saved differs."""
-        if step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites):
-            return None
-        return self.cause(*self.rests_on(step, position))
+    def is_fed(self, step: Step, position: int) -> bool:
+        """Where anything but what is saved differs."""
+        del position
+        return step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites)
 
     def sentence(self, scene: Scene) -> str:
         """That it differs, or is in one run's file alone, and where to look."""

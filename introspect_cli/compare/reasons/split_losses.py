@@ -40,7 +40,6 @@ class Cut(NamedTuple):
     """How a run takes the batch of the step.
 
     Attributes:
-        side: which run.
         of_ranks: microbatches of the step, of each rank.
         as_a_rule: those of most steps.
         ranks: how many ranks are read.

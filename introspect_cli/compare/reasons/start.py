@@ -105,7 +105,7 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
         return f"{text}; the cause may be that {owner} is set up differently: {listed(setup)}."
     drawn, side = "", with_copies(scene.first)
     if side:
-        drawn = filled_on_ranks(scene.run_a if side == "a" else scene.run_b, side, scene.site.fqn)
+        drawn = filled_on_ranks(scene.runs[side == "b"], side, scene.site.fqn)
     drawn = drawn or filled(scene.runs, scene.first.rank, scene.site.fqn)
     if drawn:
         return f"{text}: {drawn}."

@@ -147,7 +147,7 @@ def written_within(scene: Scene) -> str:
 
 def _on_ranks(scene: Scene, side: str, name: str) -> str:
     """What the optimizers of one run's ranks have otherwise, which leave different copies of a parameter."""
-    run = scene.run_a if side == "a" else scene.run_b
+    run = scene.runs[side == "b"]
     base, *others = run.recorded[:MOST_RANKS]
     for rank in others:
         setup = Optimizers(run.settings_of(base).get(OPTIMIZERS), run.settings_of(rank).get(OPTIMIZERS))

@@ -60,12 +60,8 @@ class Carried:
 
 def kept(carried: Carried, recorded: frozenset[str]) -> Carried:
     """What is left of it after a step that agrees: tensors that no step records anew."""
-    return Carried(
-        params={name for name in carried.params if name not in recorded},
-        buffers={name for name in carried.buffers if name not in recorded},
-        within={name for name in carried.within if name not in recorded},
-        diverged=carried.diverged,
-    )
+    params, buffers, within = (names - recorded for names in (carried.params, carried.buffers, carried.within))
+    return Carried(params, buffers, within=within, diverged=carried.diverged)
 
 
 def is_gap(sides: Sides, pair: Table) -> bool:

@@ -50,7 +50,6 @@ class Goes:
     """One run goes on where the other has been.
 
     Attributes:
-        sides: both runs.
         late: `a` or `b`, the run that goes on.
         sign: what says so.
         begins: its first step.
@@ -213,8 +212,7 @@ def _read_more(sides: Sides, late: str) -> list[str]:
     """The checkpoints that the later run read before its first step and the other one did not."""
     read = []
     for run, reader, files in zip((sides.tensors.a, sides.tensors.b), (sides.a, sides.b), sides.files, strict=True):
-        document = run.settings_of(reader.rank).get(DOCUMENT)
-        noted = document.get("read") if isinstance(document, dict) else None
+        noted = run.settings_of(reader.rank).document(DOCUMENT).get("read")
         read.append({**files, **({str(name): str(name) for name in noted} if isinstance(noted, list) else {})})
     mine, theirs = read["ab".index(late)], read["ba".index(late)]
     return [name for key, name in mine.items() if key not in theirs]

@@ -135,10 +135,7 @@ def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
 def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[list[Event], list[Event]]:
     """What differs before the first step, in a and in b: of each generator, the first seeding or draw.
 
-    Args:
-        runs: the two.
-        rank: of each.
-        name: of a parameter, whose initialisers count if they differ.
+    Of a parameter with this name, initialisers that differ count, too.
     """
     per_run: tuple[list[Event], list[Event]] = [], []
     for a, b, same in _by_generator(runs, rank):
@@ -177,8 +174,7 @@ def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[t
 
 
 def _generators(run: Run, rank: int) -> list[tuple[str, ...]]:
-    document = run.settings_of(rank).get(DOCUMENT)
-    lines = document.get("generators") if isinstance(document, dict) else None
+    lines = run.settings_of(rank).document(DOCUMENT).get("generators")
     every = [tuple(str(line).split(" ")) for line in lines] if isinstance(lines, list) else []
     return [words for words in every if len(words) == 4]
 
@@ -280,8 +276,8 @@ def _fillings(events: Sequence[Event], name: str) -> list[Event]:
 
 def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
     """What is on record of a generator, or of all of them; None for nothing."""
-    document = run.settings_of(rank).get(DOCUMENT)
-    if not isinstance(document, dict) or not isinstance(document.get("events"), list):
+    document = run.settings_of(rank).document(DOCUMENT)
+    if not isinstance(document.get("events"), list):
         return None
     lines = [*document["events"], *(document.get("last") or [] if not document.get("left_out") else [])]
     events = []

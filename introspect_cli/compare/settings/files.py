@@ -39,10 +39,8 @@ class ReadFile(NamedTuple):
     """A file that a run read.
 
     Attributes:
-        run: the run.
         name: as the run names it.
         digest: of its content; None where that is not on record.
-        size: in bytes.
     """
 
     run: Run
@@ -73,10 +71,9 @@ class ReadFile(NamedTuple):
 
 def files_of(run: Run) -> dict[str, ReadFile]:
     """The single files that a run read, by name."""
-    documents = run.settings.get(FILES)
     return {
         str(name): ReadFile(run, str(name), document.get("digest"), document.get("size"))
-        for name, document in (documents.items() if isinstance(documents, Mapping) else ())
+        for name, document in run.settings.document(FILES).items()
         if isinstance(document, Mapping) and not document.get("many")
     }
 
@@ -97,10 +94,7 @@ def holds_tensors(name: str) -> bool:
 def file_differences(a: Run, b: Run) -> Iterator[Difference]:
     """What differs between the files that two runs read: values of configuration; else b is how the file differs."""
     one, two = files_of(a), files_of(b)
-    imported = [
-        sources if isinstance(sources, Mapping) else {}
-        for sources in (a.settings.get("sources"), b.settings.get("sources"))
-    ]
+    imported = [run.settings.document("sources") for run in (a, b)]
     pairs, only_a, only_b = _paired(one, two)
     for first, second in pairs:
         if not (first in imported[0] and second in imported[1]):  # those are among the sources

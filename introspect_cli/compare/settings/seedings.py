@@ -75,12 +75,7 @@ def set_differently(
 ) -> tuple[list[Setting], list[Setting]]:
     """What sets a generator in one run and not, or otherwise, in the other; of a and of b.
 
-    Args:
-        runs: the two.
-        rank: of each.
-        generator: its name.
-        steps: of a and of b.
-        begins: whether since the last recorded step and until these begin; else within them.
+    That is within these steps; where `begins`, since the last recorded step and until these begin.
     """
     sides = []
     for run, step in zip(runs, steps, strict=True):
@@ -119,8 +114,7 @@ def _sets(by: str, generator: str) -> bool:
 
 
 def _settings(run: Run, rank: int) -> Iterator[Setting]:
-    document = run.settings_of(rank).get(DOCUMENT)
-    lines = document.get("set") if isinstance(document, dict) else None
+    lines = run.settings_of(rank).document(DOCUMENT).get("set")
     for words in (str(line).split(" ") for line in lines) if isinstance(lines, list) else ():
         if len(words) >= 7 and all(word.isdecimal() and len(word) < 19 for word in words[1:4]):
             first, last, number = map(int, words[1:4])

@@ -53,7 +53,8 @@ def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, Edit | No
     if len(one) + len(two) > _MOST_LINES:
         return whole
     edited: list[tuple[Change, Edit | None]] = []
-    for hunk in _hunks(one, two):
+    opcodes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
+    for hunk in [Edit(*places) for tag, *places in opcodes if tag != "equal"]:
         for edits in (_pairs(hunk), [hunk]):
             values = [parsed(with_edits(one, two, [edit]), ending) for edit in edits]
             if None not in values:
@@ -74,11 +75,6 @@ def _lines(file: str, text: str) -> list[str]:
     if PurePath(file).suffix.lower() == ".json":
         text = json.dumps(json.loads(text), indent=1, ensure_ascii=False)
     return text.split("\n")
-
-
-def _hunks(one: Sequence[str], two: Sequence[str]) -> list[Edit]:
-    opcodes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
-    return [Edit(*places) for tag, *places in opcodes if tag != "equal"]
 
 
 def _pairs(hunk: Edit) -> list[Edit]:

@@ -94,10 +94,7 @@ class Comparison(Sides):
     def rounded_before(self, step: int, step_b: int, *, now: bool) -> bool:
         """Whether what a step begins with may be rounded to bfloat16 or float16, though no step was opened that agrees.
 
-        Args:
-            step: of run a.
-            step_b: of run b.
-            now: whether both runs compute so in this step, which later ones rest on.
+        Where both compute so `now`, later steps rest on that.
         """
         unseen = any(at and at - 1 not in run for at, run in ((step, self.a), (step_b, self.b)))
         if now or unseen:

@@ -18,7 +18,7 @@ from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.sites import KINDS, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
 from introspect_cli.compare.terms.watched import observed_kinds
-from introspect_cli.records import Kind, Layout, Phase, Site
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,22 +32,11 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.result import Divergence
 
 
-@dataclass(frozen=True)
-class InputForm:
-    """An input and its form in either run; None where a run does not give it."""
-
-    step: int
-    site: Site
-    a: Layout | None
-    b: Layout | None
-
-
 @dataclass
 class RankOutcome:
     """What came out of comparing one rank.
 
     Attributes:
-        rank: process.
         paired: the steps of both; without readers in what another process compared.
         notes: what a reader must know of it.
         structural: whether structure differs.
@@ -57,18 +46,15 @@ class RankOutcome:
         listed: divergences, in order, up to the limit.
         first: the first divergence, also where the limit is 0.
         shared: where one run alone has the first, the first of its step that both have; None where there is none.
-        cause: why the first one is what it is.
-        step: the first diverging step.
         blind_site: a site that only one side could see, as an example.
         tolerated: the first difference that tolerance or noise let pass, in words.
-        heat: the divergence map in the making.
         structure: what differs in structure, and random states; None where no step had to be opened.
         one_sided_step: a step in which structure differs and no result is common to both runs.
         unrecorded: a step in which structure differs and neither run recorded results.
         match: which name of a is which of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
         agreed: the kinds of results that agree in every step that diverges; None where no step does.
-        forms: inputs of the first step that has any which have another form in b, in their order.
+        formed: the sentence on inputs of another form in b, of the first step that has any; "" for none.
         results: the kinds of results that agree in every step that was opened; None where none was.
         results_known: what is known of all results of these steps: equal, within tolerance, or not that.
         reach: how far rounding carries a, and b beside it; None without perturbed runs among the noise.
@@ -102,7 +88,7 @@ class RankOutcome:
     match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None
     agreed: frozenset[Kind] | None = None
-    forms: tuple[InputForm, ...] = ()
+    formed: str = ""
     results: frozenset[Kind] | None = None
     results_known: Known = Known.EQUAL
     reach: Reach | None = None

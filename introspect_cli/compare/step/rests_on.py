@@ -310,6 +310,6 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
     "backward": (forward, loss, random_at_start, gradients),
     "gradient": (forward, loss, backward, random_at_start),
     "optimizer": (gradient,),
-    "buffer": (value_before,),
+    **dict.fromkeys(("buffer", "by_hand"), (value_before,)),
 }
 """By the word of a reason, what its records rest on; what one case needs besides is added in `applies`."""

@@ -7,12 +7,13 @@ modules contain which. The step's divergences are walked once, and every later q
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.resumed.began import Carried
+from introspect_cli.compare.resumed.began import Carried, kept
 from introspect_cli.compare.step.calls import Calls
 from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
@@ -21,7 +22,7 @@ from introspect_cli.compare.terms.table import WITHIN, Codes, Table, plain_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from introspect_cli.compare.step.comparison import Comparison
 
@@ -36,14 +37,9 @@ class Step:
     """Lookups over one step's divergences.
 
     Attributes:
-        comparison: both runs' rank, and what of it counts.
-        table: the step's records.
-        number: the step of run a.
-        alignment: both runs' sites under one numbering.
         of: the sites of a kind, in some phases.
         of_call: the sites of a kind there are for a module call, on all paths.
         divergences: those of the table that diverge, in order; a position is a place among them.
-        sites: their sites.
         carried: what differed before the step began.
         before: the step before, where both runs recorded it.
         gap: whether what the step began with is not known: the step before was not recorded.
@@ -142,15 +138,9 @@ class Step:
         """Whether one run alone has a divergence's record."""
         return bool(self.divergences.one_sided[position])
 
-    def differs_before(
-        self, order: float, phases: frozenset[Phase] | None = None, kinds: frozenset[Kind] | None = None
-    ) -> bool:
-        """Whether anything of these phases and kinds differs earlier in the step."""
-        return any(
-            at < order
-            for (phase, kind), at in self._first.items()
-            if (phases is None or phase in phases) and (kinds is None or kind in kinds)
-        )
+    def differs_before(self, order: float, phases: Container[Phase] = frozenset(Phase)) -> bool:
+        """Whether anything of these phases differs earlier in the step."""
+        return any(at < order and phase in phases for (phase, _), at in self._first.items())
 
     def anything_before(self, order: float) -> bool:
         """Whether anything differs before this place, in the step or in what it began with."""
@@ -274,24 +264,20 @@ def _how_many(orders: list[float], low: float, high: float) -> int:
 
 def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried:
     """What the next step begins with, given how this one ended."""
-    params = {name for name in before.params if name not in recorded}
-    buffers = {name for name in before.buffers if name not in recorded}
-    states: set[tuple[str, str]] = set()
-    loaders = set(before.loaders)
+    after = replace(kept(before, recorded), rng=set(before.rng), loaders=set(before.loaders), diverged=True)
     for site in step.sites:
-        if site.phase is Phase.OPTIMIZER and site.call:
+        if site.kind is Kind.RNG:
+            after.rng.add(generator_of(site))
+        elif site.phase is Phase.OPTIMIZER and site.call:
             continue  # how a tensor was within the step
-        if site.kind is Kind.PARAM and (site.phase is not Phase.START or site.fqn not in recorded):
-            params.add(site.fqn)
-        elif site.kind is Kind.BUFFER and (site.phase is not Phase.START or site.fqn not in recorded):
-            buffers.add(site.fqn)
+        elif site.kind in _TENSORS and (site.phase is not Phase.START or site.fqn not in recorded):
+            (after.params if site.kind is Kind.PARAM else after.buffers).add(site.fqn)
         elif site.kind is Kind.OPTIMIZER_STATE:
-            states.add((site.fqn, site.path))
+            after.states.add((site.fqn, site.path))
         elif site.kind is Kind.BATCH:
-            loaders.add((site.phase, site.fqn))
-    rng = {generator_of(site) for site in step.sites if site.kind is Kind.RNG} | before.rng
-    within = {name for name in before.within if name not in recorded} | within_tolerance_of(step.table)
-    return Carried(params, buffers, states, rng, loaders, within, diverged=True)
+            after.loaders.add((site.phase, site.fqn))
+    after.within |= within_tolerance_of(step.table)
+    return after
 
 
 def within_tolerance_of(table: Table) -> set[str]:

@@ -35,8 +35,6 @@ class Number(NamedTuple):
     """A record that is one number, or a tensor with its mean.
 
     Attributes:
-        fqn: its name.
-        path: its path.
         value: the number; None where it is not known.
         moves: whether any of it is known not to be 0.
     """

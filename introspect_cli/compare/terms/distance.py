@@ -197,12 +197,7 @@ def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Tensors:
-    """Where both runs keep whole tensors, if they do.
-
-    Attributes:
-        a: run a.
-        b: run b.
-    """
+    """Where both runs keep whole tensors, if they do."""
 
     a: Run
     b: Run

@@ -30,30 +30,30 @@ class Known(Enum):
 
 
 class Thing(Enum):
-    """What a divergence can rest on; `WORDS` says how each is called."""
+    """What a divergence can rest on: its noun, whether that takes a plural verb, whether a module or tensor has it."""
 
-    RANDOM_AT_START = "random at start"
-    DRAWN_FROM = "drawn from"
-    BATCHES = "batches"
-    INPUTS = "inputs"
-    INSIDE = "inside"
-    PARAMETERS = "parameters"
-    REWRITTEN = "rewritten"
-    BUFFERS = "buffers"
-    OUTPUTS = "outputs"
-    PASSED_OVER = "passed over"
-    FORWARD = "forward"
-    LEFT_OUT = "left out"
-    LOSS = "loss"
-    BACKWARD = "backward"
-    GRADIENTS = "gradients"
-    GRADIENT = "gradient"
-    GRADIENT_SUM = "gradient sum"
-    GRADIENTS_IN_STEP = "gradients in step"
-    VALUE_BEFORE = "value before"
-    STATE_BEFORE = "state before"
-    TRAINED = "trained"
-    EVERYTHING = "everything"
+    RANDOM_AT_START = "the random state at the start of the step", False, False
+    DRAWN_FROM = "the random state", False, False
+    BATCHES = "the batches", True, False
+    INPUTS = "inputs", True, True
+    INSIDE = "the outputs of the modules inside it so far", True, False
+    PARAMETERS = "parameters", True, True
+    REWRITTEN = "parameters at this point of a forward pass that changes them", True, True
+    BUFFERS = "buffers", True, True
+    OUTPUTS = "every module output recorded before it", False, False
+    PASSED_OVER = "what models computed without gradients", False, False
+    FORWARD = "the forward pass", False, False
+    LEFT_OUT = "the modules that a capture was told to leave out", True, False
+    LOSS = "the loss", False, False
+    BACKWARD = "the backward pass", False, False
+    GRADIENTS = "the gradients before it", True, False
+    GRADIENT = "gradient", False, True
+    GRADIENT_SUM = "the sum of its gradient over the ranks", False, False
+    GRADIENTS_IN_STEP = "the gradients before it in the optimizer step", True, False
+    VALUE_BEFORE = "value before", False, True
+    STATE_BEFORE = "the optimizer state before", False, False
+    TRAINED = "every tensor that requires gradients", False, False
+    EVERYTHING = "everything recorded before it", False, False
 
 
 RANDOM = frozenset({Thing.RANDOM_AT_START, Thing.DRAWN_FROM})
@@ -65,8 +65,6 @@ class Evidence:
     """One thing that a divergence rests on.
 
     Attributes:
-        thing: which.
-        known: what is known of it.
         needed: whether nothing can be concluded where it was not seen.
         of: FQN of the module whose it is, where that is not the diverging one.
         inside: FQN of the module inside which it is looked for, where "its" would be read as another's.

@@ -190,7 +190,6 @@ class TreeNode:
 
     Attributes:
         fqn: fully qualified name.
-        module_class: class name.
         state: `equal`, `origin`, `diverged`, `only a`, `only b` or `not observed`.
         rel_l2: largest relative distance of its outputs; None where not measured.
         source: `file:line` of its class; "" where unknown.

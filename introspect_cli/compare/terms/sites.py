@@ -7,9 +7,9 @@ integer arrays alone. What a site is called is looked up only for the few that a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,11 +50,7 @@ def of_kinds(codes: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> Mask:
 
 @dataclass(frozen=True)
 class Columns:
-    """One run's sites, column by column, names as they are compared.
-
-    Attributes:
-        text: all FQNs, a line each: a million are looked through at once.
-    """
+    """Sites, column by column, names as they are compared."""
 
     keys: npt.NDArray[np.uint64]
     phase: npt.NDArray[np.uint8]
@@ -63,10 +59,14 @@ class Columns:
     call: npt.NDArray[np.int64]
     path: list[str]
     module_class: list[str]
-    text: str
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @cached_property
+    def text(self) -> str:
+        """All FQNs, a line each: a million are looked through at once."""
+        return "\n".join(self.fqn)
 
     def of(self, names: AbstractSet[str]) -> Ids:
         """The sites that have one of the names."""
@@ -84,13 +84,9 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
     names = table.fqn
     calls = np.asarray(table.call, dtype=np.int64)
     paths = table.path
-    text = "\n".join(names)
-    if rename is None and "._" not in text:
-        renamed = {}
-    elif rename is None:
-        renamed = {name: new for name in set(names) if "._" in name and (new := strip_wrappers(name)) != name}
-    else:
-        renamed = {name: new for name in set(names) if (new := rename(name)) != name}
+    renamed = {}
+    if rename is not None or "._" in "\n".join(names):
+        renamed = {name: new for name in set(names) if (new := (rename or strip_wrappers)(name)) != name}
     if renamed:
         keys = keys.copy()
         fresh = []
@@ -100,7 +96,7 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
             if new is not name:
                 site = Site(Phase(phases[index]), Kind(kinds[index]), new, int(calls[index]), paths[index])
                 keys[index] = site.key()
-        names, text = fresh, "\n".join(fresh)
+        names = fresh
     try:
         phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, phases)), np.uint8)
         kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, kinds)), np.uint8)
@@ -114,13 +110,12 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
         call=calls,
         path=paths,
         module_class=table.module_class,
-        text=text,
     )
 
 
 @dataclass(frozen=True)
-class Alignment:
-    """Both runs' sites under one numbering.
+class Alignment(Columns):
+    """Both runs' sites under one numbering: those of a, then those that only b has.
 
     Attributes:
         a: sites of run a; their union numbers are their own.
@@ -137,42 +132,12 @@ class Alignment:
     @property
     def size(self) -> int:
         """How many sites there are in all."""
-        return len(self.a) + len(self.extra)
+        return len(self)
 
     @cached_property
     def ids(self) -> tuple[Ids, Ids]:
         """Site number to union number, of a and of b."""
         return np.arange(len(self.a), dtype=np.int64), self.b_ids
-
-    @cached_property
-    def kind(self) -> npt.NDArray[np.uint8]:
-        """Kind codes by union number."""
-        return np.concatenate([self.a.kind, self.b.kind[self.extra]])
-
-    @cached_property
-    def phase(self) -> npt.NDArray[np.uint8]:
-        """Phase codes by union number."""
-        return np.concatenate([self.a.phase, self.b.phase[self.extra]])
-
-    @cached_property
-    def call(self) -> Ids:
-        """Call indices by union number."""
-        return np.concatenate([self.a.call, self.b.call[self.extra]])
-
-    @cached_property
-    def fqn(self) -> list[str]:
-        """FQNs by union number."""
-        return self.a.fqn + [self.b.fqn[i] for i in self.extra]
-
-    @cached_property
-    def path(self) -> list[str]:
-        """Paths by union number."""
-        return self.a.path + [self.b.path[i] for i in self.extra]
-
-    @cached_property
-    def module_class(self) -> list[str]:
-        """Module classes by union number."""
-        return self.a.module_class + [self.b.module_class[i] for i in self.extra]
 
     @cached_property
     def others(self) -> Ids:
@@ -280,11 +245,22 @@ def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
 
 def align(a: Columns, b: Columns) -> Alignment:
     """Map b's sites onto a's by key."""
-    count = len(a)
+    ids, extra = _numbers(a, b)
+    columns: dict[str, Any] = {field.name: getattr(a, field.name) for field in fields(Columns)}
+    for name, column in columns.items() if len(extra) else ():
+        of_b = getattr(b, name)
+        more = [of_b[i] for i in extra.tolist()] if isinstance(column, list) else of_b[extra]
+        columns[name] = column + more if isinstance(column, list) else np.concatenate([column, more])
+    return Alignment(**columns, a=a, b=b, b_ids=ids, extra=extra)
+
+
+def _numbers(a: Columns, b: Columns) -> tuple[Ids, Ids]:
+    """Of each site of b its union number, and b's numbers of those that only b has."""
+    count, every = len(a), np.arange(len(b), dtype=np.int64)
     if not count:
-        return Alignment(a, b, np.arange(len(b), dtype=np.int64), np.arange(len(b), dtype=np.int64))
+        return every, every
     if count == len(b) and np.array_equal(a.keys, b.keys):
-        return Alignment(a, b, np.arange(count, dtype=np.int64), np.empty(0, dtype=np.int64))
+        return every, every[:0]
     order = np.argsort(a.keys, kind="stable")
     ranked = a.keys[order]
     place = np.minimum(np.searchsorted(ranked, b.keys), count - 1)
@@ -292,4 +268,4 @@ def align(a: Columns, b: Columns) -> Alignment:
     extra = np.flatnonzero(~shared).astype(np.int64)
     ids = np.where(shared, order[place], -1).astype(np.int64)
     ids[extra] = count + np.arange(len(extra))
-    return Alignment(a, b, ids, extra)
+    return ids, extra

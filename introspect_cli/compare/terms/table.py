@@ -84,9 +84,7 @@ class Half(NamedTuple):
     """What one run recorded in a step.
 
     Attributes:
-        side: a or b.
         batch: its records, as the store's columns.
-        sites: the site of each.
         only: rows that the other run should have and has not.
     """
 
@@ -103,11 +101,6 @@ class Table:
     Rows that both runs have come first, then those of a alone, then those of b alone.
 
     Attributes:
-        alignment: both runs' sites under one numbering.
-        step: the step of run a.
-        step_b: the step of run b.
-        a: run a's records of the step, as the store's columns.
-        b: run b's.
         site: int64 (n,), the number of each row's site in the alignment.
         row_a: int64 (n,), the row among a's records; -1 where only b has it.
         row_b: int64 (n,), the row among b's records; -1 where only a has it.

@@ -90,11 +90,7 @@ def covered(
 ) -> tuple[Mask, Mask]:
     """By site, whether it is a divergence that a alone has it, and that b alone has it.
 
-    Args:
-        alignment: the runs' sites.
-        manifest_a: manifest of run a.
-        manifest_b: manifest of run b.
-        same_start: whether both captures began at the same step; if not, what `start` recorded has no partner.
+    Where the captures did not begin at the same step, what `start` recorded has no partner.
     """
     masks = []
     broken = failed(manifest_a) or failed(manifest_b)

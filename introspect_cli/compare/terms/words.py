@@ -79,14 +79,7 @@ def what_diverges(divergence: Divergence) -> str:
 
 
 def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
-    """A relative distance in words.
-
-    Args:
-        rel: the distance.
-        dtype_a: dtype of run a's tensor.
-        dtype_b: dtype of run b's.
-        coarser: whether the rounding of a coarser dtype than these is worth a thought.
-    """
+    """A relative distance in words; `coarser` where the rounding of a coarser dtype than these is worth a thought."""
     if rel < RESOLUTION:
         return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
     unit = rounding(rel, dtype_a, dtype_b)
@@ -194,48 +187,18 @@ def often(count: int) -> str:
 
 # --- evidence
 
-_ITS = {
-    Thing.INPUTS: ("inputs", True),
-    Thing.PARAMETERS: ("parameters", True),
-    Thing.REWRITTEN: ("parameters at this point of a forward pass that changes them", True),
-    Thing.BUFFERS: ("buffers", True),
-    Thing.GRADIENT: ("gradient", False),
-    Thing.VALUE_BEFORE: ("value before", False),
-}
-"""What belongs to a module or parameter, and whether it takes a plural verb."""
-
-_THE = {
-    Thing.RANDOM_AT_START: ("the random state at the start of the step", False),
-    Thing.DRAWN_FROM: ("the random state", False),
-    Thing.BATCHES: ("the batches", True),
-    Thing.PASSED_OVER: ("what models computed without gradients", False),
-    Thing.INSIDE: ("the outputs of the modules inside it so far", True),
-    Thing.OUTPUTS: ("every module output recorded before it", False),
-    Thing.FORWARD: ("the forward pass", False),
-    Thing.LEFT_OUT: ("the modules that a capture was told to leave out", True),
-    Thing.LOSS: ("the loss", False),
-    Thing.BACKWARD: ("the backward pass", False),
-    Thing.GRADIENT_SUM: ("the sum of its gradient over the ranks", False),
-    Thing.GRADIENTS: ("the gradients before it", True),
-    Thing.GRADIENTS_IN_STEP: ("the gradients before it in the optimizer step", True),
-    Thing.STATE_BEFORE: ("the optimizer state before", False),
-    Thing.TRAINED: ("every tensor that requires gradients", False),
-    Thing.EVERYTHING: ("everything recorded before it", False),
-}
-
 
 def thing(fact: Evidence) -> tuple[str, bool]:
     """A thing in words, and whether it takes a plural verb."""
-    if fact.thing in _ITS:
-        noun, plural = _ITS[fact.thing]
-        if fact.of:
-            return f"the {noun} of {fact.of}", plural
-        if fact.inside:  # those of the modules inside it count too, and of these some may be on record
-            return f"{'some' if fact.known is Known.UNSEEN else 'the'} {noun} of {fact.inside}", plural
-        return f"its {noun}", plural
+    words, plural, is_held = fact.thing.value
+    if is_held and fact.of:
+        return f"the {words} of {fact.of}", plural
+    if is_held and fact.inside:  # those of the modules inside it count too, and of these some may be on record
+        return f"{'some' if fact.known is Known.UNSEEN else 'the'} {words} of {fact.inside}", plural
+    if is_held:
+        return f"its {words}", plural
     if fact.thing is Thing.OUTPUTS and fact.known is Known.UNSEEN:
         return "module outputs before it", True
-    words, plural = _THE[fact.thing]
     if fact.inside and fact.thing is Thing.DRAWN_FROM:
         words = f"the random state inside {fact.inside}"
     elif fact.inside and fact.thing is Thing.INSIDE:

@@ -13,7 +13,7 @@ import numpy as np
 
 from introspect_cli.compare.join.steps import Paired, differing, steps_of
 from introspect_cli.compare.passes.cover import cover, evaluates
-from introspect_cli.compare.passes.form import form, forms_of
+from introspect_cli.compare.passes.form import form, forms_note
 from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.scale import scale
 from introspect_cli.compare.passes.tolerate import combine, tolerate
@@ -39,8 +39,7 @@ from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, selected
 from introspect_cli.compare.terms.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
 from introspect_cli.compare.terms.words import what
-from introspect_cli.compare.walk.choose import brings_values, choose, separate
-from introspect_cli.compare.walk.origins import origins, shown_by
+from introspect_cli.compare.walk.choose import brings_values, choose, origins, separate, shown_by
 from introspect_cli.records import Kind, Phase, Status, perturbed_by
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ class Walk:
         if len(formed):
             self.outcome.tally.update(causes=int((table.row_a[formed] >= 0).sum()))
             given = formed[table.because[formed] == Because.FORM]
-            outcome.forms = outcome.forms or forms_of(table, given, comparison)
+            outcome.formed = outcome.formed or forms_note(table, given, comparison)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         self.outcome.tally.update(within=len(within))
         if len(within) and not outcome.tolerated and outcome.first is None:

@@ -67,6 +67,11 @@ class Settings(Mapping[str, Any]):
             self._read[name] = documents.sanitized(documents.load(data, path))
         return self._read[name]
 
+    def document(self, name: str) -> dict[str, Any]:
+        """The names and values of a document; empty where it has none, or is not there."""
+        document = self.get(name)
+        return document if isinstance(document, dict) else {}
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
