@@ -177,12 +177,10 @@ def _captured(
 
 def _revisions(*words: str | None) -> list[str]:
     """The words at which nothing is, and that git knows as revisions."""
-    from introspect_cli.errors import UsageError
     from introspect_cli.rerun.places.worktree import Repository
 
-    try:
-        repository = Repository(Path.cwd())
-    except UsageError:
+    repository = Repository.around(Path.cwd())
+    if repository is None:
         return []
     return [word for word in words if word and not Path(word).exists() and repository.is_revision(word)]
 

@@ -19,7 +19,6 @@ from importlib.util import decode_source, find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.errors import UsageError
 from introspect_cli.rerun.places.worktree import Repository
 from introspect_cli.store.format.sources import Sources
 from introspect_cli.sums import source_digest
@@ -152,12 +151,8 @@ def _on_disk(path: Path, digest: str) -> bytes | None:
 
 
 def _in_git(recipe: Recipe, name: str, digest: str) -> bytes | None:
-    if not recipe.commit:
-        return None
-    try:
-        data = Repository(recipe.directory).blob(f"{recipe.commit}:{name}")
-    except UsageError:
-        return None
+    repository = Repository.around(recipe.directory) if recipe.commit else None
+    data = None if repository is None else repository.blob(f"{recipe.commit}:{name}")
     return data if data is not None and source_digest(data) == digest else None
 
 
