@@ -36,8 +36,8 @@ def text(value: object, limit: int = 400) -> str:
     return escape(clean(str(value), limit))
 
 
-def _cells(cells: Iterable[str], tag: str = "td") -> str:
-    return "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
+def _cells(cells: Iterable[str]) -> str:
+    return "".join(f"<td>{cell}</td>" for cell in cells)
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> str:

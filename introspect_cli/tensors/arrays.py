@@ -107,6 +107,7 @@ def _by_kernels(
     team, _ = _team()
     flags = k.STATS | k.SKETCH
     where = table.ctypes.data if len(table) else 0
+    assert k.KERNELS is not None
     k.KERNELS.summarise(bits.ctypes.data, len(bits), first, code, flags, where, row.ctypes.data, team.ctypes.data)
     row.view(np.float64)[0, [r.MEDIAN, r.MODE]] = np.nan
     return row
