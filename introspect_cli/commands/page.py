@@ -110,7 +110,7 @@ def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tu
 def _facts(run: Run) -> tuple[tuple[str, str], ...]:
     """What ran, on what, how it ended."""
     manifest = run.manifest
-    runtime = run.settings.get("runtime")
+    runtime = run.settings.document("runtime")
     argv = manifest.get("argv")
     facts = {
         "command": " ".join(map(str, argv)) if isinstance(argv, list) else manifest.get("imported_from", ""),
@@ -123,6 +123,5 @@ def _facts(run: Run) -> tuple[tuple[str, str], ...]:
         "ranks": len(run.ranks),
         "not observed": "; ".join(map(str, manifest.get("not_observed") or ())),
     }
-    if isinstance(runtime, dict):
-        facts |= {name: runtime[name] for name in ("python", "torch", "cuda") if runtime.get(name)}
+    facts |= {name: runtime[name] for name in ("python", "torch", "cuda") if runtime.get(name)}
     return tuple((name, str(value)) for name, value in facts.items() if value not in ("", None))

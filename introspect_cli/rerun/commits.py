@@ -242,9 +242,9 @@ class _Captures:
         here, place = Path(os.path.realpath(Path.cwd())), self.base / PLACE
         links = [here / path for path in self.asked.links]
         with open_run(kept) as run:
-            files, started = run.settings.get("files"), run.time("started")
+            files, started = run.settings.document("files"), run.time("started")
         began = 0.0 if started is None else started.timestamp()
-        for name, about in (files if isinstance(files, dict) else {}).items():
+        for name, about in files.items():
             path = self.user.root / Path(name).expanduser()
             if path.is_relative_to(place):
                 path = path_of_the_users(place, path, self.user.root)
@@ -295,9 +295,9 @@ class _Captures:
             UsageError: a file was imported from elsewhere.
         """
         with open_run(done.run) as run:
-            ran = run.settings.get("sources")
+            ran = run.settings.document("sources")
         files = Repository(place.root).names("ls-files")
-        for name, digest in (ran if isinstance(ran, dict) else {}).items():
+        for name, digest in ran.items():
             forms = (str(name), str(name).removesuffix(".py") + "/__init__.py")
             named = [file for file in files if any(f"/{file}".endswith(f"/{form}") for form in forms)]
             if digest not in _digests(place.root, named) and digest in _digests(self.user.root, named):

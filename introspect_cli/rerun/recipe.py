@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.compare.settings.settings import ENV_NOISE
 from introspect_cli.compare.terms.words import some
@@ -85,7 +85,7 @@ def recipe_of(run: Run) -> Recipe:
         UnrepeatableError: it cannot be; the sentence says why.
         StoreError: its settings are damaged.
     """
-    command = settings_document(run, "command")
+    command = run.settings.document("command")
     script, module, words = command.get("script"), command.get("module"), command.get("arguments")
     directory = command.get("directory")
     if not (script or module) or script == "-c" or not isinstance(words, list) or not isinstance(directory, str):
@@ -114,7 +114,7 @@ def recipe_of(run: Run) -> Recipe:
     elif not _has_us(python, directory, environment):
         notes.append(f"its interpreter {python} does not exist or has no introspect-cli: this one is used")
         python = ""
-    sources, git = settings_document(run, "sources"), settings_document(run, "git")
+    sources, git = run.settings.document("sources"), run.settings.document("git")
     return Recipe(
         options=tuple(_options(run)),
         started=tuple(started),
@@ -127,12 +127,6 @@ def recipe_of(run: Run) -> Recipe:
         commit=str(git.get("commit") or ""),
         notes=tuple(notes),
     )
-
-
-def settings_document(run: Run, name: str) -> dict[str, Any]:
-    """One document of a run's settings; empty where there is none."""
-    document = run.settings.get(name)
-    return document if isinstance(document, dict) else {}
 
 
 def _options(run: Run) -> list[str]:

@@ -15,7 +15,7 @@ from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.minimise import SETTINGS, Difference, Element, differences
 from introspect_cli.rerun.changes.texts import decoded, opened_texts, place_of_source, texts_of
-from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of, settings_document
+from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def sides_of(a: Run, b: Run) -> Sides:
     opened, untried = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
     elements += [change for text in opened for change in changed_values(text.name, text.a, text.b)]
     unknown += untried
-    installed = (settings_document(run, "packages") for run in (a, b))
+    installed = (run.settings.document("packages") for run in (a, b))
     packages = [f"{name} {was} -> {now}" for name, was, now in unequal(*installed) if was and now]
     if packages and recipe_b.python != recipe.python and Path(recipe_b.python or "/").is_file():
         name = f"python, and {len(packages)} packages"
@@ -158,7 +158,7 @@ def _recipe_for_texts(run: Run) -> Recipe:
     try:
         return recipe_of(run)
     except UnrepeatableError:
-        command, sources = settings_document(run, "command"), settings_document(run, "sources")
+        command, sources = run.settings.document("command"), run.settings.document("sources")
         directory = Path(str(command.get("directory") or "."))
         script = str(command.get("script") or "")
         return Recipe((), (), (), directory, script=script, sources=dict(sources))

@@ -14,7 +14,6 @@ from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.documents import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.settings.settings import ENV_NOISE
-from introspect_cli.rerun.recipe import settings_document
 from introspect_cli.store.files.folders import REDACTED
 from introspect_cli.texts import count
 
@@ -113,7 +112,7 @@ def differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
     """The settings that differ and can be changed, and the names of those that cannot since their value is secret."""
     changeable, secret = [], []
     for axis, document in _DOCUMENTS.items():
-        one, two = (settings_document(run, document) for run in (a, b))
+        one, two = (run.settings.document(document) for run in (a, b))
         if axis == "argument":
             words = (command.get("arguments") for command in (one, two))
             one, two = (arguments(map(str, given)) if isinstance(given, list) else {} for given in words)

@@ -13,7 +13,6 @@ import io
 import os
 import symtable
 import tokenize
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import decode_source, find_spec
 from pathlib import Path
@@ -24,7 +23,7 @@ from introspect_cli.store.format.sources import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from introspect_cli.rerun.recipe import Recipe
     from introspect_cli.store.read.run import Run
@@ -178,9 +177,8 @@ class OpenedText:
 
 def opened_files(run: Run) -> dict[str, str]:
     """Digest by name of the files that a script opened, where one was taken."""
-    opened = run.settings.get("files")
-    files = opened.items() if isinstance(opened, Mapping) else ()
-    digests = {str(name): about.get("digest") for name, about in files if isinstance(about, Mapping)}
+    files = run.settings.document("files")
+    digests = {str(name): about.get("digest") for name, about in files.items() if isinstance(about, dict)}
     return {name: digest for name, digest in digests.items() if isinstance(digest, str)}
 
 
@@ -192,7 +190,7 @@ def opened_texts(
     What is a source of both is none.
     """
     one, two = map(opened_files, runs)
-    sources = [run.settings.get("sources") or {} for run in runs]
+    sources = [run.settings.document("sources") for run in runs]
     texts, unknown = [], []
     for name in sorted(one.keys() & two.keys()):
         if one[name] == two[name] or all(name in recorded for recorded in sources):

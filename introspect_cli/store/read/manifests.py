@@ -67,6 +67,11 @@ class Settings(Mapping[str, Any]):
             self._read[name] = documents.sanitized(documents.load(data, path))
         return self._read[name]
 
+    def document(self, name: str) -> dict[str, Any]:
+        """A document that has names; empty where there is none."""
+        found = self.get(name)
+        return found if isinstance(found, dict) else {}
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
