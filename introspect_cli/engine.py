@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from functools import partial, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.errors import StoreError, UsageError
@@ -88,13 +88,13 @@ class Processes(Engine):
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """As `Engine.run`."""
-        return self._results(self._pool.map(partial(_attempt, work), tasks))
+        return self._results(self._pool.map(work, tasks))
 
     def _results(self, done: Iterator[Any]) -> Iterator[Any]:
         from concurrent.futures.process import BrokenProcessPool
 
         try:
-            yield from map(_result, done)
+            yield from done
         except BrokenProcessPool:
             raise StoreError(
                 "a process of the pool was killed, by lack of memory perhaps: give --engine fewer processes"
@@ -114,15 +114,15 @@ class Dask(Engine):
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """As `Engine.run`."""
-        futures = self._client.map(partial(_attempt, work), tasks, pure=False)
+        futures = self._client.map(work, tasks, pure=False)
         return (self._gathered(futures.pop(0)) for _ in tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
         """As `Engine.total`: a tree, of which no worker holds more than a few results."""
-        futures = self._client.map(partial(_attempt, work), tasks, pure=False)
+        futures = self._client.map(work, tasks, pure=False)
         while len(futures) > 1:
             groups = [futures[at : at + _TOGETHER] for at in range(0, len(futures), _TOGETHER)]
-            futures = [self._client.submit(_added, add, group, pure=False) for group in groups]
+            futures = [self._client.submit(reduce, add, group, pure=False) for group in groups]
         total: Result = self._gathered(futures[0])
         return total
 
@@ -130,7 +130,7 @@ class Dask(Engine):
         from distributed import KilledWorker
 
         try:
-            return _result(future.result())
+            return future.result()
         except KilledWorker as error:
             raise StoreError(f"the workers of {self._address} were killed again and again: {error}") from None
 
@@ -152,38 +152,8 @@ class Dask(Engine):
     def __exit__(self, *_: object) -> None:
         """Leave the cluster as it was."""
         if self._client is not None:
+            from introspect_cli.store.ranks.tasks import forget
+
             with suppress(Exception):  # workers, or the scheduler, may be gone: then nothing is open
-                self._client.run(_forget)
+                self._client.run(forget)
             self._client.close()
-
-
-class _Failed:
-    """Why a task could not read what it was to read: words, since not every error survives the way back."""
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-
-
-def _attempt(work: Callable[[Any], Any], task: Any) -> Any:
-    try:
-        return work(task)
-    except StoreError as error:
-        return _Failed(str(error))
-
-
-def _forget() -> None:
-    """Close what a worker keeps open from task to task."""
-    from introspect_cli.store.ranks.tasks import forget
-
-    forget()
-
-
-def _result(done: Any) -> Any:
-    if isinstance(done, _Failed):
-        raise StoreError(done.why)
-    return done
-
-
-def _added(add: Callable[..., Any], results: Sequence[Any]) -> Any:
-    """Several results as one; what failed stays so."""
-    return next((result for result in results if isinstance(result, _Failed)), None) or reduce(add, results)

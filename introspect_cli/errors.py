@@ -30,6 +30,10 @@ class UsageError(IntrospectError):
 class StoreError(IntrospectError):
     """A store that is missing, damaged, newer than this reader, or cannot be written."""
 
+    def __reduce__(self) -> tuple[type[StoreError], tuple[str]]:
+        """What another process raises comes back as its sentence."""
+        return StoreError, (str(self),)
+
 
 class NoRunError(StoreError):
     """What was named is no run; the sentence ends with what to name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -222,7 +221,7 @@ def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Compari
     from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.exchange.checkpoints import open_any, written
+    from introspect_cli.exchange.checkpoints import opened, written
 
     fields_given = dict(options)
     noise = fields_given.pop("noise", ())
@@ -234,8 +233,7 @@ def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Compari
     given = {name: fields_given.pop(name) for name in ("steps", "kinds", "modules", "ranks") if name in fields_given}
     fields_given |= vars(read_selection(**given))
     grouped = "limit" not in fields_given
-    with ExitStack() as stack:
-        one, two, *others = (stack.enter_context(open_any(path)) for path in (a, b, *noise))
-        one, two = as_moments(one, two, written)
+    with opened(a, b, *noise) as (run_a, run_b, *others):
+        one, two = as_moments(run_a, run_b, written)
         fields_given.setdefault("whole_step", grouped)
         return Comparison(compare_runs(one, two, DiffOptions(**fields_given), others), grouped=grouped)

@@ -1,4 +1,4 @@
-"""Summaries of arrays by numpy alone are those that a capture would have made of the same tensors."""
+"""Summaries of arrays without kernels are those that a capture would have made of the same tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def made(dtype, shape):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_numpy_keeps_what_a_capture_keeps(kept, name):
+def test_an_array_keeps_what_a_capture_keeps(kept, name):
     for shape in SHAPES:
         assert_kept(kept, name, made(TYPES[name], shape))
 

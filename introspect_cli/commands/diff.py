@@ -177,12 +177,10 @@ def _captured(
 
 def _revisions(*words: str | None) -> list[str]:
     """The words at which nothing is, and that git knows as revisions."""
-    from introspect_cli.errors import UsageError
     from introspect_cli.rerun.places.worktree import Repository
 
-    try:
-        repository = Repository(Path.cwd())
-    except UsageError:
+    repository = Repository.around(Path.cwd())
+    if repository is None:
         return []
     return [word for word in words if word and not Path(word).exists() and repository.is_revision(word)]
 
@@ -202,12 +200,10 @@ def _run_of(word: str) -> str | None:
 
 def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
     """Compare more than two runs and show their groups."""
-    from contextlib import ExitStack
-
     from introspect_cli.compare.groups import group_runs
     from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError
-    from introspect_cli.exchange.checkpoints import open_any
+    from introspect_cli.exchange.checkpoints import opened
     from introspect_cli.render.diff_text import groups_blocks
     from introspect_cli.render.json import groups_document
 
@@ -215,10 +211,8 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
     if any(given.values()) or asked["level"] == "op":
         raise UsageError("--values, --settings, --changes, --map, --level op and -o show two runs; name two.")
     options = _options(grouped=False, **asked)
-    with ExitStack() as stack:
-        noise = [stack.enter_context(open_any(path)) for path in asked["noise"]]
-        work = stack.enter_context(engine_of(asked["engine"])).elsewhere
-        groups = group_runs([stack.enter_context(open_any(path)) for path in paths], options, noise, work)
+    with opened(*asked["noise"]) as noise, engine_of(asked["engine"]) as at_work, opened(*paths) as runs:
+        groups = group_runs(runs, options, noise, at_work.elsewhere)
     answer(format_, lambda: groups_document(groups), lambda _: groups_blocks(groups))
     return groups.verdict
 
@@ -234,12 +228,10 @@ def _compare(
     changes_only: bool,
     **asked: Any,
 ) -> Any:
-    from contextlib import ExitStack
-
     from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.engine import engine_of
-    from introspect_cli.exchange.checkpoints import open_any, written
+    from introspect_cli.exchange.checkpoints import opened, written
     from introspect_cli.records import Kind
     from introspect_cli.render.diff_text import diff_blocks
     from introspect_cli.render.divergence_text import changes_blocks
@@ -249,12 +241,11 @@ def _compare(
 
     grouped = format_ == "table" and asked["limit"] is None and not (asked["everything"] or asked["verbose"])
     options = _options(grouped=grouped, **asked)
-    with ExitStack() as stack:
-        one, two, *noise = (stack.enter_context(open_any(path)) for path in (a, b, *asked["noise"]))
-        one, two = as_moments(one, two, written)
+    with opened(a, b, *asked["noise"]) as (run_a, run_b, *noise), engine_of(asked["engine"]) as at_work:
+        one, two = as_moments(run_a, run_b, written)
         if level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
-        result = compare_runs(one, two, options, noise, stack.enter_context(engine_of(asked["engine"])).elsewhere)
+        result = compare_runs(one, two, options, noise, at_work.elsewhere)
         first, graph = result.first, None
         if level == "op" and first is not None:
             from introspect_cli.commands.page import graph_at

@@ -68,17 +68,14 @@ def compared_live(
         StoreError: one of them cannot be read.
         UsageError: the two cannot be compared.
     """
-    from contextlib import ExitStack
-
     from introspect_cli.commands.shared import compared_as
-    from introspect_cli.exchange.checkpoints import open_any
+    from introspect_cli.exchange.checkpoints import opened
     from introspect_cli.rerun.live import compare_live
 
     options, noise = compared_as(asked)
-    with ExitStack() as stack:
-        others = [stack.enter_context(open_any(path)) for path in noise]
-        opened, ask = question(reference, run, others, options)
-        return compare_live(opened, run, ask, first, agreed)
+    with opened(*noise) as others:
+        of_reference, ask = question(reference, run, others, options)
+        return compare_live(of_reference, run, ask, first, agreed)
 
 
 def question(

@@ -15,11 +15,9 @@ from introspect_cli.health.check import check_tables
 from introspect_cli.health.history import curves, depth, pack
 from introspect_cli.health.reading import read_table
 from introspect_cli.inspect.data_flow import Graph, graph_of, prune
-from introspect_cli.records import Kind, Record
-from introspect_cli.render.blocks import shape
+from introspect_cli.records import Kind
 from introspect_cli.render.graph import marked
 from introspect_cli.render.html import page_html
-from introspect_cli.render.html_parts import OpRow
 from introspect_cli.render.page_data import Page
 from introspect_cli.schedule.rules import Schedule
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.render.page_data import OpRow
     from introspect_cli.store.read.run import Run
 
 
@@ -105,20 +104,7 @@ def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tu
         records = run.rank(rank).records(number) if recorded and number is not None else ()
         sides.append({record.site: record for record in records if record.site.kind is Kind.OP_OUTPUT})
     a, b = sides[0], sides[1] if len(sides) > 1 else {}
-    rows = []
-    for site in dict.fromkeys([*a, *b]):
-        one, two = a.get(site), b.get(site)
-        record: Record = one if one is not None else b[site]
-        state = ""
-        if len(runs) > 1:
-            same = one and two and one.summary.checksum == two.summary.checksum
-            state = "equal" if same else "differs" if one and two else "only in a" if one else "only in b"
-        layout = record.summary.layout
-        described = f"{shape(layout.shape)} {layout.dtype}"
-        means = [side.summary.stats.get("mean") if side else None for side in (one, two)]
-        name = site.path or record.info.op
-        rows.append(OpRow(name, site.fqn, site.phase.value, record.info.source, described, means[0], means[1], state))
-    return tuple(rows)
+    return tuple((a.get(site), b.get(site)) for site in dict.fromkeys([*a, *b]))
 
 
 def _facts(run: Run) -> tuple[tuple[str, str], ...]:

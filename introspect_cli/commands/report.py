@@ -48,13 +48,11 @@ def report(
     steps, the divergence map, histories, scales along the depth, and the findings of `check`. A selection narrows
     the comparison, not the curves.
     """
-    from contextlib import ExitStack
-
     from introspect_cli.commands.page import page_of
     from introspect_cli.compare.checkpoints.moment import is_checkpoint
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.errors import UsageError
-    from introspect_cli.exchange.checkpoints import open_any
+    from introspect_cli.exchange.checkpoints import opened
     from introspect_cli.render.blocks import write_whole
     from introspect_cli.texts import human_size
 
@@ -65,14 +63,12 @@ def report(
     selection = selection_of(asked)
     if selection.narrowed and run_b is None:
         raise UsageError("--steps, --kinds, --modules and --ranks narrow a comparison: name two runs with them")
-    with ExitStack() as stack:
-        named = [run or last_runs(1)[0], *([run_b] if run_b else [])]
-        opened = [stack.enter_context(open_any(path)) for path in named]
-        if run_b is None and is_checkpoint(opened[0]):
+    named = [run or last_runs(1)[0], *([run_b] if run_b else [])]
+    with opened(*named) as runs, opened(*noise) as others:
+        if run_b is None and is_checkpoint(runs[0]):
             held = f"`introspect show {named[0]} --step 0` lists what is in it"
             raise UsageError(f"{named[0]} is a checkpoint, which has no history to draw: {held}; or name two")
-        others = [stack.enter_context(open_any(path)) for path in noise]
-        text = page_of(opened, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol))
+        text = page_of(runs, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol))
     if output is None:
         output = Path(tempfile.mkdtemp(prefix="introspect-")) / "report.html"
     try:

@@ -51,10 +51,8 @@ def show(run: str | None, run_b: str | None, format_: str, **asked: Any) -> int:
 
     Without RUN, the last one below introspect-runs/ is shown. With --history, RUN_B is shown beside RUN.
     """
-    from contextlib import ExitStack
-
     from introspect_cli.errors import UsageError
-    from introspect_cli.exchange.checkpoints import open_any
+    from introspect_cli.exchange.checkpoints import opened
 
     if run_b is not None and not asked["history"]:
         raise UsageError("two runs are shown side by side with --history alone; `introspect diff` compares them.")
@@ -74,10 +72,8 @@ def show(run: str | None, run_b: str | None, format_: str, **asked: Any) -> int:
     for name, takers in (("kinds", ("step", "history", "values")), ("modules", ("step",))):
         if name in given and view not in takers:
             raise UsageError(f"--{name} narrows --{' and --'.join(takers)}: give one of these with it.")
-    with ExitStack() as stack:
-        run = run or last_runs(1)[0]
-        opened = [stack.enter_context(open_any(path)) for path in (run, run_b) if path is not None]
-        document, blocks = _two(opened, asked) if len(opened) > 1 else _view(opened[0], view, asked)
+    with opened(run or last_runs(1)[0], *([] if run_b is None else [run_b])) as runs:
+        document, blocks = _two(runs, asked) if len(runs) > 1 else _view(runs[0], view, asked)
     answer(format_, document, blocks)
     return SAME
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from introspect_cli.store.remote.objects import is_remote
 from introspect_cli.store.remote.pack import is_pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -73,6 +74,13 @@ def open_any(path: str | Path) -> Run:
         raise StoreError(
             f"{error}, or a checkpoint: a file of tensors ({', '.join(SUFFIXES[:3])}, ...), or their directory"
         ) from None
+
+
+@contextmanager
+def opened(*paths: str | Path) -> Iterator[list[Run]]:
+    """Runs or checkpoints, each opened as above, and closed at the end."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(open_any(path)) for path in paths]
 
 
 def _opened(path: Path) -> Run:

@@ -7,6 +7,7 @@ the weights-only loader reads.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pickletools
@@ -18,7 +19,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.store.format.tensorfile import NUMPY
 from introspect_cli.tensors.arrays import Pieces, cut
-from introspect_cli.tensors.torch_files import read_bytes
+from introspect_cli.tensors.torch_files import read as read_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,7 +179,7 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
         if kind == "TensorStorageMetadata":
             value: Any = _tensor(folder, name, about.state, places)
         elif (name, None) in places:
-            value = read_bytes(_bytes(folder, places[name, None]), f"{name} in {folder}")
+            value = read_torch(_piece(folder, places[name, None]), f"{name} in {folder}")
         else:
             continue
         _put(tree, keys if isinstance(keys, tuple) else (name,), value)
@@ -214,10 +215,10 @@ def _checked(folder: Path, where: dict[str, Any]) -> _Where:
     return _Where(file, offset, length)
 
 
-def _bytes(folder: Path, where: _Where) -> bytes:
+def _piece(folder: Path, where: _Where) -> io.BytesIO:
     with (folder / where.file).open("rb") as file:
         file.seek(where.offset)
-        return file.read(where.length)
+        return io.BytesIO(file.read(where.length))
 
 
 def _tensor(
@@ -245,7 +246,7 @@ def _tensor(
         whole = np.empty(shape, NUMPY[dtype])
         filled = np.zeros(shape if len(parts) > 1 else (), np.bool_)
         for begins, sizes, where in parts:
-            part = read_bytes(_bytes(folder, where), f"{name} in {folder / where.file}")
+            part = read_torch(_piece(folder, where), f"{name} in {folder / where.file}")
             if not isinstance(part, Pieces) or (part.dtype, part.shape, part.unread) != (dtype, sizes, ""):
                 raise StoreError(f"{folder / where.file} holds another part of {name} than {_METADATA} says")
             flat = np.concatenate([*part.read(), np.empty(0, NUMPY[dtype])])

@@ -28,7 +28,7 @@ from introspect_cli.exchange.distributed_files import read_distributed
 from introspect_cli.store.files.folders import reason
 from introspect_cli.store.format.tensorfile import CODES, NUMPY
 from introspect_cli.tensors.arrays import PIECE, Pieces, cut
-from introspect_cli.tensors.torch_files import read_file as read_torch
+from introspect_cli.tensors.torch_files import read as read_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -187,7 +187,7 @@ def _file(path: Path) -> Any:
     if path.suffix not in (*SUFFIXES, ".npy"):
         raise StoreError(f"{path} is not a file of tensors: name one that ends in {', '.join(SUFFIXES)}")
     if path.suffix in TORCH:
-        return read_torch(path)
+        return read_torch(path, str(path))
     try:
         return {".safetensors": _safetensors, ".npz": _npz, ".npy": _npy}[path.suffix](path)
     except MemoryError:

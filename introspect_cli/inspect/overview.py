@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
+    from introspect_cli.store.read.manifests import Settings
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def overview(run: Any) -> Overview:
         modules=len(first.modules) if first is not None else 0,
         parameters=parameters,
         size=run.remote_size or size_on_disk(str(run.path)),
-        directory=_text(run.settings, "command", "directory"),
+        directory=_text(run.settings.document("command").get("directory")),
         machine=_machine(run.settings),
         endings=tuple(run.endings),
         labels=_labels(first),
@@ -136,17 +137,15 @@ def _labels(reader: Any) -> tuple[Labels, ...]:
     return (labels[0], labels[-1]) if labels else ()
 
 
-def _text(settings: Any, document: str, name: str) -> str:
-    """One value of a settings document, "" where there is none."""
-    value = settings.document(document).get(name)
+def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _machine(settings: Any) -> str:
-    parts = [f"{name} {_text(settings, 'runtime', name)}" for name in ("torch", "python", "cuda")]
-    parts = [part for part in parts if " " in part.strip()]
-    parts += [text for name in ("cpu", "system") if (text := _text(settings, "hardware", name))]
-    gpus = settings.document("hardware").get("gpus")
+def _machine(settings: Settings) -> str:
+    runtime, hardware = settings.document("runtime"), settings.document("hardware")
+    parts = [f"{name} {text}" for name in ("torch", "python", "cuda") if (text := _text(runtime.get(name))).strip()]
+    parts += [text for name in ("cpu", "system") if (text := _text(hardware.get(name)))]
+    gpus = hardware.get("gpus")
     return ", ".join([*parts, *([gpu_names(gpus)] if gpus else ())])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.element.elements import ulp_words
@@ -20,32 +19,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.closeup import Closeup
     from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.health.findings import CheckResult
-    from introspect_cli.records import Summary
-
-
-@dataclass(frozen=True)
-class OpRow:
-    """What one operator returned, in one run or both.
-
-    Attributes:
-        op: operator with overload, and where in its result.
-        fqn: module it ran in.
-        phase: forward, backward, ...
-        source: `file:line` of the user's code.
-        layout: shape and dtype.
-        a: mean in run a, None where absent.
-        b: mean in run b.
-        state: `equal`, `differs`, `only in a`, `only in b`, "" for a single run.
-    """
-
-    op: str
-    fqn: str
-    phase: str
-    source: str
-    layout: str
-    a: float | None
-    b: float | None
-    state: str
+    from introspect_cli.records import Record, Summary
+    from introspect_cli.render.page_data import OpRow
 
 
 _MOST = 200
@@ -61,8 +36,8 @@ def text(value: object, limit: int = 400) -> str:
     return escape(clean(str(value), limit))
 
 
-def _cells(cells: Iterable[str], tag: str = "td") -> str:
-    return "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
+def _cells(cells: Iterable[str]) -> str:
+    return "".join(f"<td>{cell}</td>" for cell in cells)
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> str:
@@ -148,14 +123,22 @@ def runs_table(paths: Sequence[str], facts: Sequence[Sequence[tuple[str, str]]])
 def ops_table(ops: Sequence[OpRow], step: int, *, two: bool) -> str:
     """Operators of a step in the order in which they ran."""
     rows = []
-    for op in ops[:_MOST_OPS]:
-        differs = op.state not in ("", "equal")
-        state = f'<span class="bad">{op.state}</span>' if differs else op.state
-        cells = [text(op.op, 120), text(op.fqn, 160), text(op.phase), text(op.source, 120), text(op.layout, 80)]
-        means = [number(op.a, 6), *([number(op.b, 6), state] if two else [])]
-        rows.append((*cells, *means))
+    for a, b in ops[:_MOST_OPS]:
+        record = a or b
+        assert record is not None, "one run has it"
+        site, layout = record.site, record.summary.layout
+        cells = [text(site.path or record.info.op, 120), text(site.fqn, 160), text(site.phase.value)]
+        cells += [text(record.info.source, 120), text(f"{shape(layout.shape)} {layout.dtype}", 80)]
+        means = [number(side.summary.stats.get("mean") if side is not None else None, 6) for side in (a, b)]
+        rows.append((*cells, *means, _state(a, b)) if two else (*cells, means[0]))
     head = ("operator", "module", "phase", "source", "result", *(("mean a", "mean b", "") if two else ("mean",)))
     return table(f"Operators of step {step}, in the order they ran", head, rows, len(ops))
+
+
+def _state(a: Record | None, b: Record | None) -> str:
+    if a is not None and b is not None and a.summary.checksum == b.summary.checksum:
+        return "equal"
+    return f'<span class="bad">{"only in a" if b is None else "only in b" if a is None else "differs"}</span>'
 
 
 def closeups_html(closeups: Sequence[Closeup]) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.health.history import Curve, Depth, Packed
     from introspect_cli.inspect.data_flow import Graph
-    from introspect_cli.render.html_parts import OpRow
+    from introspect_cli.records import Record
 
 MOST_CELLS = 1_000_000
 """Cells of the map; neighbouring rows share one where there are more."""
@@ -35,6 +35,9 @@ LOWEST = 3
 """
 
 _SHOWN = 200
+
+OpRow: TypeAlias = "tuple[Record | None, Record | None]"
+"""What one operator returned in run a, and in run b."""
 
 
 @dataclass(frozen=True)

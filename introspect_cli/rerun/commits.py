@@ -103,11 +103,11 @@ def captured(a: str, b: str, runs: Sequence[str | None], asked: Question, tell: 
     refused = next((word for word in asked.options if word.partition("=")[0] in _REFUSED), None)
     if refused is not None:
         raise UsageError(f"leave {refused} out after `--`: where runs are written and compared is decided here")
-    try:
-        user = Repository(Repository(here).root)
-    except UsageError:
+    around = Repository.around(here)
+    if around is None:
         first = next(word for word, run in zip((a, b), runs, strict=True) if run is None)
-        raise UsageError(f"{first} is no run, and {here} is in no git repository that has it as a revision") from None
+        raise UsageError(f"{first} is no run, and {here} is in no git repository that has it as a revision")
+    user = Repository(around.root)
     for word, run in zip((a, b), runs, strict=True):
         if run is not None and word != AS_IT_IS and user.is_revision(word):
             tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")

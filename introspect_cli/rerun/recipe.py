@@ -149,7 +149,7 @@ def _options(run: Run) -> list[str]:
 def _from_revisions(directory: str) -> Callable[[str], str]:
     """What leads from the place in which revisions ran (`diff REV REV`), and which is gone, to the user's project."""
     place = next((path for path in Path(directory).parents if path.parts[-3:] == (RUNS, COMMITS, PLACE)), None)
-    repository = None if place is None else _repository(place.parents[2])
+    repository = None if place is None else Repository.around(place.parents[2])
     if place is None or repository is None or Path(directory).is_dir():
         return str
     users = str(path_of_the_users(place, place, repository.root)).rstrip(os.sep)
@@ -201,7 +201,7 @@ def placed(recipe: Recipe, tree: Path, links: Sequence[str] = ()) -> Iterator[Pl
         UsageError: no such path to link.
     """
     start = _start(recipe)
-    repository = _repository(start)
+    repository = Repository.around(start)
     root = repository.root if repository is not None else start
     changed = _changed_files(recipe, root)
 
@@ -232,13 +232,6 @@ def placed(recipe: Recipe, tree: Path, links: Sequence[str] = ()) -> Iterator[Pl
         note = f"in a work tree of its commit {recipe.commit[:10]}"
         note += f", although {_changed_words(left)}: that was not committed" if left else ""
         yield Place(checked_out.root, directory, {root.resolve(): checked_out.root}, note=note)
-
-
-def _repository(directory: Path) -> Repository | None:
-    try:
-        return Repository(directory)
-    except UsageError:
-        return None
 
 
 def _start(recipe: Recipe) -> Path:

@@ -33,22 +33,6 @@ ROTATION_SHIFT: Final = 60
 """The four bits `r` are the top four of the block's first hash."""
 
 
-def block_hashes(blocks: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """The two hashes that give a block of 64 elements its rotation and its signs; any shape."""
-    value = (blocks + np.uint64(1)) * np.uint64(HASH_1)
-    first = (value ^ (value >> np.uint64(SHIFT))) * np.uint64(HASH_2)
-    second = (first ^ (first >> np.uint64(SHIFT))) * np.uint64(HASH_3)
-    return first, second ^ (second >> np.uint64(SHIFT))
-
-
-def keys(indices: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Bucket (0 to 15) and sign (1.0 or -1.0) of each element index; any shape."""
-    first, second = block_hashes(indices // np.uint64(BLOCK))
-    buckets = ((indices % np.uint64(16)) ^ (first >> np.uint64(ROTATION_SHIFT))).astype(np.int64)
-    bits = (second >> (indices % np.uint64(BLOCK))) & np.uint64(1)
-    return buckets, 1.0 - 2.0 * bits.astype(np.float64)
-
-
 def finalise(rows: r.Rows) -> npt.NDArray[np.float32]:
     """The stored sketches of rows, shape (n, 16)."""
     with np.errstate(all="ignore"):

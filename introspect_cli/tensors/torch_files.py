@@ -34,44 +34,27 @@ _MOST_PICKLE = 1 << 28
 _INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 
 
-def read_file(path: Path) -> Any:
-    """What a file holds.
+def read(source: Path | io.BytesIO, called: str) -> Any:
+    """What a file holds, or a piece of one in memory, which `called` names in messages.
 
     Raises:
         StoreError: torch is missing, or the file is damaged or holds more than tensors and plain values.
     """
-    return _read(path, str(path))
-
-
-def read_bytes(data: bytes, called: str) -> Any:
-    """What a piece of a file holds, which `called` names in messages.
-
-    Raises:
-        StoreError: as above.
-    """
-    return _read(io.BytesIO(data), called)
-
-
-def _read(source: Path | io.BytesIO, called: str) -> Any:
     try:
         import torch
     except ImportError:
         raise StoreError(
             f"{called} was written by torch.save, and reading it needs torch: install torch, or save it as .safetensors"
         ) from None
-    mapped = _is_zip(source, called)
+    mapped = _is_zip(source, called) and not isinstance(source, io.BytesIO)
     try:
         with torch.serialization.safe_globals(_numpys()):
-            found = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped and not _in_memory(source))
+            found = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:
         raise StoreError(f"cannot read {called}: there is not enough memory") from None
     except Exception as error:  # torch raises whatever a damaged file leads it to
         raise StoreError(_refused(called, error)) from None
     return _Walk(called).plain(found, 0)
-
-
-def _in_memory(source: Path | io.BytesIO) -> bool:
-    return isinstance(source, io.BytesIO)
 
 
 def _is_zip(source: Path | io.BytesIO, called: str) -> bool:

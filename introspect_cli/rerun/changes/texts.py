@@ -13,19 +13,17 @@ import io
 import os
 import symtable
 import tokenize
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import decode_source, find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.errors import UsageError
 from introspect_cli.rerun.places.worktree import Repository
 from introspect_cli.store.format.sources import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from introspect_cli.rerun.recipe import Recipe
     from introspect_cli.store.read.run import Run
@@ -152,12 +150,8 @@ def _on_disk(path: Path, digest: str) -> bytes | None:
 
 
 def _in_git(recipe: Recipe, name: str, digest: str) -> bytes | None:
-    if not recipe.commit:
-        return None
-    try:
-        data = Repository(recipe.directory).blob(f"{recipe.commit}:{name}")
-    except UsageError:
-        return None
+    repository = Repository.around(recipe.directory) if recipe.commit else None
+    data = None if repository is None else repository.blob(f"{recipe.commit}:{name}")
     return data if data is not None and source_digest(data) == digest else None
 
 
@@ -183,8 +177,8 @@ class OpenedText:
 
 def opened_files(run: Run) -> dict[str, str]:
     """Digest by name of the files that a script opened, where one was taken."""
-    files = run.settings.document("files").items()
-    digests = {str(name): about.get("digest") for name, about in files if isinstance(about, Mapping)}
+    files = run.settings.document("files")
+    digests = {str(name): about.get("digest") for name, about in files.items() if isinstance(about, dict)}
     return {name: digest for name, digest in digests.items() if isinstance(digest, str)}
 
 

@@ -33,6 +33,14 @@ class Repository:
         self.directory = directory
         self.root = Path(self.ask("rev-parse", "--show-toplevel"))
 
+    @classmethod
+    def around(cls, directory: Path) -> Repository | None:
+        """The repository that holds the directory; None where there is none."""
+        try:
+            return cls(directory)
+        except UsageError:
+            return None
+
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run git in the repository."""
         done = self._run(*words)
