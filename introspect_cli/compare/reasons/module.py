@@ -129,7 +129,8 @@ class ForwardCode(Reason):
         else:
             clauses = attribute_changes(scene, cause.module)
             clauses += [f"in {side} it draws random numbers there, in {OTHER[side]} it does not"] if side else []
-            text += f": {some(clauses, between='; ')}" if clauses else ""
+            kept = f", or in what {cause.module} keeps from earlier calls" if site.call or scene.steps_before else ""
+            text += f": {some(clauses, between='; ')}" if clauses else kept  # which is equal where it has buffers
         return f"{text}.{scene.rounding_words()}"
 
 

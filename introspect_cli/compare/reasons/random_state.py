@@ -206,10 +206,8 @@ class RandomState(Reason):
             text = f"{what(site)} differs already when the first captured step begins"
             who = scene.runs, scene.first.rank
             drawn = script_generators(*who, seeds=True) if " " in site.fqn else first_draw(*who, site.fqn)
-            if drawn:
-                return f"{text}: {drawn}."
-            seeded = "the cause is a different seed (or none), or a different number of random draws before it."
-            return f"{text}; {seeded}{_built(scene)}"
+            seeded = "; the cause is a different seed (or none), or a different number of random draws before it."
+            return f"{text}: {drawn}.{scene.begins_later}" if drawn else f"{text}{seeded}{_built(scene)}"
         if site.fqn in unseeded(scene):
             return f"{what(site)} differs when the step begins, although {scene.all_before}."
         return f"{what(site)} differs when the step begins, although {scene.all_before}; {_drawn_before(scene)}."

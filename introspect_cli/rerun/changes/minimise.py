@@ -134,12 +134,13 @@ def command_line(chosen: dict[str, Any]) -> list[str]:
         if name.startswith(ARGUMENT) or value is None:
             continue
         option, _, part = name.partition(" ")
-        first, *more = [True] if value is True else list(map(str, value)) if isinstance(value, list) else [value]
-        if first is not True and part and not part.startswith("("):
-            first = f"{part}={first}"  # `-p lr=1`
-        if first is True:
+        if value is True:
             line.append(option)
-        elif more or (option.startswith("-") and first and not OPTION.match(first)):
+            continue
+        first, *more = map(str, value if isinstance(value, list) else [value])
+        if part and not part.startswith("("):
+            first = f"{part}={first}"  # `-p lr=1`
+        if more or (option.startswith("-") and first and not OPTION.match(first)):
             line += [option, first, *more]
         else:
             line.append(f"{option}={first}")
