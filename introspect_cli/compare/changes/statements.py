@@ -94,6 +94,8 @@ def as_written(change: Change, text_b: str) -> Change:
     if change.b is None or change.unit == "file":
         return change
     lines = text_b.replace("\r\n", "\n").split("\n")[change.b.first - 1 : change.b.last]
+    if sum(line.count(";") for line in lines) > change.b.text.count(";"):
+        return change  # it shares its line with others, which have not changed
     return replace(change, b=replace(change.b, text=dedent("\n".join(lines))))
 
 

@@ -270,8 +270,8 @@ def _unused(scene: Scene) -> str:
     (passed,) = backward(scene.step, Place(scene.site, np.inf))
     if passed.known not in {Known.EQUAL, Known.WITHIN}:
         return ""
-    why = "it was cleared between the backward pass and the optimizer step (zero_grad), or the parameter was replaced "
-    why += "in the model after the optimizer was built"
+    why = "it is frozen (requires_grad), was cleared between the backward pass and the optimizer step (zero_grad), or "
+    why += "was replaced in the model after the optimizer was built"
     if not scene.recorded(scene.lacks, np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.OPTIMIZER))):
         why = "no optimizer steps in this step (the script updates the parameters by hand, or not at all)"
     return f"{seen}{although([passed])}: in {scene.lacks} {why}."

@@ -56,6 +56,9 @@ class Optimizer(Reason):
     def applies(self, step: Step, position: int) -> Cause | None:
         """It comes from the gradient, the value and the optimizer's state before."""
         site, order = step.sites[position], step.order_at(position)
+        new = site.phase is Phase.START and site.kind is Kind.OPTIMIZER_STATE and step.number == step.table.step_b == 0
+        if new and not step.resumed:
+            return self.cause()
         if site.phase is not Phase.OPTIMIZER or (site.kind is Kind.PARAM and lacks_gradient(step, site.fqn)):
             return None
         carried = step.carried
@@ -87,6 +90,7 @@ class Optimizer(Reason):
         first = scene.first
         call = first.site.call
         when = f"within the optimizer step, before its forward pass {call}" if call else "after the optimizer step"
+        when = "when the first step begins" if first.site.phase is Phase.START else when
         text = f"{what(first.site)} differs {when}{how_far(first)}{although(scene.cause.evidence)};"
         a, b = scene.steppers
         name = ", ".join(a) if a and a == b else "the optimizer"
@@ -107,6 +111,8 @@ class Optimizer(Reason):
             return f"{text} the optimizer state of {side} started from scratch ({counts})."
         changed = changes(scene)
         words = _in_words(scene, changed)
+        if not changed and first.site.phase is Phase.START:
+            return f"{text} another state was loaded into it, or {name} made it otherwise."
         if not changed and scene.cause.grown:
             return f"{text} {_amplified(name)}"
         if call and those(scene.cause.evidence, Known.UNSEEN):
