@@ -16,7 +16,6 @@ from introspect_cli.compare.terms.names import ancestors
 from introspect_cli.compare.terms.result import Role, SettingChange, Size
 from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN
-from introspect_cli.compare.terms.watched import passes_over
 from introspect_cli.compare.terms.words import although, both_values, how_far, what
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
@@ -141,17 +140,6 @@ class Scene:
     def is_first_step(self) -> bool:
         """Whether no compared step came before."""
         return self.first.step == int(self.compared[0])
-
-    @property
-    def begins_later(self) -> str:
-        """That one run alone ran models without gradients before its step, so that this begins at another call."""
-        at = self.first.step, self.first.step_b
-        ran = [passes_over(run.manifest, step) for run, step in zip(self.runs, at, strict=True)]
-        if ran[0] == ran[1]:
-            return ""
-        side, other = "ab" if ran[0] else "ba"
-        ran_before = f" Models ran without gradients before the step of {side} begins"
-        return f"{ran_before}: {other} may draw the same within its step."
 
     def exchanged_with(self, unions: Iterable[int]) -> int | None:
         """Which of some sites has in each run the value that this one has in the other; None for none."""
