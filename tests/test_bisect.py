@@ -338,6 +338,9 @@ def test_a_command_line_is_read_and_written_the_same():
         "model.depth=2",
     ]
     assert command_line(arguments(words)) == words
+    again = ["-p", "lr=1", "-p", "depth=2", "--hp", "a.b=3", "-I", "x", "-I", "y", "-v", "-v", "--name=-z", "a=1"]
+    assert command_line(arguments(again)) == again
+    assert arguments(["-p", "lr=1", "-p=depth=2", "-v"]) == {"-p lr": "1", "-p depth": "2", "-v": True}
     after = arguments(["--n=4", "data", "--sizes", "1", "2"])
     assert after == {"--n": "4", "argument 0": "data", "--sizes": ["1", "2"]}
     assert arguments(command_line(after)) == after

@@ -241,7 +241,8 @@ def _lines_of(scene: Scene) -> tuple[str, ...]:
         name, one, two = scene.calls
         clauses.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
     if scene.cause.reason != "rng":
-        clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, draws_before(scene)[:1])]
+        draws = (str(draw) for draw in draws_before(scene)[:1])  # a module's name stays as it is
+        clauses += [f"{draw.replace('random', 'Random', draw.startswith('random '))}." for draw in draws]
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
         made = script_generators(scene.runs, scene.first.rank)
         clauses += [f"A generator that the script made differs: {made}."] * bool(made)

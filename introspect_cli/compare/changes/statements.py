@@ -94,7 +94,9 @@ def as_written(change: Change, text_b: str) -> Change:
     if change.b is None or change.unit == "file":
         return change
     lines = text_b.replace("\r\n", "\n").split("\n")[change.b.first - 1 : change.b.last]
-    return replace(change, b=replace(change.b, text=dedent("\n".join(lines))))
+    text = dedent("\n".join(lines))
+    shared = text.count(";") > change.b.text.count(";")  # with statements of the same line, which have not changed
+    return change if shared else replace(change, b=replace(change.b, text=text))
 
 
 def apply(text_a: str | None, changes: Iterable[Change], text_b: str | None) -> str | None:

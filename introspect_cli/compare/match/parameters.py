@@ -18,13 +18,13 @@ from introspect_cli.compare.terms.sites import Alignment, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from introspect_cli.compare.terms.distance import Layouts
     from introspect_cli.compare.terms.table import Half, Table
-    from introspect_cli.records import Site
+    from introspect_cli.records import ModuleInfo, Site
     from introspect_cli.store.format.batch import StepBatch
 
 _MOST = 8  # parts of one whole
@@ -226,3 +226,15 @@ def _paired(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Valu
             partners[value] = other
             rest.remove(other)
     return list(partners.items()), unpaired, rest
+
+
+def tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
+    """What a parameter is tied to, by the aliases of its module."""
+    owner, _, name = fqn.rpartition(".")
+    for module in modules:
+        for alias_name, target in module.tied.items():
+            if module.fqn == owner and alias_name == name:
+                return target
+            if target == fqn:
+                return f"{module.fqn}.{alias_name}"
+    return ""

@@ -6,6 +6,9 @@ whose form is another (a dtype of another family, a shape, or that one run gives
 output of that call agrees, or differs by no more than rounding: it is told, and is no divergence. Where an output
 differs by more, or none is on record, the form is what differs first. Two floating point dtypes are no two forms of
 one value: one of them was rounded.
+
+So is a gradient that is sparse in a run: its entries are compared as they are stored, in their order, and say nothing
+beside a dense one. What the optimizer leaves of the parameter and of its state tells whether it was another.
 """
 
 from __future__ import annotations
@@ -16,10 +19,10 @@ import numpy as np
 
 from introspect_cli.compare.step.size import LEAST_BOUND
 from introspect_cli.compare.terms.distance import distances, relative
-from introspect_cli.compare.terms.sites import Ids, Mask, kind_code
+from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, FORM, ONLY_A, ONLY_B, WITHIN, Because, Table
 from introspect_cli.compare.terms.words import what
-from introspect_cli.records import Kind, Status
+from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ def form(table: Table, comparison: Comparison) -> Table:
     """The table in which inputs of another form are representation, where the modules that take them say so."""
     if comparison.options.strict:
         return table
+    table = table.marked(_gradients(table, comparison), FORM, Because.FORM)
     inputs = np.flatnonzero((table.alignment.kind[table.site] == kind_code(Kind.INPUT)) & table.diverging)
     inputs = inputs[_reformed(table, inputs, comparison)] if len(inputs) else inputs
     if not len(inputs):
@@ -49,6 +53,24 @@ def form(table: Table, comparison: Comparison) -> Table:
     least = [_EQUAL if state == DIFFERENT else _ROUNDED for state in table.state[inputs].tolist()]
     kept = [given.get(call, -1) >= enough for call, enough in zip(calls, least, strict=True)]
     return table.marked(inputs[np.array(kept, dtype=np.bool_)], FORM, Because.FORM)
+
+
+def _gradients(table: Table, comparison: Comparison) -> Ids:
+    """Gradients that a run has as sparse tensors, and of which both optimizers make the same."""
+    alignment, sites = table.alignment, table.site
+    left = alignment.phase[sites] == phase_code(Phase.OPTIMIZER)
+    rows = np.flatnonzero(left & (alignment.kind[sites] == kind_code(Kind.GRAD)) & (table.state == DIFFERENT))
+    if not len(rows):
+        return rows
+    (one, two), row_a, row_b = comparison.layouts, table.row_a[rows], table.row_b[rows]
+    layout_a, layout_b = table.a.layout[row_a], table.b.layout[row_b]
+    rows = rows[(one.stored[layout_a] | two.stored[layout_b]) & (one.shape[layout_a] == two.shape[layout_b])]
+    after = np.flatnonzero(left & of_kinds(alignment.kind[sites], (Kind.PARAM, Kind.OPTIMIZER_STATE)))
+    same = {
+        alignment.fqn[site] for site in sites[after[alignment.kind[sites[after]] == kind_code(Kind.PARAM)]].tolist()
+    }
+    same -= {alignment.fqn[site] for site in sites[after[~np.isin(table.state[after], _AGREE)]].tolist()}
+    return np.asarray(rows[[alignment.fqn[site] in same for site in sites[rows].tolist()]])
 
 
 def _call(table: Table, row: int) -> Call:
@@ -106,15 +128,23 @@ def forms_note(table: Table, rows: Ids, comparison: Comparison) -> str:
     if not len(rows):
         return ""
     first = int(rows[np.argmin(table.order[rows])])
+    site = table.named(first)
     one, two = _form(comparison.a, table.a, table.row_a[first]), _form(comparison.b, table.b, table.row_b[first])
-    clause = f"in step {table.step} {what(table.named(first))} is {one} in a and {two} in b"
-    more = f", as {count(len(rows) - 1, 'other input')} of that step" if len(rows) > 1 else ""
-    which = "those modules" if len(rows) > 1 else "that module"
-    return f"Another form, no divergence: {clause}{more}; what {which} returned agrees, or differs by rounding."
+    clause = f"in step {table.step} {what(site)} is {one} in a and {two} in b"
+    others = sum(table.named(row).kind is site.kind for row in rows.tolist()) - 1
+    more = (
+        f", as {count(others, 'other gradient' if site.kind is Kind.GRAD else 'other input')} of that step"
+        if others
+        else ""
+    )
+    after = f"what {'those modules' if others else 'that module'} returned agrees, or differs by rounding"
+    if site.kind is Kind.GRAD:
+        after = "what the optimizer made of it agrees"
+    return f"Another form, no divergence: {clause}{more}; {after}."
 
 
 def _form(reader: Reader, batch: StepBatch, row: int) -> str:
     if row < 0:
         return "not given"
     layout = reader.layouts[int(batch.layout[row])]
-    return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}"
+    return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{' (sparse)' * layout.strides.startswith('sparse')}"

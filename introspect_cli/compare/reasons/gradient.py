@@ -25,7 +25,7 @@ from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing, those
 from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.compare.terms.sites import PHASES
-from introspect_cli.compare.terms.table import EQUAL
+from introspect_cli.compare.terms.table import EQUAL, OTHER
 from introspect_cli.compare.terms.words import how_far, named
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.format.batch import fitted
@@ -62,12 +62,23 @@ TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATI
 
 def excluded(scene: Scene) -> frozenset[Handling]:
     """What the records show not to have made the gradient differ."""
-    if max(run.world_size for run in scene.runs) > 1 or scene.losses != (1, 1) or scene.site.call:
+    if (
+        max(run.world_size for run in scene.runs) > 1
+        or scene.losses != (1, 1)
+        or scene.site.call
+        or _sparse_sides(scene)
+    ):
         return frozenset()
     some_equal = max(map(len, scene.optimizers)) < 2 and others_equal(scene)
     gone = TOGETHER if some_equal or _no_factor(scene) else frozenset()
     nothing_left = some_equal and (not scene.first.step or others_equal(scene, also_before=True))
     return gone | {Handling.ZERO_GRAD} if nothing_left or _not_of_before(scene) else gone
+
+
+def _sparse_sides(scene: Scene) -> str:
+    """The runs that have it as a sparse tensor, of which a sketch has the entries, and not where they stand."""
+    both = zip("ab", (scene.first.a, scene.first.b), strict=True)
+    return "".join(side for side, summary in both if summary is not None and summary.layout.strides[:6] == "sparse")
 
 
 def others_equal(scene: Scene, *, also_before: bool = False) -> bool:
@@ -213,6 +224,12 @@ class Gradient(Reason):
             return reduced
         when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
         seen = f", as the optimizer sees it{when}," if first.site.phase is Phase.OPTIMIZER else ""
+        stored = _sparse_sides(scene)
+        if len(stored) == 1:
+            owner = user_of(scene)
+            form = f"is sparse in {stored} and dense in {OTHER[stored]}, which are not compared with one another"
+            how = f"how {owner or 'the script'} itself uses the parameter{attribute_words(scene, owner)}"
+            return f"the gradient of {first.site.fqn}{seen} {form}; {scene.the_cause_is} {how}."
         text = f"the gradient of {first.site.fqn}{seen} differs{how_far(first)}"
         side, share = stale_share(scene.step, scene.position)
         if side:
@@ -240,7 +257,8 @@ class Gradient(Reason):
                 return f"{text}; {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
         if scene.rounding and Handling.CLIPPING in excluded(scene) and owner_of(first.site.fqn):
             return f"{text}; {_rounded(scene)}"
-        place = self.where(scene=scene, last=not in_module)
+        in_module = in_module or ", or how the loss code uses the parameters (a penalty)"
+        place = self.where(scene=scene, last=False)
         if max(run.world_size for run in scene.runs) > 1:
             place = f"its reduction over the ranks, {place}"
         return f"{text}; {scene.the_cause_is} {place}{in_module}.{scene.rounding_words()}"
@@ -292,16 +310,15 @@ def no_multiples(scene: Scene) -> list[str]:
 def _use_in_module(scene: Scene) -> str:
     """That the code of the parameter's module may compute another gradient for it, as the end of a list.
 
-    No hook sees that gradient before the optimizer does. What is done to gradients is done to all of them, as a rule.
+    No hook sees that gradient before the optimizer does, nor that of a penalty. What is done to gradients is done to
+    all of them, as a rule.
     """
     owner = user_of(scene)
     changed = attribute_words(scene, owner)
     differ, recorded = differing_gradients(scene)
-    return (
-        ""
-        if not owner or (differ == recorded and not changed)
-        else f", or how {owner} itself uses the parameter{changed}"
-    )
+    if not owner or (differ == recorded and not changed):
+        return ""
+    return f", or how {owner} itself {'' if changed else 'or the loss code '}uses the parameter{changed}"
 
 
 def user_of(scene: Scene) -> str:

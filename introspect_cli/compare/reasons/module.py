@@ -117,8 +117,8 @@ class ForwardCode(Reason):
     def sentence(self, scene: Scene) -> str:
         """Between which of the modules inside."""
         cause, site = scene.cause, scene.site
-        text = scene.differs(named=site.kind is Kind.OUTPUT)
-        text += f"{scene.scaled}; {scene.the_cause_is} in the forward code of {cause.module} itself, "
+        text = f"{scene.differs(named=site.kind is Kind.OUTPUT)}{scene.scaled}; "
+        text += f"{scene.the_cause_is} in the forward code of {cause.module} itself, "
         if cause.before:
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
@@ -129,7 +129,10 @@ class ForwardCode(Reason):
         else:
             clauses = attribute_changes(scene, cause.module)
             clauses += [f"in {side} it draws random numbers there, in {OTHER[side]} it does not"] if side else []
-            text += f": {some(clauses, between='; ')}" if clauses else ""
+            around = parent_call(scene.step, site.fqn, scene.first.sequence) if cause.before else None
+            kept = f", or in what {cause.module} keeps from earlier calls"
+            kept = kept if scene.steps_before or (around[2] if around else site.call) else ""
+            text += f": {some(clauses, between='; ')}" if clauses else kept  # which is equal where it has buffers
         return f"{text}.{scene.rounding_words()}"
 
 
@@ -153,10 +156,7 @@ def _is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: 
 
 
 def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | None:
-    """The module that was running when another was called: name, when its call began, call index.
-
-    That is not always one that holds it: a module may be handed on, or its `forward` called and not it.
-    """
+    """The module that ran when another was called, which need not hold it: name, when its call began, call index."""
     around = step.calls.around(fqn, order)
     for parent in ancestors(fqn):
         calls = step.calls.running(parent, order)

@@ -21,7 +21,7 @@ import numpy as np
 
 from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.settings.beginning import first_draw, script_generators
+from introspect_cli.compare.settings.beginning import begins_later, first_draw, script_generators
 from introspect_cli.compare.settings.seedings import set_at, set_words
 from introspect_cli.compare.step.rests_on import Place, random_at_start
 from introspect_cli.compare.terms.names import generator_of
@@ -199,10 +199,9 @@ class RandomState(Reason):
             text = f"{what(site)} differs already when the first captured step begins"
             who = scene.runs, scene.first.rank
             drawn = script_generators(*who, seeds=True) if " " in site.fqn else first_draw(*who, site.fqn)
-            if drawn:
-                return f"{text}: {drawn}."
-            seeded = "the cause is a different seed (or none), or a different number of random draws before it."
-            return f"{text}; {seeded}{_built(scene)}"
+            seeded = "; the cause is a different seed (or none), or a different number of random draws before it."
+            later = begins_later(scene.runs, (scene.first.step, scene.first.step_b))
+            return f"{text}: {drawn}.{later}" if drawn else f"{text}{seeded}{_built(scene)}"
         if site.fqn in unseeded(scene):
             return f"{what(site)} differs when the step begins, although {scene.all_before}."
         return f"{what(site)} differs when the step begins, although {scene.all_before}; {_drawn_before(scene)}."

@@ -163,25 +163,29 @@ class Script(Reason):
                 f"{text}{scene.scaled}; {scene.the_cause_is} in the script's own code that computes it: from {given} "
                 f"or values of its own (targets, masks, weights).{scene.rounding_words()}"
             )
+        passed = ", or a model that ran without gradients, which was not recorded"
+        passed = passed if scene.cause.rests_on(Thing.PASSED_OVER) else ""
         if not unseen:
             how = "equal" if seen.known is Known.EQUAL else "within tolerance"
             taken = scene.step.of_call(scene.site.phase, Kind.INPUT, scene.site.fqn, scene.site.call)
             if scene.step.known(taken, scene.first.sequence) is Known.EQUAL:  # another one is the batch
                 return (
                     f"{text} although the batch is {how}; {scene.the_cause_is} in the script's own code that computes "
-                    "it: from the batch, parameters or values of its own (masks, positions, weights)."
+                    f"it: from the batch, parameters or values of its own (masks, positions, weights){passed}."
                 )
             return (
                 f"{text} although the batch is {how}; the script changes it between the data loader and "
-                f"{scene.site.fqn} (preprocessing, noise, masks, positions)."
+                f"{scene.site.fqn} (preprocessing, noise, masks, positions){passed}."
             )
         loaded = "no data loader was recorded"
         if scene.by_samples and scene.step.of(Kind.BATCH, frozenset({Phase.DATA})).size:
             loaded = "the loader's batches of the step are not what it uses"
         before = ", or what a step before that is not recorded gave it" if scene.step.gap else ""
+        earlier = scene.step.sites[: scene.position]
+        saved = next((f"as {what(site)} does before it" for site in earlier if site.kind is Kind.PRODUCT), "")
         return (
-            f"{text}, before any other record of the step; {scene.the_cause_is} the data pipeline or the script's own "
-            f"preparation of the batch ({loaded}){before}."
+            f"{text}, {saved or 'before any other record of the step'}; {scene.the_cause_is} the data pipeline or the "
+            f"script's own preparation of the batch ({loaded}){before}{passed}."
         )
 
 

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.match.parameters import merge_words
+from introspect_cli.compare.match.parameters import merge_words, tied_to
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
 from introspect_cli.compare.reasons.script import more_batches
-from introspect_cli.compare.reasons.update import not_stepped, only_saves, written_within
+from introspect_cli.compare.reasons.update import (
+    changed_optimizer,
+    not_optimized,
+    not_stepped,
+    only_saves,
+    other_optimizer,
+    written_within,
+)
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Known
 from introspect_cli.compare.terms.names import FORWARD, owner_of
@@ -20,7 +27,7 @@ from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.sites import PHASES, phase_code
 from introspect_cli.compare.terms.table import EQUAL, OTHER
 from introspect_cli.compare.terms.words import although, how_far, listed, often, what
-from introspect_cli.records import Kind, ModuleInfo, Phase
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -104,23 +111,11 @@ def _operator(scene: Scene) -> str:
 
 
 def _tied(scene: Scene) -> str:
-    tied = {side: _tied_to(tree.values(), scene.site.fqn) for side, tree in zip("ab", scene.step.modules, strict=True)}
+    tied = {side: tied_to(tree.values(), scene.site.fqn) for side, tree in zip("ab", scene.step.modules, strict=True)}
     target = tied[scene.lacks]
     if not target or target == tied[scene.first.only]:
         return ""
     return f"the parameter {scene.site.fqn} exists only in {scene.first.only}; in {scene.lacks} it is tied to {target}."
-
-
-def _tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
-    """What a parameter is tied to, by the aliases of its module."""
-    owner, _, name = fqn.rpartition(".")
-    for module in modules:
-        for alias_name, target in module.tied.items():
-            if module.fqn == owner and alias_name == name:
-                return target
-            if target == fqn:
-                return f"{module.fqn}.{alias_name}"
-    return ""
 
 
 def _losses(scene: Scene) -> str:
@@ -176,9 +171,11 @@ def _merged(scene: Scene) -> str:
 
 
 def _subject(scene: Scene) -> str:
-    if not _missing(scene):
-        return ""
     subject, side = scene.cause.subject, scene.first.only
+    if not _missing(scene):
+        classes = other_class(scene, subject)
+        of_class = f"the structure differs: {subject} is {' in a and '.join(classes)} in b; {scene.only_has}."
+        return of_class if classes else ""
     tensor = scene.site.kind in _TENSORS and subject == scene.site.fqn
     kind = scene.site.kind.one.removeprefix("the ") if tensor else "module"
     replaced = other_class(scene, owner_of(subject))
@@ -208,6 +205,7 @@ def _calls(scene: Scene) -> str:
         return ""
     name, one, two = scene.calls
     whole = not owner_of(name) and scene.losses[0] != scene.losses[1]
+    whole = whole and one * scene.losses[1] == two * scene.losses[0]  # as many losses as batches
     why = "a different number of accumulated batches" if whole else "one run calls it more often"
     one_of, two_of = (sorted(_graded(scene, name)) for name in "ab")
     if one_of and two_of and not {*one_of} & {*two_of}:
@@ -217,36 +215,28 @@ def _calls(scene: Scene) -> str:
 
 def _paths(scene: Scene) -> str:
     """What a call of a module is given, or gives, on either side, where both have something and not the same."""
-    alignment, site, shown, times = scene.step.alignment, scene.site, [], []
+    alignment, site, times = scene.step.alignment, scene.site, []
+    given: list[list[str]] = []
     for side in "ab":
         unions = scene.recorded(side, scene.step.of_call(site.phase, site.kind, site.fqn, site.call))
         paths = [alignment.path[u] or "the value itself" for u in unions]
-        shown.append(f"{', '.join(paths[:4])}{', ...' * (len(paths) > 4)} in {side}")
+        given.append(paths)
         times.append(max((1 + int(path.partition("@")[2] or 0) for path in paths), default=0))
     if not all(times):
         return ""
     if times[0] != times[1]:  # one that each call of what is around it makes anew
         runs = " and ".join(f"{often(count)} in {side}" for count, side in zip(times, "ab", strict=True))
         return f"{scene.only_has}: it runs {runs} while what is around it runs once."
+    shown = []
+    for side, paths, others in zip("ab", given, reversed(given), strict=True):
+        alone = [path for path in paths if path not in others or len(paths) <= _PATHS] or paths  # they tell most
+        shown.append(f"{', '.join(alone[:_PATHS])}{', ...' * (len(alone) > _PATHS)} in {side}")
     of = "the batch" if site.kind is Kind.BATCH else "its output"
     text = "it is called with different arguments" if site.kind is Kind.INPUT else f"the structure of {of} is different"
     return f"{scene.only_has}: {text} ({'; '.join(shown)})."
 
 
 # --- what an optimizer takes or keeps in one run alone
-
-
-def _not_optimized(scene: Scene) -> str:
-    """That no optimizer of the other run has the parameter."""
-    has, lacks = (scene.setup.has(side, scene.site.fqn) for side in (scene.first.only, scene.lacks))
-    text = f"{scene.only_has}, as the optimizer sees it: no optimizer that steps in {scene.lacks} has this parameter."
-    return text if has is True and lacks is False else ""
-
-
-def _changed_optimizer(scene: Scene) -> str:
-    """That another of the optimizers, which both runs have, steps it."""
-    changed = scene.setup.other_for(scene.site.fqn)
-    return f"{scene.only_has} at this optimizer step: {changed}." if changed else ""
 
 
 def _evaluations(scene: Scene) -> str:
@@ -280,8 +270,8 @@ def _unused(scene: Scene) -> str:
     (passed,) = backward(scene.step, Place(scene.site, np.inf))
     if passed.known not in {Known.EQUAL, Known.WITHIN}:
         return ""
-    why = "it was cleared between the backward pass and the optimizer step (zero_grad), or the parameter was replaced "
-    why += "in the model after the optimizer was built"
+    why = "it is frozen (requires_grad), was cleared between the backward pass and the optimizer step (zero_grad), or "
+    why += "was replaced in the model after the optimizer was built"
     if not scene.recorded(scene.lacks, np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.OPTIMIZER))):
         why = "no optimizer steps in this step (the script updates the parameters by hand, or not at all)"
     return f"{seen}{although([passed])}: in {scene.lacks} {why}."
@@ -294,7 +284,8 @@ def _another_steps(scene: Scene, steps: dict[str, list[str]]) -> str:
     if not {*here} & held_here or not there or not held_there or {*there} & held_there:
         return ""
     if here == there and setup.renumbered:
-        first = next(iter(setup.named[scene.lacks].get(there[0], ())), "")
+        shared = {name for held in here for name in setup.named[scene.first.only].get(held, ())}
+        first = next((name for name in setup.named[scene.lacks].get(there[0], ()) if name not in shared), "")
         return (
             f"in {scene.first.only} the {here[0].partition('#')[0]} that has it steps here, and in {scene.lacks} the "
             f"one that has {first}."
@@ -316,9 +307,12 @@ def _no_gradient(scene: Scene) -> str:
     ways = "frozen, detached, under no_grad, not part of the loss"
     if scene.site.kind is Kind.GRAD:
         ways += ", or replaced in the model after the optimizer was built"
+        if scene.site.phase is Phase.OPTIMIZER and len(scene.setup.named[scene.lacks]) > 1:
+            ways += ", or not of the optimizer that steps here"
     return f"{scene.only_has}: in {scene.lacks} no gradient reaches it ({ways})."
 
 
+_PATHS = 4
 _NO_STATE = "the optimizer of {} does not keep it, or does not step this parameter."
 _UPDATED = frozenset({Kind.GRAD, Kind.OPTIMIZER_STATE})
 _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
@@ -326,8 +320,8 @@ _ALL = frozenset(Kind)
 _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[Scene], str]], ...] = (
     (_ALL, only_saves),
     (frozenset({Kind.OP_OUTPUT}), _operator),
-    (_UPDATED, _not_optimized),
-    (_UPDATED, _changed_optimizer),
+    (_UPDATED, not_optimized),
+    (_UPDATED, changed_optimizer),
     (_ALL, _tied),
     (frozenset({Kind.LOSS}), _losses),
     (_ALL, _no_forward),
@@ -338,6 +332,7 @@ _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[Scene], str]], ...] = (
     (_ALL, _calls),
     (frozenset({Kind.GRAD}), _unused),
     (_GRADIENTS, _no_gradient),
+    (frozenset({Kind.OPTIMIZER_STATE}), other_optimizer),
     (frozenset({Kind.OPTIMIZER_STATE}), lambda at: f"{at.only_has}: {_NO_STATE.format(at.lacks)}"),
     (_ALL, _paths),
     (frozenset({Kind.BATCH}), more_batches),

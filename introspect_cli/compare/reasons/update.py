@@ -56,6 +56,9 @@ class Optimizer(Reason):
     def applies(self, step: Step, position: int) -> Cause | None:
         """It comes from the gradient, the value and the optimizer's state before."""
         site, order = step.sites[position], step.order_at(position)
+        new = site.phase is Phase.START and site.kind is Kind.OPTIMIZER_STATE and step.number == step.table.step_b == 0
+        if new and not step.resumed:
+            return self.cause()
         if site.phase is not Phase.OPTIMIZER or (site.kind is Kind.PARAM and lacks_gradient(step, site.fqn)):
             return None
         carried = step.carried
@@ -87,6 +90,7 @@ class Optimizer(Reason):
         first = scene.first
         call = first.site.call
         when = f"within the optimizer step, before its forward pass {call}" if call else "after the optimizer step"
+        when = "when the first step begins" if first.site.phase is Phase.START else when
         text = f"{what(first.site)} differs {when}{how_far(first)}{although(scene.cause.evidence)};"
         a, b = scene.steppers
         name = ", ".join(a) if a and a == b else "the optimizer"
@@ -107,6 +111,8 @@ class Optimizer(Reason):
             return f"{text} the optimizer state of {side} started from scratch ({counts})."
         changed = changes(scene)
         words = _in_words(scene, changed)
+        if not changed and first.site.phase is Phase.START:
+            return f"{text} another state was loaded into it, or {name} made it otherwise."
         if not changed and scene.cause.grown:
             return f"{text} {_amplified(name)}"
         if call and those(scene.cause.evidence, Known.UNSEEN):
@@ -117,7 +123,9 @@ class Optimizer(Reason):
             whose = f"{name}'s " if len(set(a)) == 1 else ""
             return f"{text} {scene.the_cause_is} {whose}{in_words(applying).strip(' ()')}."
         rounded = scene.rounding_words() if all(chooses_kernel(change.name) for change in changed) else ""
-        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{words}.{rounded}"
+        unseen = not scene.is_first_step and Kind.OPTIMIZER_STATE not in scene.step.comparison.kinds
+        what_it_has = ", its state" if unseen else ""
+        return f"{text} {scene.the_cause_is} {name}{what_it_has} or its hyper-parameters{words}.{rounded}"
 
 
 def _owed(scene: Scene) -> str:
@@ -249,7 +257,8 @@ def _is_rate(table: Table, union: int, optimizer: str, group: int) -> bool:
 
 def _in_words(scene: Scene, changed: list[Difference]) -> str:
     """Those that differ, in brackets; that none does only where some are known of this step."""
-    unseen = not changed and scene.step.comparison.offset and not recorded_names(scene.table)
+    later = scene.step.comparison.offset or not scene.is_first_step
+    unseen = not changed and later and not recorded_names(scene.table)
     return " (not recorded in this step)" if unseen else in_words(changed)
 
 
@@ -275,9 +284,33 @@ def _fresh_state(scene: Scene) -> tuple[str, str]:
     return (goes.late, f"it begins without {listed(lost)}") if lost and late != whole else ("", "")
 
 
+def not_optimized(scene: Scene) -> str:
+    """That no optimizer of the other run has the parameter."""
+    has, lacks = (scene.setup.has(side, scene.site.fqn) for side in (scene.first.only, scene.lacks))
+    text = f"{scene.only_has}, as the optimizer sees it: no optimizer that steps in {scene.lacks} has this parameter."
+    return text if has is True and lacks is False else ""
+
+
+def changed_optimizer(scene: Scene) -> str:
+    """That another of the optimizers, which both runs have, steps it."""
+    changed = scene.setup.other_for(scene.site.fqn)
+    return f"{scene.only_has} at this optimizer step: {changed}." if changed else ""
+
+
+def other_optimizer(scene: Scene) -> str:
+    """That an optimizer of another class steps it, which keeps something else of it."""
+    one, two = scene.steppers
+    another = one and two and {name.partition("#")[0] for name in one} != {name.partition("#")[0] for name in two}
+    return f"{scene.only_has}: the optimizer is {listed(one)} in a and {listed(two)} in b." if another else ""
+
+
 def not_stepped(scene: Scene) -> str:
     """That an optimizer steps a parameter in one run alone, in the step at hand; or that its model first runs there."""
-    if scene.site.phase is Phase.START and not scene.site.call and not scene.step.was_there(scene.site.fqn):
+    root, alignment = scene.site.fqn.partition(".")[0], scene.step.alignment
+    params = scene.recorded(scene.lacks, scene.step.of(Kind.PARAM, frozenset({Phase.START})))
+    ran = any(alignment.fqn[union].partition(".")[0] == root for union in params)
+    new = not ran and not scene.site.call and not scene.step.was_there(scene.site.fqn)
+    if scene.site.phase is Phase.START and new:
         return f"{scene.only_has} when the step begins: in {scene.lacks} its model has not run in training by then."
     if scene.site.phase is not Phase.OPTIMIZER:
         return ""

@@ -96,12 +96,16 @@ def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
     before = At(sides.a, alignment.a, table.step - 1), At(sides.b, alignment.b, table.step_b - 1)
     left_a, left_b = (at.tensors() if at.recorded else None for at in before)
 
+    def of_once(union: int) -> Tensor:  # a model that is called compiled, and as it is, has its tensors twice
+        kind, fqn, path = tensor_of(alignment, union)
+        return kind, fqn, path.partition("@")[0]
+
     def repeats(batch: StepBatch, rows: Ids, sites: Ids, left: dict[Tensor, int]) -> Mask:
         unions, repeated = sites[rows], np.zeros(len(rows), dtype=np.bool_)
         known = dict(left)
         for of in (starts, written, updated):  # in the order in which they come in a step
             for place in np.flatnonzero(of(alignment, unions)):
-                repeated[place] = known.get(tensor_of(alignment, int(unions[place]))) == batch.checksum[rows[place]]
+                repeated[place] = known.get(of_once(int(unions[place]))) == batch.checksum[rows[place]]
             there = np.flatnonzero(of(alignment, sites)).tolist()
             known |= {tensor_of(alignment, int(sites[row])): int(batch.checksum[row]) for row in there}
         return repeated

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.settings.differences import MOST_RANKS
 from introspect_cli.compare.settings.seedings import GENERATORS, seeding_words, seedings_change
+from introspect_cli.compare.terms.watched import passes_over
 from introspect_cli.texts import begin_alike, count, rank_list
 
 if TYPE_CHECKING:
@@ -110,6 +111,15 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
         kind = "seeding" if event is not None and event.seed else "draw"
         return f"the first {kind} that differs is {event}{_elsewhere(side, others, place)}{agree}"
     return f"the first draw that differs is {one} in a and {two} in b{agree}" if one and two else ""
+
+
+def begins_later(runs: tuple[Run, Run], steps: tuple[int, int]) -> str:
+    """That one run alone ran models without gradients before its step, so that this begins at another call."""
+    ran = [passes_over(run.manifest, step) for run, step in zip(runs, steps, strict=True)]
+    if ran[0] == ran[1]:
+        return ""
+    side, other = "ab" if ran[0] else "ba"
+    return f" Models ran without gradients before the step of {side} begins: {other} may draw the same within its step."
 
 
 def _elsewhere(side: str, others: Sequence[Event], place: int) -> str:

@@ -6,6 +6,7 @@ Each document has its way: files are in `files.py`, optimizers in `hyperparamete
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -109,18 +110,21 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
 
     Returns:
         An option's value, True for a flag, and a list where several words follow it; `argument 0` and so on for what
-        stands by itself.
+        stands by itself. Of `-p lr=1 -p depth=2`, `-p lr` and `-p depth`; of what else is given again, `-v (2)`.
     """
     values: dict[str, Any] = {}
     option, position = "", 0
     for word in argv:
         if OPTION.match(word):
-            option, equals, value = word.partition("=")
-            values[option] = value if equals else True
+            given, equals, value = word.partition("=")
+            again = (f"{given} ({number})" for number in itertools.count(2))
+            option = next(name for name in itertools.chain([given], again) if name not in values)
+            values[option] = True
             if equals:
+                _give(values, option, value)
                 option = ""
         elif option and values[option] is True:
-            values[option] = word
+            option = _give(values, option, word)
         elif _ASSIGNED.match(word):
             name, _, value = word.partition("=")
             values[name] = value
@@ -132,6 +136,16 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
             values[f"{ARGUMENT}{position}"] = word
             position += 1
     return values
+
+
+def _give(values: dict[str, Any], option: str, value: str) -> str:
+    """Give an option its value; the name that it has then: of one that sets something by name, with that name."""
+    if _ASSIGNED.match(value):
+        del values[option]
+        name, _, value = value.partition("=")
+        option = f"{option.partition(' ')[0]} {name}"
+    values[option] = value
+    return option
 
 
 def command_options(argv: Iterable[str]) -> dict[str, str]:

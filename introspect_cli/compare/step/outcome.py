@@ -171,6 +171,12 @@ def trains(table: Table) -> bool:
     return bool((of_kinds(alignment.kind[table.site], RESULTS) & counts).any())
 
 
+def updates(table: Table) -> bool:
+    """Whether an optimizer steps in the step, in either run."""
+    alignment, recorded = table.alignment, table.site
+    return bool((alignment.phase[recorded] == phase_code(Phase.OPTIMIZER)).any())
+
+
 def _is_result(alignment: Alignment, unions: Ids) -> Mask:
     result = of_kinds(alignment.kind[unions], RESULTS)
     result &= alignment.phase[unions] != phase_code(Phase.START)

@@ -72,7 +72,8 @@ class Step:
         self._one_sided: dict[str, tuple[set[str], dict[str, int]]] = {}
         self._by_kind: dict[tuple[Kind, str], list[int]] = {}
         for position, (site, order) in enumerate(zip(self.sites, self.divergences.order.tolist(), strict=True)):
-            self._first.setdefault((site.phase, site.kind), order)
+            if site.kind is not Kind.PRODUCT:  # what was saved before is made of the same, and nothing is made of it
+                self._first.setdefault((site.phase, site.kind), order)
             self._differing.add((site.phase, site.kind, site.fqn, site.call))
             self._by_kind.setdefault((site.kind, site.fqn), []).append(position)
             if site.phase in FORWARD:

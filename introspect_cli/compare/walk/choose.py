@@ -188,6 +188,10 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
             continue
         if any(fact.known is not Known.EQUAL for fact in other.evidence):
             continue  # it may come from what was not seen, or have grown from what was let pass
+        if site.call and other.reason in {"module", "own_code"}:
+            continue  # its first call agrees, or is listed: what it keeps from call to call may follow from the rest
+        if other.reason == "initial" and first.phase is Phase.START:
+            continue  # one that is drawn or not takes numbers from all that are drawn after it
         if _has_effect(step, position, other):
             seen.add(key)
             others.append((position, other))

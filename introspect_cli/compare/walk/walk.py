@@ -27,6 +27,7 @@ from introspect_cli.compare.step.outcome import (
     results_agree,
     results_known,
     trains,
+    updates,
     watches_results,
 )
 from introspect_cli.compare.step.overview import Heat
@@ -169,14 +170,16 @@ class Walk:
     def _see_results(self, table: Table) -> None:
         """Remember which results agree in every step, while all of them do.
 
-        What both run after they have trained for the last time has none: what was trained until then decides.
+        What both run after they have trained for the last time has none, or no more than losses of an accumulation
+        that no update ends: what was trained until then decides.
         """
         outcome = self.outcome
         if outcome.results is not None and not trains(table):
             return
         if self.comparison.entire and outcome.results_known is not Known.DIFFERS:
             kinds = agreed_kinds(table)
-            outcome.results = kinds if outcome.results is None else outcome.results & kinds
+            if outcome.results is None or updates(table):
+                outcome.results = kinds if outcome.results is None else outcome.results & kinds
             outcome.results_known = least((outcome.results_known, results_known(table)))
 
     def _count_unseen(self, table: Table) -> None:

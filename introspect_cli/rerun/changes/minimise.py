@@ -132,12 +132,15 @@ def command_line(chosen: dict[str, Any]) -> list[str]:
     for name, value in chosen.items():
         if name.startswith(ARGUMENT) or value is None:
             continue
+        option, _, part = name.partition(" ")
         if value is True:
-            line.append(name)
-        elif isinstance(value, list):
-            line += [name, *map(str, value)]
-        elif name.startswith("-") and value and not OPTION.match(value):
-            line += [name, value]
+            line.append(option)
+            continue
+        first, *more = map(str, value if isinstance(value, list) else [value])
+        if part and not part.startswith("("):
+            first = f"{part}={first}"  # `-p lr=1`
+        if more or (option.startswith("-") and first and not OPTION.match(first)):
+            line += [option, first, *more]
         else:
-            line.append(f"{name}={value}")
+            line.append(f"{option}={first}")
     return line
