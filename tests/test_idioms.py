@@ -120,6 +120,44 @@ def test_a_loss_that_is_scaled_by_another_power_of_two_and_unscaled_again_is_no_
     assert not any("Another scale" in note for note in wrong.notes)
 
 
+def test_a_scaler_where_microbatches_are_added_up_is_no_divergence(run):
+    result = compared(run(), run(parts=4, scale=256.0))
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert any("256 x those of run a: its loss is scaled (GradScaler, or by hand)" in note for note in result.notes)
+    wrong = compared(run(), run(parts=4, scale=256.0, wrong="still scaled"))
+    assert wrong.verdict is Verdict.DIVERGED
+
+
+def convolve(*, half=False, in_order=True, momentum=0.1):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=momentum), nn.Flatten(), nn.Linear(8 * 16, 4))
+    optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+    for _ in range(3):
+        x, y = torch.randn(8, 3, 6, 6), torch.randint(4, (8,))
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            loss = F.cross_entropy(net(x if in_order else x.flip(0)), y if in_order else y.flip(0))
+        loss.backward()
+        optimizer.step()
+
+
+def test_rounding_is_larger_where_autocast_computes_in_half_precision(run):
+    held = {"record": LEAN}
+    half = run(held, convolve, half=True)
+    for other in (run(held, convolve, half=True, in_order=False), run(held, convolve)):
+        result = compared(half, other, rtol=0.05)
+        assert result.first is None or result.first.site.fqn != "Sequential.0.bias", result.sentence
+        assert any("gradient of Sequential.0.bias is nothing but rounding" in note for note in result.notes)
+
+
+def test_a_running_mean_that_such_a_bias_alone_has_moved_is_no_divergence_where_no_output_is_on_record(run):
+    held = {"record": LEAN | {Kind.BUFFER}}
+    result = compared(run(held, convolve), run(held, convolve, in_order=False), rtol=1e-4)
+    assert result.verdict is Verdict.SAME, result.sentence
+    wrong = compared(run(held, convolve), run(held, convolve, in_order=False, momentum=0.11), rtol=1e-4)
+    assert wrong.first.site.fqn.startswith("Sequential.1.running"), wrong.sentence
+
+
 def test_a_scale_that_rounds_is_the_cause_of_another_loss(run):
     result = compared(run(scale=65536.0), run(scale=1000.0))
     assert "the cause is the scale of GradScaler: 65536 in a, 1000 in b." in result.sentence
