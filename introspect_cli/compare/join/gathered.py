@@ -149,8 +149,8 @@ class Gathered:
             if name == "mean":
                 near |= single & self._add_up(one, two, (often[0], often[1]), limit, losses & ~near)
                 if self._is_scaled:
-                    total, scaled = one * often[0], two * often[1] * self._smaller
-                    near |= losses & (np.abs(total - scaled) <= limit * np.abs(total))
+                    total, other = one * often[0], two * often[1] * self._smaller
+                    near |= losses & (np.abs(total - other) <= limit * np.abs(total))
             close &= near | (single & (name != "mean"))
         out[rows] |= close
         return out | self._sums(table, rtol)
