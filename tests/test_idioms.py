@@ -156,6 +156,24 @@ def test_a_running_mean_that_such_a_bias_alone_has_moved_is_no_divergence_where_
     assert wrong.first.site.fqn.startswith("Sequential.1.running"), wrong.sentence
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_the_forward_of_a_compiled_model_that_is_called_by_name_is_no_other_structure(run):
+    def work(*, named=False, times=1.0):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        called = torch.compile(net, backend="eager").forward if named else net
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (called(torch.randn(4, 4)) * times).square().mean().backward()
+            optimizer.step()
+
+    result = compared(run(None, work), run(None, work, named=True))
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert "structure differs" not in result.sentence
+    assert compared(run(None, work), run(None, work, named=True, times=2.0)).verdict is Verdict.DIVERGED
+
+
 def test_a_scale_that_rounds_is_the_cause_of_another_loss(run):
     result = compared(run(scale=65536.0), run(scale=1000.0))
     assert "the cause is the scale of GradScaler: 65536 in a, 1000 in b." in result.sentence
