@@ -156,6 +156,33 @@ def test_a_running_mean_that_such_a_bias_alone_has_moved_is_no_divergence_where_
     assert wrong.first.site.fqn.startswith("Sequential.1.running"), wrong.sentence
 
 
+def embedded(*, coalesced=False, times=1.0, in_order=True):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(12, 2))
+    optimizers = torch.optim.AdamW(net[2].parameters(), 0.01), torch.optim.SparseAdam(net[0].parameters(), 0.01)
+    for _ in range(2):
+        ids = torch.randint(9, (6, 3))
+        net(ids if in_order else ids.flip(0)).square().mean().backward()
+        if coalesced:
+            net[0].weight.grad = net[0].weight.grad.coalesce() * times
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_sparse_gradients_are_compared_by_what_they_add_up_to(run):
+    assert compared(run(None, embedded), run(None, embedded, coalesced=True)).verdict is Verdict.SAME
+    held = {"record": LEAN}
+    result = compared(run(held, embedded), run(held, embedded, in_order=False), rtol=1e-5)
+    assert result.verdict is Verdict.SAME, result.sentence
+
+
+def test_what_a_second_optimizer_takes_rests_on_what_ran_before_the_first(run):
+    result = compared(run(None, embedded), run(None, embedded, coalesced=True, times=2.0))
+    assert (result.first.step, result.first.site.fqn) == (1, "Sequential.0.weight"), result.sentence
+    assert "b is 2 times a; the cause is clipping, unscaling" in result.sentence
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 def test_the_forward_of_a_compiled_model_that_is_called_by_name_is_no_other_structure(run):
     def work(*, named=False, times=1.0):
