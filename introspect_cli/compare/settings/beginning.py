@@ -220,7 +220,7 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int) -> bool:
     What one run filled may have no name there: it was exchanged for something else since.
     """
     one, two = a[place], b[place]
-    named = one.name == two.name or (one.line == two.line and not (one.name and two.name))
+    named = _one_name(one.name, two.name) or (one.line == two.line and not (one.name and two.name))
     if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
         return False
     after = [events[place + 1 : place + 2] for events in (a, b)]
@@ -275,7 +275,13 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
 
 def _fillings(events: Sequence[Event], name: str) -> list[Event]:
     """What drew the values of a parameter."""
-    return [event for event in events if event.name == name and event.by not in MODES]
+    return [event for event in events if _one_name(event.name, name) and event.by not in MODES]
+
+
+def _one_name(one: str, two: str) -> bool:
+    """Whether two names mean one thing: they are equal, or something was put around the model of one."""
+    inside = [name.partition(".")[2] for name in (one, two)]
+    return one == two or (all(inside) and (one.endswith(f".{inside[1]}") or two.endswith(f".{inside[0]}")))
 
 
 def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
