@@ -221,7 +221,9 @@ def test_draws_of_a_model_that_something_was_put_around_are_the_same():
     events[1].append("seed torch.manual_seed 42 t.py:2")
     said = "the first seeding that differs is torch.manual_seed(42) (t.py:2), in b only; 2 draws before it agree"
     assert first_draw(tuple(runs), 0, "torch") == said
-    events[1][1] = events[1][1].replace("a.bias", "b.bias")
+    events[1][:2] = [line.replace("Task.net", "Net#2") for line in events[1][:2]]  # another model
+    assert "uniform_ of Net.a.weight (m.py:1)" in first_draw(tuple(runs), 0, "torch")
+    events[1][:2] = [line.replace("Net#2", "Task.net").replace("a.bias", "b.bias") for line in events[1][:2]]
     assert "uniform_ of Net.a.bias (m.py:1)" in first_draw(tuple(runs), 0, "torch")
 
 

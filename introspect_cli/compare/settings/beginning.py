@@ -275,13 +275,16 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
 
 def _fillings(events: Sequence[Event], name: str) -> list[Event]:
     """What drew the values of a parameter."""
-    return [event for event in events if _one_name(event.name, name) and event.by not in MODES]
+    drawn = [event for event in events if event.by not in MODES]
+    exact = [event for event in drawn if event.name == name]
+    return exact or [event for event in drawn if _one_name(event.name, name)]
 
 
 def _one_name(one: str, two: str) -> bool:
     """Whether two names mean one thing: they are equal, or something was put around the model of one."""
-    inside = [name.partition(".")[2] for name in (one, two)]
-    return one == two or (all(inside) and (one.endswith(f".{inside[1]}") or two.endswith(f".{inside[0]}")))
+    short, long = sorted((one, two), key=lambda name: name.count("."))
+    inside = short.partition(".")[2]
+    return one == two or (bool(inside) and long.endswith(f".{inside}") and long.count(".") > short.count("."))
 
 
 def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
