@@ -318,7 +318,8 @@ def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
 
 def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
-    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
+    given = first.site.kind is Kind.BATCH or (first.site.kind is Kind.INPUT and "." not in first.site.fqn)
+    if not given or first.a is None or first.b is None:
         return []
     shapes = first.a.layout.shape, first.b.layout.shape
     if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
