@@ -220,7 +220,7 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int) -> bool:
     What one run filled may have no name there: it was exchanged for something else since.
     """
     one, two = a[place], b[place]
-    named = _one_name(one.name, two.name) or (one.line == two.line and not (one.name and two.name))
+    named = one.name == two.name or (one.line == two.line and not (one.name and two.name))
     if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
         return False
     after = [events[place + 1 : place + 2] for events in (a, b)]
@@ -276,15 +276,15 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
 def _fillings(events: Sequence[Event], name: str) -> list[Event]:
     """What drew the values of a parameter."""
     drawn = [event for event in events if event.by not in MODES]
-    exact = [event for event in drawn if event.name == name]
-    return exact or [event for event in drawn if _one_name(event.name, name)]
+    return [event for event in drawn if event.name == name] or [
+        event for event in drawn if _is_inside(event.name, name) or _is_inside(name, event.name)
+    ]
 
 
-def _one_name(one: str, two: str) -> bool:
-    """Whether two names mean one thing: they are equal, or something was put around the model of one."""
-    short, long = sorted((one, two), key=lambda name: name.count("."))
-    inside = short.partition(".")[2]
-    return one == two or (bool(inside) and long.endswith(f".{inside}") and long.count(".") > short.count("."))
+def _is_inside(one: str, two: str) -> bool:
+    """Whether a name is another one's, once something was put around its model."""
+    inside = one.partition(".")[2]
+    return bool(inside) and two.endswith(f".{inside}") and two.count(".") > one.count(".")
 
 
 def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
