@@ -70,7 +70,7 @@ class Kind(str, Enum):
     OP_OUTPUT = "op_output", "the operator", "results of operators"
     VALUE = "value", "the recorded value", "values that the script records"
     COLLECTIVE = "collective", "the collective", "collectives"
-    PRODUCT = "product", "the saved tensor", "what the script saves"
+    PRODUCT = "product", "the saved tensor", "what the script saves or keeps"
 
     def __new__(cls, value: str, one: str = "", several: str = "", phase: Phase | None = None) -> Self:
         """A row of the table above."""

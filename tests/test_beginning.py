@@ -13,7 +13,7 @@ from torch import nn
 import introspect_cli
 from introspect_cli.capture.probes import beginning_events
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.settings.beginning import _events, filled_on_ranks
+from introspect_cli.compare.settings.beginning import _events, filled, filled_on_ranks
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import open_run
 
@@ -211,6 +211,14 @@ def test_a_deep_model_is_folded(tmp_path, monkeypatch):
     assert document["left_out"] == 13
     assert re.fullmatch(r"seed torch.manual_seed 0 \S+:\d+", document["events"][0])
     assert re.fullmatch(r"draw torch \w+ uniform_\(.*\) Sequential.9.bias \S+", document["last"][-1])
+
+
+def test_what_filled_a_parameter_is_known_where_something_was_put_around_its_model():
+    draws = [f"draw torch {state} uniform_(0) {name}.a.weight m.py:1" for state, name in (("0", "Net"), ("0", "T.net"))]
+    runs = [SimpleNamespace(settings_of=lambda _, of=of: {"beginning": {"events": [of]}}) for of in draws]
+    assert "drew it from one random state" in filled(tuple(runs), 0, "Net.a.weight")
+    other = SimpleNamespace(settings_of=lambda _: {"beginning": {"events": [draws[0].replace("Net", "Net#2")]}})
+    assert "initialises it in a only" in filled((runs[0], other), 0, "Net.a.weight")
 
 
 @pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])

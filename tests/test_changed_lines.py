@@ -73,6 +73,28 @@ def test_the_line_that_builds_an_optimizer_comes_first_where_parameters_differ_a
     assert changes(document)[0] == ("train.py:7", "", True)
 
 
+def test_the_line_that_divides_a_loss_by_the_number_of_microbatches_comes_first(said):
+    train = """
+import torch
+from model import Net
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+PARTS = {}
+for step in range(2):
+    optimizer.zero_grad()
+    for part in torch.randn(4, {}).split(4 // PARTS):
+        loss = net(part).square().mean()
+        (loss{}).backward()
+    optimizer.step()
+"""
+    width = "4"
+    document, _ = said(train=train.format(2, width, ""), base_train=train.format(1, width, " / PARTS"))
+    assert "are added up, not averaged" in document["sentence"]
+    assert "(loss / PARTS).backward() -> (loss).backward()" in document["sentence"]
+
+
 def test_the_line_that_seeds_comes_first_where_random_states_differ(said):
     document, _ = said(MODEL.replace("x)))", "x))) + 0"), TRAIN.replace("seed(0)", "seed(1)"))
     assert changes(document)[0] == ("train.py:5", "", True)

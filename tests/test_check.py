@@ -35,6 +35,7 @@ ILLNESSES = {
     "saturated-sigmoid": ("saturated", 0, "Net.act"),
     "vanishing": ("vanishing-gradients", 0, "Deep"),
     "exploding": ("exploding-gradients", 0, "Deep"),
+    "no-zero-grad": ("gradients-left-over", 1, "Net"),
     "unbalanced": ("unbalanced-gradients", 0, "TwoHeads.large"),
     "constant-output": ("constant-output", 0, "Net.norm.1"),
     "deaf": ("constant-output", 0, "Sequential.0"),

@@ -187,6 +187,9 @@ def group(lr, *names, **more):
     return {"lr": lr, "params": list(names)} | more
 
 
+PORTED = (("Net", 0.1), ("Task.net", 0.3))
+
+
 def test_optimizers_are_compared_by_what_applies_to_a_parameter():
     def differing(a, b):
         return [change[1:4] for change in optimizer_differences(a, b)]
@@ -200,6 +203,8 @@ def test_optimizers_are_compared_by_what_applies_to_a_parameter():
     assert Optimizers(a, split).changes_for("w") == []
     fewer = [{"name": "SGD", "groups": [group(0.1, "w", initial_lr=0.1)]}]
     assert differing(a, fewer) == [("parameter b", "optimized", None)]
+    named = [[{"name": "SGD", "groups": [group(0.1, f"{top}.w"), group(rate, f"{top}.b")]}] for top, rate in PORTED]
+    assert differing(*named) == [("lr of Task.net.b", 0.1, 0.3)]
     assert Optimizers(a, fewer).has("b", "b") is False
     assert Optimizers(a, [{"name": "SGD", "groups": [{"lr": 1}]}]).has("b", "b") is None
     assert differing(a, [{"name": "Adam", "groups": []}]) == [("optimizer", "SGD", "Adam")]

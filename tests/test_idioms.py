@@ -120,6 +120,87 @@ def test_a_loss_that_is_scaled_by_another_power_of_two_and_unscaled_again_is_no_
     assert not any("Another scale" in note for note in wrong.notes)
 
 
+def test_a_scaler_where_microbatches_are_added_up_is_no_divergence(run):
+    result = compared(run(), run(parts=4, scale=256.0))
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert any("256 x those of run a: its loss is scaled (GradScaler, or by hand)" in note for note in result.notes)
+    wrong = compared(run(), run(parts=4, scale=256.0, wrong="still scaled"))
+    assert wrong.verdict is Verdict.DIVERGED
+
+
+def convolve(*, half=False, in_order=True, momentum=0.1):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=momentum), nn.Flatten(), nn.Linear(8 * 16, 4))
+    optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+    for _ in range(3):
+        x, y = torch.randn(8, 3, 6, 6), torch.randint(4, (8,))
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            loss = F.cross_entropy(net(x if in_order else x.flip(0)), y if in_order else y.flip(0))
+        loss.backward()
+        optimizer.step()
+
+
+def test_rounding_is_larger_where_autocast_computes_in_half_precision(run):
+    held = {"record": LEAN}
+    result = compared(run(held, convolve, half=True), run(held, convolve), rtol=0.05)
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert any("gradient of Sequential.0.bias is nothing but rounding" in note for note in result.notes)
+
+
+def test_a_running_mean_that_such_a_bias_alone_has_moved_is_no_divergence_where_no_output_is_on_record(run):
+    held = {"record": LEAN | {Kind.BUFFER}}
+    result = compared(run(held, convolve), run(held, convolve, in_order=False), rtol=1e-4)
+    assert result.verdict is Verdict.SAME, result.sentence
+    wrong = compared(run(held, convolve), run(held, convolve, in_order=False, momentum=0.11), rtol=1e-4)
+    assert wrong.first.site.fqn.startswith("Sequential.1.running"), wrong.sentence
+
+
+def embedded(*, coalesced=False, times=1.0, in_order=True):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(12, 2))
+    optimizers = torch.optim.AdamW(net[2].parameters(), 0.01), torch.optim.SparseAdam(net[0].parameters(), 0.01)
+    for _ in range(2):
+        ids = torch.randint(9, (6, 3))
+        net(ids if in_order else ids.flip(0)).square().mean().backward()
+        if coalesced:
+            net[0].weight.grad = net[0].weight.grad.coalesce() * times
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_sparse_gradients_are_compared_by_what_they_add_up_to(run):
+    assert compared(run(None, embedded), run(None, embedded, coalesced=True)).verdict is Verdict.SAME
+    held = {"record": LEAN}
+    result = compared(run(held, embedded), run(held, embedded, in_order=False), rtol=1e-5)
+    assert result.verdict is Verdict.SAME, result.sentence
+
+
+def test_what_a_second_optimizer_takes_rests_on_what_ran_before_the_first(run):
+    result = compared(run(None, embedded), run(None, embedded, coalesced=True, times=2.0))
+    assert (result.first.step, result.first.site.fqn) == (1, "Sequential.0.weight"), result.sentence
+    assert "b is 2 times a; the cause is clipping, unscaling" in result.sentence
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_the_forward_of_a_compiled_model_that_is_called_by_name_is_no_other_structure(run):
+    def work(*, named=False, times=1.0):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        called = torch.compile(net, backend="eager").forward if named else net
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (called(torch.randn(4, 4)) * times).square().mean().backward()
+            optimizer.step()
+
+    result = compared(run(None, work), run(None, work, named=True))
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert "structure differs" not in result.sentence
+    assert compared(run(None, work), run(None, work, named=True, times=2.0)).verdict is Verdict.DIVERGED
+
+
 def test_a_scale_that_rounds_is_the_cause_of_another_loss(run):
     result = compared(run(scale=65536.0), run(scale=1000.0))
     assert "the cause is the scale of GradScaler: 65536 in a, 1000 in b." in result.sentence

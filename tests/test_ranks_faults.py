@@ -13,12 +13,14 @@ import pytest
 import torch
 from launches import SCRIPT, finish, lacks, needs, together
 
+from introspect_cli.compare.answer.compared import copies_note
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import RULES, check
 from introspect_cli.health.peers import Peers
+from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.store.read.run import open_run
@@ -351,6 +353,14 @@ def test_a_batch_that_all_ranks_share_is_reported_beside_one_process(runs):
     with open_run(runs / "1" / "hand-none") as a, open_run(runs / "2" / "ddp-same-samples") as b:
         notes = compare_runs(a, b, DiffOptions()).notes
     assert notes[0] == "In run b all 2 ranks were given the same batch."
+
+
+@pytest.mark.parametrize(("fqn", "is_said"), [("Net", True), ("Net.a", False)])
+def test_so_is_an_input_that_came_from_no_loader(fqn, is_said):
+    whole, part = (SimpleNamespace(layout=SimpleNamespace(shape=(rows, 3)), joined=None) for rows in (8, 4))
+    first = SimpleNamespace(site=Site(Phase.FORWARD, Kind.INPUT, fqn), a=whole, b=part)
+    runs = [SimpleNamespace(recorded=[*range(size)], world_size=size) for size in (1, 2)]
+    assert copies_note(first, runs) == ["In run b all 2 ranks were given the same batch."] * is_said
 
 
 def test_the_first_divergence_is_that_of_the_rank_where_it_began(runs):

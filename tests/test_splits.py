@@ -230,7 +230,11 @@ def test_losses_that_are_added_up_are_reported_by_their_factor(split, options):
             "--uneven --micro 2 --fault split",
             "each microbatch's loss is a mean over its own tokens, and these means have equal weight, though",
         ),
-        ("--clip", "--micro 2 --fault clipped", "b probably clips before the gradients of all microbatches are added"),
+        (
+            "--clip",
+            "--micro 2 --fault clipped",
+            "b probably clips, or sets gradients to zero, before",
+        ),
         ("--inside --dropout 0.3", "--inside --dropout 0.3 --micro 2", "random numbers are drawn just before it: each"),
         ("--norm", "--norm --micro 2", "its statistics are taken over each part of a batch (8 samples in a, 2 samples"),
         ("--dropout 0.3", "--dropout 0.3 --micro 2", "each part of a batch draws its own"),

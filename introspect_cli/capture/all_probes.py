@@ -17,6 +17,7 @@ from introspect_cli.capture.probes.autocast import AutocastProbe
 from introspect_cli.capture.probes.beginning import BeginningProbe
 from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
+from introspect_cli.capture.probes.copies import CopiesProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
 from introspect_cli.capture.probes.loss import LossProbe
@@ -137,6 +138,7 @@ class Probes:
             DataProbe(self.context, self._built),
             *(probe(self.context) for probe in STANDALONE),
             self.optimizers,
+            CopiesProbe(self.context),  # after the optimizers: what has been stepped is on record
             modules,
             AttributeProbe(self.context, modules, self.rank, options.redact),
             *([self.perturbed] if self.perturbed is not None else []),

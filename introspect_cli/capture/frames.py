@@ -132,7 +132,7 @@ def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_f
     """
     names: dict[int, str] = {}
     for frame in frames:
-        for variables in (_locals(frame), frame.f_globals):
+        for variables in (variables_of(frame), frame.f_globals):
             matches = [(name, value) for name, value in _named(variables, kind) if id(value) in wanted]
             if plain_first:
                 matches.sort(key=lambda pair: not pair[0].isidentifier())
@@ -146,7 +146,7 @@ def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_f
 def held(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
     """All objects of a class that frames have in variables, with what the script calls them."""
     for frame in frames:
-        for variables in (_locals(frame), frame.f_globals):
+        for variables in (variables_of(frame), frame.f_globals):
             yield from ((name, value) for name, value in _named(variables, kind) if issubclass(type(value), kind))
 
 
@@ -167,7 +167,7 @@ def _named(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator
         elif issubclass(cls, kind):
             yield name, value
         elif not issubclass(cls, type) and _of_script(str(cls.__module__)):
-            yield from ((f"{name}.{key}", item) for key, item in _attributes(value).items())
+            yield from ((f"{name}.{key}", item) for key, item in attributes_of(value).items())
 
 
 @functools.cache
@@ -175,7 +175,7 @@ def _of_script(module: str) -> bool:
     return is_users(file_of(sys.modules.get(module)))
 
 
-def _attributes(value: object) -> dict[str, Any]:
+def attributes_of(value: object) -> dict[str, Any]:
     """What an object holds, read past any method of its class."""
     try:
         attributes = object.__getattribute__(value, "__dict__")
@@ -184,7 +184,7 @@ def _attributes(value: object) -> dict[str, Any]:
     return attributes if type(attributes) is dict else {}
 
 
-def _locals(frame: FrameType) -> dict[str, Any]:
+def variables_of(frame: FrameType) -> dict[str, Any]:
     """A frame's variables. Python below 3.13 keeps what it is asked for in the frame; we leave no object there.
 
     The dictionary that it keeps is the one that `locals()` gives: where code asks for that, it is not ours to fill.

@@ -5,7 +5,7 @@ code. One function takes a tensor apart into the plain tensors that carry its bi
 nothing can be seen. Stated answers:
 
 - sparse (COO, CSR, CSC, BSR, BSC): values as stored give statistics and sketch; values and indices as stored give
-  the checksum, whether coalesced or not, so two ways to store one matrix count as different;
+  the checksum. COO is coalesced first, so that what is added up in it, and in which order it is kept, makes no other;
 - nested: values and offsets, in the same way;
 - quantized: the stored integers, with scales and zero points, give the checksum; dequantized values the rest;
 - DTensor: the local shard, keyed by its place in the whole, marked partial;
@@ -17,6 +17,7 @@ nothing can be seen. Stated answers:
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
@@ -179,7 +180,9 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 def _sparse(tensor: torch.Tensor) -> Parts:
     common = _common(tensor)
     if tensor.layout == torch.sparse_coo:
-        values, indices = tensor.detach()._values(), [tensor.detach()._indices()]  # noqa: SLF001  # as stored, coalesced or not
+        with suppress(RuntimeError):  # not implemented for each dtype
+            tensor = tensor.detach().coalesce()
+        values, indices = tensor.detach()._values(), [tensor.detach()._indices()]  # noqa: SLF001  # the others want it coalesced
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         values, indices = tensor.detach().values(), [tensor.crow_indices(), tensor.col_indices()]
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):

@@ -133,6 +133,8 @@ class Leaves:
         frames = islice(script_frames(), _FRAMES)
         given = called({id(leaf) for leaf in leaves}, torch.Tensor, frames)
         self.names.clear()
+        if self._are_held([leaf for leaf in leaves if id(leaf) not in given]):
+            return []
         for leaf in leaves:
             name = given.get(id(leaf)) or f"leaf{len(self.names)}"
             if name not in self.names.values():
@@ -146,6 +148,16 @@ class Leaves:
             if not self._context.clock.has_optimizer:
                 self._last = self._recorder.step, [(name, weakref.ref(leaf)) for name, leaf in named]
         return named
+
+    def _are_held(self, unnamed: list[torch.Tensor]) -> bool:
+        """Whether models hold what no variable does: one ran unseen, as a compiled one whose `forward` is called."""
+        names = self._context.names
+        if unnamed:
+            names.seek(unnamed)
+            names.any_module = all(names.parameters.of(leaf) is not None for leaf in unnamed)
+            for root in names.roots() if names.any_module else ():
+                self._context.clock.root_called(root)
+        return names.any_module
 
     def look_again(self) -> None:
         """Record the leaves of the step as they are when the script is over, once it has updated them by hand."""

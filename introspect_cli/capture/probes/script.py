@@ -87,7 +87,7 @@ class ProductProbe(GuardedProbe):
         self._context.clock.look()
         with unobserved():
             call = self._counts[name] = self._counts.get(name, -1) + 1
-            leaves = [pair for pair in _leaves(held) if issubclass(type(pair[1]), torch.Tensor)]
+            leaves = [pair for pair in leaves_of(held) if issubclass(type(pair[1]), torch.Tensor)]
             saved = [pair for pair in leaves if not _is_random(*pair)][:_MOST]
             info = SiteInfo()
             sites = [
@@ -96,7 +96,7 @@ class ProductProbe(GuardedProbe):
             self._recorder.tensors(sites, [tensor for _, tensor in saved])
 
 
-def _leaves(held: object) -> list[tuple[str, Any]]:
+def leaves_of(held: object) -> list[tuple[str, Any]]:
     """The tensors in what is saved with their places, those in modules too."""
     if issubclass(type(held), nn.Module):
         return [(f"[{name!r}]", tensor) for name, tensor in _in_module(held)]

@@ -24,7 +24,7 @@ from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.watched import blindness_notes, chooses_modules, failed, observed_kinds, option_notes
 from introspect_cli.compare.terms.words import listed, what
 from introspect_cli.labels import step_words
-from introspect_cli.records import Joined, Kind
+from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -273,14 +273,16 @@ def _missing_notes(compared: Compared) -> Iterator[str]:
             ranks = ", ".join(map(str, missing[:8])) + ("..." if len(missing) > 8 else "")
             yield f"Only run {name} has rank{'s' * (len(missing) > 1)} {ranks}: not compared."
     for paired in (outcome.paired for outcome in compared.outcomes[:1]):
-        saved = {
-            name: {fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind == Kind.PRODUCT.value}
-            for name, sites in (("a", paired.a.sites), ("b", paired.b.sites))
-        }
-        for name, names in saved.items():
-            stopped = runs[OTHER[name]].manifest.get("stopped") is True  # before it came to that
-            if not stopped and compared.options.steps is None and (alone := names - saved[OTHER[name]]):
-                yield f"Only run {name} saves {listed(sorted(alone)[:_SHOWN])}: not compared."
+        for phase, does in ((Phase.FORWARD, "saves"), (Phase.OPTIMIZER, "keeps a copy of what is trained,")):
+            wanted = (Kind.PRODUCT.value, phase.value)
+            saved = {
+                name: {fqn for fqn, *of in zip(sites.fqn, sites.kind, sites.phase, strict=True) if tuple(of) == wanted}
+                for name, sites in (("a", paired.a.sites), ("b", paired.b.sites))
+            }
+            for name, names in saved.items():
+                stopped = runs[OTHER[name]].manifest.get("stopped") is True  # before it came to that
+                if not stopped and compared.options.steps is None and (alone := names - saved[OTHER[name]]):
+                    yield f"Only run {name} {does} {listed(sorted(alone)[:_SHOWN])}: not compared."
         for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
             if steps:
                 ended = f" (run {OTHER[name]} was ended at its first divergence)"
@@ -312,7 +314,8 @@ def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
 
 def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
-    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
+    given = first.site.kind is Kind.BATCH or (first.site.kind is Kind.INPUT and "." not in first.site.fqn)
+    if not given or first.a is None or first.b is None:
         return []
     shapes = first.a.layout.shape, first.b.layout.shape
     if not all(shapes) or shapes[0][1:] != shapes[1][1:]:

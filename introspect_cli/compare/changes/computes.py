@@ -306,6 +306,13 @@ def resumed(at: CodePlace) -> Depths:
     return merged(at.calling(_SAVES, 1), at.calling(LOADS))
 
 
+def split(at: CodePlace) -> Depths:
+    """What the losses of microbatches become, and their gradients; else what cuts batches."""
+    if at.clues.kind not in {Kind.LOSS, Kind.GRAD}:
+        return batch(at)
+    return merged(gradient(at), farther(loss(at), 1))
+
+
 def saved(at: CodePlace) -> Depths:
     """What is saved, what gives it its values, and calls that are handed it and may change it."""
     program = at.program
@@ -339,6 +346,7 @@ COMPUTES: dict[str, Callable[[CodePlace], Depths]] = {
     "structure": structure,
     **dict.fromkeys(("outside", "by_hand"), outside),
     "product": saved,
+    "split": split,
     "resumed": resumed,
     "buffer": buffer,
     "raised": raised,

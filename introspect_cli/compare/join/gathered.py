@@ -76,6 +76,12 @@ class Gathered:
         """Whether these gradients tell that a run adds up losses of microbatches: no ranks make that factor."""
         return self._amounts is not None and self.times is not None and abs(self.times - self._ranks) > _SURE
 
+    @property
+    def _is_scaled(self) -> bool:
+        """Whether the factor is a power of two that no number of microbatches makes, as a gradient scaler's."""
+        times = abs(self.factor or 1)
+        return times > 1 and not times & (times - 1) and times * min(self._often) != max(self._often)
+
     def of_equal_amounts(self, table: Table) -> Table:
         """The table without what two splits of a batch have other amounts of, which means nothing."""
         return table if self._amounts is None else self._amounts.without(table)
@@ -142,6 +148,9 @@ class Gathered:
                 near = (distance <= limit * size * np.maximum(factor, 1.0)) | (np.isnan(one) & np.isnan(two))
             if name == "mean":
                 near |= single & self._add_up(one, two, (often[0], often[1]), limit, losses & ~near)
+                if self._is_scaled:
+                    total, other = one * often[0], two * often[1] * self._smaller
+                    near |= losses & (np.abs(total - other) <= limit * np.abs(total))
             close &= near | (single & (name != "mean"))
         out[rows] |= close
         return out | self._sums(table, rtol)
@@ -210,6 +219,12 @@ class Gathered:
         if self.factor is None or abs(self.factor) == 1 or not self._flows_back:
             return lines
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
+        if self._amounts is not None and self._is_scaled:
+            lines.append(
+                f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: its "
+                "loss is scaled (GradScaler, or by hand). That is taken into account."
+            )
+            return lines
         if self.summed:
             lines.append(
                 f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: the "

@@ -104,16 +104,16 @@ def wholes_of(
     one, two = (as_one(run, fold, work) for run, fold in zip((a, b), splits.folds, strict=True))
     coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in (one, two))
     seen = any(Kind.OUTPUT.value in reader.sites.kind for reader in (one, two))
-    autocasts = not seen and all(map(_autocasts, (a, b)))
+    are_coarse = not seen and all(map(autocasts, (a, b)))
     in_tf32 = all(map(_in_tf32, (a, b), (one, two)))
-    options = options.between_layouts(coarse=coarse, throughout=autocasts or in_tf32)
+    options = options.between_layouts(coarse=coarse, throughout=are_coarse or in_tf32)
     why = ", since both compute float32 in TF32 on a GPU" * in_tf32
-    why = ", since autocast computes in bfloat16 or float16 in both and no output is on record" if autocasts else why
+    why = ", since autocast computes in bfloat16 or float16 in both and no output is on record" if are_coarse else why
     notes = [f"{_layouts_note(a, b, options, splits)}{why}.", *_stages_note((one, two))]
     return Wholes((one, two), splits, options, notes)
 
 
-def _autocasts(run: Run) -> bool:
+def autocasts(run: Run) -> bool:
     """Whether a run computes in a coarse dtype by autocast."""
     words = str(run.settings.document("autocast").get("autocast", "")).replace(",", "").split()
     return not _COARSE.isdisjoint(words)

@@ -19,6 +19,8 @@ from introspect_cli.compare.terms.watched import MODULE_KINDS, lists
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.store.format.batch import StepBatch
 
@@ -77,17 +79,25 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     """Of sites that one run alone has in a step, those that the other could not have seen.
 
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
-    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several.
+    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several. And a
+    model that has gradients, of which nothing ran, ran unseen: `forward` of a compiled one, called by name.
     """
     blind = other.status == int(Status.NOT_OBSERVED)
     kinds = alignment.kind
-    unseen = np.zeros(len(sites), dtype=np.bool_)
+    roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
+    silent = _roots_of(alignment, other_sites, {Kind.GRAD}) - _roots_of(alignment, other_sites, MODULE_KINDS)
+    unseen = of_kinds(kinds[sites], MODULE_KINDS) & np.array([root in silent for root in roots], np.bool_)
     for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
         hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
         if hidden:
             there = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
             unseen |= there & of_kinds(kinds[sites], inside)
     return unseen
+
+
+def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:
+    """The models of which there is anything of some kinds."""
+    return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
 
 
 def uncounted(alignment: Alignment, sites_a: Ids, sites_b: Ids) -> Mask | None:

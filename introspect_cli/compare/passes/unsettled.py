@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.join.wholes import autocasts
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
-from introspect_cli.compare.terms.distance import Floats, Layouts, distances, has_norms, norms, relative
+from introspect_cli.compare.terms.distance import ROUNDING, Floats, Layouts, distances, has_norms, norms, relative
 from introspect_cli.compare.terms.names import owner_of
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import DIFFERENT, WITHIN, Because, Table
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, WITHIN, Because, Table
 from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.store.format.batch import StepBatch
@@ -32,11 +33,15 @@ if TYPE_CHECKING:
 _ROUNDINGS = 64.0
 """Of its dtype, relative to the other gradients of its module: what is left of a sum whose terms cancel."""
 
+_IN_HALF = 2.0 * ROUNDING["bfloat16"]
+"""The same where autocast computes a float32 gradient in bfloat16 or float16."""
+
 _NO_DIGIT = 0.05
 """Relative L2 from which two roundings have no digit in common."""
 
 _FEW = 8.0
 
+_MEAN, _VARIANCE = ".running_mean", ".running_var"
 _HELD = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _GIVEN = (Kind.INPUT, Kind.OUTPUT)
 
@@ -66,6 +71,7 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
     given = of_kinds(kinds, _GIVEN) & _same_values(table, rows, rows[returned])
     takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
     counted = (kinds == kind_code(Kind.BUFFER)) & _are(map(owner_of, fqns), takers)
+    counted |= _carries_bias(table, comparison, rows, fqns, names.keys())
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
         held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & within
@@ -86,6 +92,28 @@ def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[
     steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
     with np.errstate(invalid="ignore"):
         return np.asarray(distance <= 2 * max(rates, default=0.0) * steps * np.sqrt(numel))
+
+
+def _carries_bias(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], names: Collection[str]) -> Mask:
+    """Running means that such a bias alone can have moved: by no more than it differs, and the variance agrees.
+
+    What takes a compiled module's output is not on record. Another momentum or mode would show in the variance.
+    """
+    alignment, (layouts, _) = table.alignment, comparison.layouts
+    means = np.array([fqn.endswith(_MEAN) for fqn in fqns], np.bool_)
+    if not means.any():
+        return means
+    agree = np.flatnonzero(np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided)
+    settled = {alignment.fqn[site] for site in table.site[agree].tolist()}
+    distance, _ = distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts)
+    numel = layouts.numel[table.a.layout[table.row_a[rows]]]
+    biases = _are(fqns, names) & (alignment.kind[table.site[rows]] == kind_code(Kind.PARAM))
+    for at in np.flatnonzero(means).tolist():
+        near = biases & (numel == numel[at])
+        means[at] = fqns[at].removesuffix(_MEAN) + _VARIANCE in settled and distance[at] <= distance[near].max(
+            initial=0
+        )
+    return means
 
 
 def _are(fqns: Iterable[str], names: Iterable[str]) -> Mask:
@@ -119,7 +147,7 @@ def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
         return {}
     of_run, layouts = (table.row_a[rows], table.row_b[rows]), comparison.layouts
     sides = tuple(zip((table.a, table.b), of_run, layouts, strict=True))
-    sizes = np.fmax(*(_root_mean_square(batch, at, table_of) for batch, at, table_of in sides))
+    sizes = np.array([_root_mean_square(batch, at, table_of) for batch, at, table_of in sides])
     units = np.fmax(*(table_of.unit[batch.layout[at]] for batch, at, table_of in sides))
     zeros = [np.asarray(batch.counts["zeros"])[at] for batch, at, _ in sides]  # a unit that is switched off gives those
     few = np.maximum(*zeros) <= layouts[0].numel[table.a.layout[of_run[0]]] / _FEW
@@ -127,12 +155,13 @@ def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
     far = relative(*distances(table.a, table.b, *of_run, *layouts))
     owners = [owner_of(alignment.fqn[site]) for site in table.site[rows].tolist()]
     largest: dict[str, float] = {}
-    for owner, size in zip(owners, sizes.tolist(), strict=True):
+    for owner, size in zip(owners, np.fmax(*sizes).tolist(), strict=True):
         largest[owner] = max(largest.get(owner, 0.0), size)
-    bound = _ROUNDINGS * units * np.array([largest[owner] for owner in owners])
+    coarse = np.array([[_IN_HALF * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
+    bound = np.maximum(_ROUNDINGS * units, coarse) * np.array([largest[owner] for owner in owners])
     flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in table.a.layout[of_run[0]].tolist()], np.bool_)
     with np.errstate(invalid="ignore"):
-        whole = (sizes <= bound) & (far > _NO_DIGIT)
+        whole = (sizes <= bound).all(axis=0) & (far > _NO_DIGIT)
         partly = flat & few & (least <= bound).all(axis=0) & (table.state[rows] != DIFFERENT)
     names = [alignment.fqn[site] for site in table.site[rows].tolist()]
     return {

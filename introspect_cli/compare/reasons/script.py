@@ -27,7 +27,7 @@ from introspect_cli.compare.terms.distance import shapes_differ
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing, answer, those
 from introspect_cli.compare.terms.names import FORWARD
 from introspect_cli.compare.terms.table import DIFFERENT
-from introspect_cli.compare.terms.words import often, same_values, what
+from introspect_cli.compare.terms.words import is_kept, often, same_values, what
 from introspect_cli.records import SCALER, Kind, Phase
 
 if TYPE_CHECKING:
@@ -311,11 +311,14 @@ class Plain(Reason):
         return f"{text} {_UNSEEN}: the cause is there, or in the data (capture --level op records every operator)."
 
 
+_SAVES = "computes what is saved (a moving average, a copy, a conversion)"
+
+
 class Product(Reason):
-    """A file that the script saves holds another value although what it was computed from is equal."""
+    """A file that the script saves, or a copy that it keeps, differs although what it is computed from is equal."""
 
     word = "product"
-    place = "the script's code that computes what is saved"
+    place = "the script's code that computes what is saved or kept"
     kinds = frozenset({Kind.PRODUCT})
     priority = 20
     names = re.compile(r"ema|average|swa|momentum|decay|save|checkpoint|half|precision", re.IGNORECASE)
@@ -328,8 +331,9 @@ class Product(Reason):
     def sentence(self, scene: Scene) -> str:
         """That it differs, or is in one run's file alone, and where to look."""
         if scene.first.only:
-            return f"{scene.only_has}: {scene.lacks} saves the file without it."
-        return (
-            f"{scene.differs(scene.cause.evidence)}; {scene.the_cause_is} in the script's code that computes what is "
-            "saved (a moving average, a copy, a conversion)."
-        )
+            return f"{scene.only_has}: {scene.lacks} {'keeps' if is_kept(scene.site) else 'saves the file'} without it."
+        text = scene.differs(scene.cause.evidence)
+        if is_kept(scene.site) and scene.step.comparison.goes is not None:
+            return f"{text}; resuming did not restore it, or the script's code updates it otherwise (a moving average)."
+        done = "updates it (a moving average)" if is_kept(scene.site) else _SAVES
+        return f"{text}; {scene.the_cause_is} in the script's code that {done}."

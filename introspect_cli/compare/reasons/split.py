@@ -199,8 +199,8 @@ def _clipped(scene: Scene, side: str, norm: float) -> str:
     clips = side or ("b" if b.as_a_rule.number > a.as_a_rule.number else "a")
     return (
         f"the gradients, {what(scene.site)} first, are no multiples of one another, and their norm is {norm:.4g} "
-        f"altogether in {side or 'both runs'}, as clipping leaves it: {clips} probably clips before the gradients of "
-        "all microbatches are added up."
+        f"altogether in {side or 'both runs'}, as clipping leaves it: {clips} probably clips, or sets gradients to "
+        "zero, before those of all microbatches are added up."
     )
 
 

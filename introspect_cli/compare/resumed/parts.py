@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.resumed.began import ReadOn, looked_later
 from introspect_cli.compare.resumed.goes_on import LOOKED_AT, steps_counted
+from introspect_cli.compare.terms.at import tensor_of
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
 from introspect_cli.compare.terms.sites import kind_code
 from introspect_cli.compare.terms.words import key_of, listed
@@ -120,10 +121,10 @@ def _counted(goes: Goes) -> tuple[str, str] | None:
 
 
 def copies(goes: Goes) -> Part:
-    """Averaged copies of a model, as an evaluation first finds them in both runs."""
+    """Averaged copies of a model, as an evaluation first finds them in both runs, or the end of a step."""
     name, trained = "averaged copies", True
     for late, whole in goes.steps():
-        mine, theirs = (_of(side, Phase.START, copy=True) for side in (late, whole))
+        mine, theirs = (_of(side, Phase.START, copy=True) | _kept(side) for side in (late, whole))
         held = mine.keys() & theirs.keys()
         differ = [tensor[1] for tensor in held if mine[tensor] != theirs[tensor]]
         if differ and not trained:
@@ -134,12 +135,19 @@ def copies(goes: Goes) -> Part:
             return Part(name, Restored.YES, f"all {len(held)}")
         ends = [_of(side, Phase.OPTIMIZER, copy=False) for side in (late, whole)]
         trained = trained and ends[0] == ends[1]
-    return Part(name, Restored.UNSEEN, "none on record", matters=False)
+    none = "none on record" if Kind.PRODUCT.value in goes.kinds else ""
+    return Part(name, Restored.UNSEEN, none, matters=False)
 
 
 def _of(side: At, phase: Phase, *, copy: bool) -> dict[Tensor, int]:
     """The tensors of copies, or all others, as a phase of a step has them."""
     return {tensor: value for tensor, value in side.tensors(phase).items() if _is_copy(tensor[1]) is copy}
+
+
+def _kept(side: At) -> dict[Tensor, int]:
+    """Copies of what is trained that nothing runs."""
+    rows, batch = side.rows([Kind.PRODUCT], Phase.OPTIMIZER), side.batch
+    return {tensor_of(side.sites, number): int(batch.checksum[row]) for row, number in rows}
 
 
 def _is_copy(fqn: str) -> bool:

@@ -281,7 +281,16 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
 
 def _fillings(events: Sequence[Event], name: str) -> list[Event]:
     """What drew the values of a parameter."""
-    return [event for event in events if event.name == name and event.by not in MODES]
+    drawn = [event for event in events if event.by not in MODES]
+    return [event for event in drawn if event.name == name] or [
+        event for event in drawn if _is_inside(event.name, name) or _is_inside(name, event.name)
+    ]
+
+
+def _is_inside(one: str, two: str) -> bool:
+    """Whether a name is another one's, once something was put around its model."""
+    inside = one.partition(".")[2]
+    return bool(inside) and two.endswith(f".{inside}") and two.count(".") > one.count(".")
 
 
 def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:

@@ -13,6 +13,7 @@ from introspect_cli.compare.settings.differences import Difference, unequal
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.words import some
 from introspect_cli.records import SCALER, SETTING_KINDS
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -197,7 +198,17 @@ def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
             yield Difference(OPTIMIZERS, f"optimizer {name}", used[0], used[1])
 
 
+def _below_one(held: _Hyperparameters) -> tuple[str, _Hyperparameters]:
+    """What stands before all names of parameters, and what is held by the rest of each."""
+    owners = [name.split(".")[:-1] for name in held] or [[]]
+    before = "".join(f"{part}." for part in owners[0][: min(begin_alike(owners[0], each) for each in owners)])
+    return before, {name.removeprefix(before): values for name, values in held.items()}
+
+
 def _folded(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[Difference]:
+    (_, one), (before, two) = _below_one(a), _below_one(b)
+    if one.keys() == two.keys():  # a model that something was put around
+        a = {before + name: values for name, values in one.items()}
     folded: dict[tuple[str, str, str], tuple[Any, Any, list[str]]] = {}
     for parameter in a.keys() & b.keys():
         for key, one, two in _differing(a[parameter], b[parameter]):

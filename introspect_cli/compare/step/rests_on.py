@@ -56,7 +56,10 @@ def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, 
 
     def edge(step: Step, place: Place) -> list[Evidence]:
         sites = np.concatenate([step.of(kind, phases) for kind in kinds])
-        return [Evidence(thing, step.known(sites, place.order), needed)]
+        state = step.known(sites, place.order)
+        if state is Known.UNSEEN and step.state_before is not None and step.only_steps:
+            state = answer(step.state_before[sites])  # another optimizer has stepped since what ran last
+        return [Evidence(thing, state, needed)]
 
     return edge
 

@@ -17,7 +17,7 @@ from introspect_cli.compare.resumed.began import Carried, kept
 from introspect_cli.compare.step.calls import Calls
 from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
-from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds
+from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import WITHIN, Codes, Table, plain_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
@@ -114,6 +114,12 @@ class Step:
             return False
         calls = [kind_code(kind) for kind in (Kind.INPUT, Kind.OUTPUT)]
         return not np.isin(self.alignment.kind, calls).any()
+
+    @cached_property
+    def only_steps(self) -> bool:
+        """Whether nothing runs in the step but an optimizer, on gradients of the step before."""
+        phases = [phase_code(phase) for phase in (Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)]
+        return not np.isin(self.alignment.phase[np.flatnonzero(self.state)], phases).any()
 
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
         """What is known of some sites in this step.

@@ -101,6 +101,11 @@ def key_of(path: str) -> str:
     return path.rpartition("[")[2].strip("]'")
 
 
+def is_kept(site: Site) -> bool:
+    """Whether it is a copy of what is trained that the script keeps, and nothing that it saves."""
+    return site.kind is Kind.PRODUCT and site.phase is Phase.OPTIMIZER
+
+
 def what(site: Site, module_class: str = "") -> str:
     """A site in words: `the input [0] of GPT.head`; with its module's class, where that is given."""
     path = f" {site.path}" if site.path else ""
@@ -117,6 +122,8 @@ def what(site: Site, module_class: str = "") -> str:
         return _collective(site)
     if site.kind is Kind.VALUE:
         return f"{site.kind.one} {site.fqn}{path}{call}"
+    if is_kept(site):
+        return f"the copy {site.fqn}{site.path}"
     if site.kind is Kind.PRODUCT:
         return f"{site.kind.one}{path} of {site.fqn}{call}"
     if site.kind in {Kind.PARAM, Kind.BUFFER}:

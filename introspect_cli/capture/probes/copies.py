@@ -1,0 +1,200 @@
+"""Copies of what is trained that the script moves along by hand: a moving average in a dictionary, a list, a module.
+
+Nothing runs them, no optimizer has them and no file need ever show them, so no other probe sees one. But a variable
+leads to it: from the frames under way when an optimizer steps, through attributes and containers. Looking for them
+takes milliseconds, so it is done after one step, after two, four, eight and so on. What has tensors of the same shapes
+as the parameters of a trained model is watched; where it has changed by the next look, it is recorded in each step from
+then on. What never changes (a checkpoint that was loaded, a frozen teacher) is none. No reference to any of it is kept:
+only where it was, and each step goes that way again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import Counter, deque
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from introspect_cli.capture.frames import attributes_of, script_frames, variables_of
+from introspect_cli.capture.naming.contents import parameters_in
+from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.script import leaves_of
+from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.tensors.views import memory_of, unobserved
+from introspect_cli.texts import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from introspect_cli.capture.context import Context
+
+_CONTAINERS = (dict, list, tuple)
+_NO_PLACE = (type, ModuleType, FunctionType, torch.optim.Optimizer, torch.Tensor)
+_ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
+_MOST_OBJECTS = 5000
+_MOST_ITEMS = 100
+_DEEPEST = 5
+
+
+class Way(NamedTuple):
+    """How to get to an object: whose variable, and which keys and attributes from there."""
+
+    home: CodeType | str
+    keys: tuple[Any, ...]
+
+
+class CopiesProbe(GuardedProbe):
+    """Records copies of what is trained."""
+
+    name = "copies"
+    lost = "averaged copies that nothing runs or saves are"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._due = 1
+        self._seen: dict[Way, Hashable] = {}
+        self._moving: dict[Way, str] = {}
+        self._recorded = -1
+
+    def install(self) -> None:
+        """Listen for optimizer steps and for the end of the script."""
+        if Kind.PRODUCT in self._context.kinds:
+            self.hear(self._context.clock.on_after_optimizer, self._stepped)
+            self.hear(self._context.clock.on_look, self._over)
+        super().install()
+
+    def _stepped(self) -> None:
+        if self._guarded.on:
+            with self._guarded:
+                if self._context.clock.ticks >= self._due:
+                    self._due = 2 * self._context.clock.ticks
+                    self._seek()
+                self._record()
+
+    def _over(self) -> None:
+        """What the script leaves, as far as variables still lead to it; before, it may save and then update."""
+        if self._guarded.on and self._recorder.wanted and next(script_frames(), None) is None:
+            with self._guarded, unobserved():
+                self._record()
+
+    def _record(self) -> None:
+        if self._recorded == self._recorder.step or not self._moving:
+            return
+        self._recorded = self._recorder.step
+        homes = _homes()
+        for way, name in self._moving.items():
+            held = _followed(way, homes)
+            if held is None or self._is_named(held):
+                continue
+            leaves = [pair for pair in leaves_of(held) if issubclass(type(pair[1]), torch.Tensor)]
+            sites = [self._recorder.site(Site(Phase.OPTIMIZER, Kind.PRODUCT, name, 0, path)) for path, _ in leaves]
+            self._recorder.tensors(sites, [tensor for _, tensor in leaves])
+
+    def _seek(self) -> None:
+        """Look for copies; those that have changed since they were looked at are recorded from now on."""
+        clock = self._context.clock
+        trained = [root for root in self._context.names.roots() if clock.trained.is_trained(root)]
+        shapes = [_shapes({id(one): one for one in parameters_in(root) if one.requires_grad}) for root in trained]
+        shapes = [wanted for wanted in shapes if wanted.total() > 1]
+        if not shapes:
+            return
+        held = {memory for root in trained for one in parameters_in(root) for memory in _memories(one)} - {0}
+        fewest, most = min(map(Counter.total, shapes)), 2 * max(map(Counter.total, shapes)) + _MOST_ITEMS
+        before, self._seen = self._seen, {}
+        for way, found in _objects(fewest, most):
+            if way in self._moving or self._is_named(found):
+                continue
+            tensors = [leaf for _, leaf in leaves_of(found) if issubclass(type(leaf), torch.Tensor)]
+            sizes = _shapes({id(one): one for one in tensors})
+            if not any(wanted <= sizes for wanted in shapes) or any(memory_of(one) in held for one in tensors):
+                continue
+            stand = tuple(zip(map(id, tensors), self._recorder.summarizer.stands(tensors), strict=True))
+            if before.get(way, stand) == stand:
+                self._seen[way] = stand
+            else:
+                self._moving[way] = _name(way)
+
+    def _is_named(self, found: Any) -> bool:
+        """Whether it is a module that runs, or that an evaluation which is recorded runs: it has records."""
+        return issubclass(type(found), nn.Module) and self._context.names.find(found) is not None
+
+
+def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(tensor.shape) for tensor in tensors.values())
+
+
+def _memories(parameter: torch.Tensor) -> Iterator[int]:
+    yield memory_of(parameter)
+    if parameter.grad is not None:
+        yield memory_of(parameter.grad)
+
+
+def _name(way: Way) -> str:
+    """As it would stand in the script."""
+    text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in way.keys)
+    return clean(text[1:], 80)
+
+
+def _homes() -> dict[CodeType | str, Any]:
+    """Where variables are: the script's modules, and the frames of its functions under way, the outermost first."""
+    homes: dict[CodeType | str, Any] = {"__main__": vars(sys.modules["__main__"])}
+    for frame in [*script_frames()][::-1]:
+        homes[str(frame.f_globals.get("__name__"))] = frame.f_globals
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            homes.setdefault(frame.f_code, frame)
+    return homes
+
+
+def _inside(value: object) -> dict[Any, Any]:
+    """What an object holds, by attribute, or by a tuple of the key or index; of what has too much, nothing."""
+    cls = type(value)
+    if cls in _CONTAINERS:
+        items: Any = value
+        if len(items) > _MOST_ITEMS:
+            return {}
+        pairs = list(items.items() if cls is dict else enumerate(items))
+        return {(key,): item for key, item in pairs if type(key) in {int, str}}
+    return {} if issubclass(cls, _NO_PLACE) else attributes_of(value)
+
+
+def _objects(fewest: int, most: int) -> Iterator[tuple[Way, object]]:
+    """Modules, and containers of so many tensors, with how to get there, those that are near first."""
+    seen: set[int] = set()
+    waiting = deque(
+        (Way(home, (name,)), value)
+        for home, variables in _homes().items()
+        for name, value in list((variables if type(variables) is dict else variables_of(variables)).items())
+        if not name.startswith("__")
+    )
+    while waiting and len(seen) < _MOST_OBJECTS:
+        way, value = waiting.popleft()
+        if type(value) in _ATOMS or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if issubclass(type(value), nn.Module):
+            yield way, value
+        elif type(value) in _CONTAINERS:
+            items: Any = value
+            first = next(iter(items.values() if type(items) is dict else items), None)
+            if issubclass(type(first), torch.Tensor):
+                if fewest <= len(items) <= most:
+                    yield way, value
+                continue
+        if len(way.keys) < _DEEPEST:
+            inside = _inside(value)
+            if len(inside) <= _MOST_ITEMS:
+                waiting.extend((Way(way.home, (*way.keys, key)), item) for key, item in inside.items())
+
+
+def _followed(way: Way, homes: dict[CodeType | str, Any]) -> object:
+    """What is there now; None where there is nothing any more."""
+    home = homes.get(way.home)
+    value: Any = home if home is None or type(home) is dict else variables_of(home)
+    for number, key in enumerate(way.keys):
+        held = value if not number else _inside(value)
+        value = held.get(key) if type(held) is dict else None
+    return value
