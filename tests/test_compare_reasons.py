@@ -750,3 +750,34 @@ def test_equal_records_that_are_nan_throughout_are_counted_beside_the_verdict(co
     assert result.verdict is Verdict.SAME
     assert "2 of 3 records are NaN throughout in both runs (the first: the output of Net" in result.sentence
     assert "NaN" not in compare(steps(part), steps(part)).sentence
+
+
+def test_results_that_are_nan_throughout_do_not_show_that_a_difference_is_harmless(compare):
+    none, ones = np.full(2, np.nan, F32), np.ones(2, F32)
+
+    def steps(given, result=none, numbers=()):
+        kinds = ("grad", "param", "buffer", "optimizer_state")
+        last = [row("optimizer", kind, "Net.a.weight", result) for kind in kinds]
+        return [*numbers, [row("forward", "input", "Net.a", given), row("loss", "loss", "", result), *last]]
+
+    manifest = {"observed": [kind.value for kind in Kind]}
+    result = compare(steps(ones), steps(ones + 1), manifest=manifest)
+    assert (result.verdict, result.first.site.kind) == (Verdict.DIVERGED, Kind.INPUT)
+    assert any("NaN throughout in both runs: that hides what comes of it" in line for line in result.evidence)
+    numbers = steps(ones, ones), steps(ones + 1, ones)
+    assert compare(*numbers, manifest=manifest).verdict is Verdict.SAME
+    later = steps(ones, none, numbers[0]), steps(ones + 1, none, numbers[1])
+    assert compare(*later, manifest=manifest).verdict is Verdict.SAME
+
+
+def test_a_mode_that_changes_within_a_step_is_named(compare):
+    x = np.arange(12, dtype=F32).reshape(3, 4)
+
+    def steps(output):
+        called = [row("forward", "input", "Net.norm", x, path="[0]"), row("forward", "output", "Net.norm", output)]
+        return [[row("loss", "loss", "", 1.0)], called]
+
+    norm = ModuleInfo("Net.norm", "BatchNorm1d", attributes=(("training", "True"),))
+    changes = tuple(replace(norm, attributes=(("training", on),), step=1) for on in ("False", "True"))
+    sentence = compare(steps(x), steps(x + 1), modules=((norm,), (norm, *changes))).sentence
+    assert "train mode in a, eval mode, then train mode in b" in sentence

@@ -18,7 +18,7 @@ from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, those
 from introspect_cli.compare.terms.findings import Suspect
-from introspect_cli.compare.terms.names import ancestors, owner_of
+from introspect_cli.compare.terms.names import THEN, ancestors, owner_of
 from introspect_cli.compare.terms.result import Role
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
@@ -245,7 +245,8 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
     changes: list[str] = []
     for name, _, _ in unequal(a, b):
         if name == "training":
-            changes.insert(0, f"{modes.get(a.get(name, ''), '?')} in a, {modes.get(b.get(name, ''), '?')} in b")
+            words = [THEN.join(modes.get(text, "?") for text in each.get(name, "").split(THEN)) for each in (a, b)]
+            changes.insert(0, f"{words[0]} in a, {words[1]} in b")
         elif name not in a or name not in b:
             changes.append(f"{name} {a.get(name, b.get(name))}, only in {'a' if name in a else 'b'}")
         else:
