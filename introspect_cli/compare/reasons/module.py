@@ -194,7 +194,7 @@ def _inside(scene: Scene) -> str:
     if side := "" if changed else _identity_side(scene):
         zero = ", or a parameter of 0 adds nothing" if scene.cause.rests_on(Thing.PARAMETERS) else ""
         return f"{inside}in {side} it returns its input unchanged (switched off or in eval mode{zero})."
-    if side := "" if changed else _frozen_buffers(scene):
+    if side := "" if changed or _mode_recorded(scene) else _frozen_buffers(scene):
         return f"its buffers do not change in {side}: it is in eval mode there."
     if other := scene.step.alignment.b_class.get(scene.union, ""):
         return f"{inside}its class is {scene.first.module_class} in a and {other} in b."
@@ -273,6 +273,12 @@ def changes_of_losses(scene: Scene) -> list[str]:
     one, two = scene.step.modules
     losses = [name for name in one if name in two and one[name].module_class.endswith(("Loss", "Criterion"))]
     return [f"{name}: {changed}" for name in losses for changed in attribute_changes(scene, name)]
+
+
+def _mode_recorded(scene: Scene) -> bool:
+    """Whether either run says in which mode a module was, so that another one would be among its changes."""
+    trees = [tree.get(scene.site.fqn) for tree in scene.step.modules]
+    return any(module is not None and "training" in dict(module.attributes) for module in trees)
 
 
 def _frozen_buffers(scene: Scene) -> str:

@@ -278,6 +278,12 @@ def _fresh_state(scene: Scene) -> tuple[str, str]:
 def not_stepped(scene: Scene) -> str:
     """That an optimizer steps a parameter in one run alone, in the step at hand; or that its model first runs there."""
     if scene.site.phase is Phase.START and not scene.site.call and not scene.step.was_there(scene.site.fqn):
+        root, sites = (
+            scene.site.fqn.partition(".")[0],
+            scene.table.sites_a if scene.lacks == "a" else scene.table.sites_b,
+        )
+        if any(scene.step.alignment.fqn[site].partition(".")[0] == root for site in sites.tolist()):
+            return ""
         return f"{scene.only_has} when the step begins: in {scene.lacks} its model has not run in training by then."
     if scene.site.phase is not Phase.OPTIMIZER:
         return ""
