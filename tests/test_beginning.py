@@ -109,6 +109,11 @@ SEEN = {
         "range(3)",
         FIRST + "kaiming_uniform_ of Net.layers.2.weight (train.py:16), in b only; 5 draws before it agree.",
     ),
+    "a layer that is held by another, and one layer more": (  # another name alone is no other draw
+        "nn.Embedding(16, 8)\n        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))",
+        "nn.Sequential(nn.Embedding(16, 8))\n        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))",
+        FIRST + "kaiming_uniform_ of Net.layers.2.weight (train.py:16), in b only; 5 draws before it agree.",
+    ),
     "another deviation": (
         "module.weight, std=0.02",
         "module.weight, std=0.2",

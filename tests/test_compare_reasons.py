@@ -15,6 +15,7 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.compare.terms.sites import Alignment
 from introspect_cli.records import Kind, ModuleInfo
+from introspect_cli.render.findings import findings_blocks
 from introspect_cli.store.read.run import open_run
 
 MODULES = (
@@ -399,8 +400,10 @@ def test_a_norm_in_eval_mode_is_reported_by_its_buffers(compare):
         ]
         return [[*rows, row("forward", "output", "Net.bn", output), row("optimizer", "buffer", "Net.bn.mean", mean)]]
 
-    result = compare(steps(x - x.mean(0), F32(0.1) * x.mean(0)), steps(x + 1, np.zeros(4, F32)))
-    assert "its buffers do not change in b: it is in eval mode there." in result.sentence
+    runs = steps(x - x.mean(0), F32(0.1) * x.mean(0)), steps(x + 1, np.zeros(4, F32))
+    assert "its buffers do not change in b: it is in eval mode there." in compare(*runs).sentence
+    trains = (ModuleInfo("Net.bn", "Queue", attributes=(("training", "True"),)),)
+    assert "eval mode there" not in compare(*runs, modules=(trains, trains)).sentence
 
 
 def test_draws_since_the_step_began_are_reported_where_the_batch_is_the_first_to_show_them(compare):
@@ -750,3 +753,60 @@ def test_equal_records_that_are_nan_throughout_are_counted_beside_the_verdict(co
     assert result.verdict is Verdict.SAME
     assert "2 of 3 records are NaN throughout in both runs (the first: the output of Net" in result.sentence
     assert "NaN" not in compare(steps(part), steps(part)).sentence
+
+
+def test_results_that_are_nan_throughout_do_not_show_that_a_difference_is_harmless(compare):
+    none, ones = np.full(2, np.nan, F32), np.ones(2, F32)
+
+    def steps(given, result=none, numbers=()):
+        kinds = ("grad", "param", "buffer", "optimizer_state")
+        last = [row("optimizer", kind, "Net.a.weight", result) for kind in kinds]
+        return [*numbers, [row("forward", "input", "Net.a", given), row("loss", "loss", "", result), *last]]
+
+    manifest = {"observed": [kind.value for kind in Kind]}
+    result = compare(steps(ones), steps(ones + 1), manifest=manifest)
+    assert (result.verdict, result.first.site.kind) == (Verdict.DIVERGED, Kind.INPUT)
+    assert any("NaN throughout in both runs: that hides what comes of it" in line for line in result.evidence)
+    numbers = steps(ones, ones), steps(ones + 1, ones)
+    assert compare(*numbers, manifest=manifest).verdict is Verdict.SAME
+    later = steps(ones, none, numbers[0]), steps(ones + 1, none, numbers[1])
+    assert compare(*later, manifest=manifest).verdict is Verdict.SAME
+
+
+def test_a_mode_that_changes_within_a_step_is_named(compare):
+    x = np.arange(12, dtype=F32).reshape(3, 4)
+
+    def steps(output):
+        called = [row("forward", "input", "Net.norm", x, path="[0]"), row("forward", "output", "Net.norm", output)]
+        return [[row("loss", "loss", "", 1.0)], called]
+
+    norm = ModuleInfo("Net.norm", "BatchNorm1d", attributes=(("training", "True"),))
+    changes = tuple(replace(norm, attributes=(("training", on),), step=1) for on in ("False", "True"))
+    sentence = compare(steps(x), steps(x + 1), modules=((norm,), (norm, *changes))).sentence
+    assert "train mode in a, eval mode, then train mode in b" in sentence
+
+
+def test_a_module_of_another_class_that_lacks_a_parameter_is_reported_as_structure_and_not_as_one_that_never_ran(
+    compare,
+):
+    x = np.arange(12, dtype=F32).reshape(3, 4)
+    called = [row("forward", kind, "Net.norm", x) for kind in ("input", "output")]
+    weight = row("start", "param", "Net.norm.weight", np.ones(4, F32))
+    head = row("start", "param", "Net.a.weight", np.ones(4, F32))
+    changed = tuple(replace(m, module_class="InstanceNorm1d") if m.fqn == "Net.norm" else m for m in MODULES)
+    sentence = compare([[head, weight, *called]], [[head, *called]], modules=(MODULES, changed)).sentence
+    assert "Net.norm is BatchNorm1d in a and InstanceNorm1d in b; the parameter Net.norm.weight exists" in sentence
+
+
+def test_what_an_exception_cut_off_is_no_divergence_by_itself(tmp_path):
+    weights = [row("start", "param", "Net.a.weight", np.full(4, value, F32)) for value in (1.0, 2.0)]
+    batch, out = row("data", "batch", "DataLoader", np.ones(2, F32)), row("forward", "output", "Net", np.ones(2, F32))
+    begins = [weights[0], row("loss", "loss", "", 1.0)]
+    ended = {"how": "exception", "exception": "ValueError: late", "remainder": True}
+    write_run(tmp_path / "a", [begins, [batch, weights[0], out]])
+    write_run(tmp_path / "b", [begins, [weights[1]]], manifest=ended)
+    with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
+        result = compare_runs(one, two, DiffOptions())
+    assert result.sentence.startswith("Run b ended by an exception in step 1 where run a goes on: ValueError: late.")
+    assert [origin.divergence.site.fqn for origin in result.origins] == ["Net.a.weight"]
+    assert "Independent divergences" in str(findings_blocks(result, everything=False))

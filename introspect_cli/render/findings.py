@@ -82,9 +82,14 @@ def _resumed_html(result: DiffResult) -> str:
 # --- what rests on nothing that differs
 
 
+def _several(result: DiffResult) -> bool:
+    """Whether there is another origin beside the first divergence."""
+    return any(origin.divergence != result.first for origin in result.origins)
+
+
 def _origins_blocks(result: DiffResult, _everything: bool) -> list[Block]:
     """Every origin, where there are several; the parts of a checkpoint are listed as such."""
-    if len(result.origins) < 2 or all(origin.part for origin in result.origins):
+    if not _several(result) or all(origin.part for origin in result.origins):
         return []
     blocks: list[Block] = [line(), line("Independent divergences (nothing they depend on differs):", "heading")]
     blocks += [line(clean(origin.sentence), indent=2) for origin in result.origins]
@@ -93,7 +98,7 @@ def _origins_blocks(result: DiffResult, _everything: bool) -> list[Block]:
 
 def _origins_html(result: DiffResult) -> str:
     """Every origin, where there are several."""
-    if len(result.origins) < 2:
+    if not _several(result):
         return ""
     lines = "".join(f"<li>{text(origin.sentence, 1000)}</li>" for origin in result.origins)
     return (
@@ -102,7 +107,7 @@ def _origins_html(result: DiffResult) -> str:
 
 
 def _origins_document(result: DiffResult) -> list[dict[str, Any]] | None:
-    if len(result.origins) < 2 and not any(origin.part for origin in result.origins):
+    if not _several(result) and not any(origin.part for origin in result.origins):
         return None
     return [
         {

@@ -197,9 +197,15 @@ class Compared:
 
     @property
     def unchanged(self) -> str:
-        """Of one rank, the sentence on the results that agree in every step; "" where no parameters are among them."""
+        """Of one rank, the sentence on the results that agree in every step; "" where no parameters are among them.
+
+        What is NaN throughout in both runs agrees whatever was computed.
+        """
         outcome = self.outcomes[0]
         first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
+        if first is not None and len(self.outcomes) == 1 and outcome.hidden:
+            hides = "some are NaN throughout in both runs: that hides what comes of it."
+            return f"Of the {_listed(outcome.hidden)}, {hides}"
         if len(self.outcomes) > 1 or first is None or not kinds or Kind.PARAM not in kinds:
             return ""
         which = "the step" if steps == 1 else f"all {steps:,} steps"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.answer.endings import cut_short
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.resumed.parts import RATES
@@ -43,13 +44,18 @@ def with_origins(answer: DiffResult, compared: Compared) -> DiffResult:
 
 
 def _origins(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin, ...]:
-    """The first divergence and the other origins of its step; nothing where the first one follows from others."""
+    """The first divergence and the other origins of its step; nothing where the first one follows from others.
+
+    Not what an exception cut off: that it is missing follows from the exception.
+    """
     assert best.first is not None and best.cause is not None  # noqa: PT018 - they are set together
     if best.first.role is not Role.ORIGIN:
         return ()
-    every = []
+    every, ending = [], cut_short(Scene(best, outcomes))
     for divergence, cause in ((best.first, best.cause), *best.origins):
         scene = Scene(replace(best, first=divergence, cause=cause), outcomes)
+        if ending is not None and scene.lacks == ending.side:
+            continue
         every.append(Origin(reason_named(scene.tells).sentence(scene), divergence))
     return tuple(every)
 

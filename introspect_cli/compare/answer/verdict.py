@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.step.structure import sentence_of
-from introspect_cli.compare.terms.distance import Layouts
+from introspect_cli.compare.terms.distance import Layouts, nan_throughout
 from introspect_cli.compare.terms.reach import within_words
 from introspect_cli.compare.terms.result import DiffResult, Separate, Verdict
 from introspect_cli.compare.terms.table import OTHER
@@ -151,10 +151,7 @@ def _emptied(outcomes: Sequence[RankOutcome]) -> str:
         step = int(outcome.paired.steps[-1])
         batch = reader.read(step)
         every += len(batch)
-        if "nans" not in batch.counts:
-            continue
-        sizes = Layouts(reader.layouts).numel[batch.layout]
-        rows = np.flatnonzero((np.asarray(batch.counts["nans"]) == sizes) & (sizes > 0))
+        rows = np.flatnonzero(nan_throughout(batch, Layouts(reader.layouts)))
         empty += len(rows)
         if len(rows) and not name:
             first = int(rows[np.argmin(batch.sequence[rows])])

@@ -99,7 +99,11 @@ class Buffer(Reason):
         side = untouched_side(scene.table, scene.step.before, scene.union)
         changed = attribute_changes(scene, owner_of(scene.site.fqn))
         if side:
-            why = f": its module has {some(changed, between='; ')}" if changed else " (eval mode or frozen there)"
+            why = (
+                f": its module has {some(changed, between='; ')}"
+                if changed
+                else " (eval mode, frozen or not updated there)"
+            )
             return f"{text} it does not change in {side}{why}."
         if changed:
             return f"{text} it is updated differently: its module has {some(changed, between='; ')}."

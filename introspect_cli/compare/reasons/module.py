@@ -18,7 +18,7 @@ from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, those
 from introspect_cli.compare.terms.findings import Suspect
-from introspect_cli.compare.terms.names import ancestors, owner_of
+from introspect_cli.compare.terms.names import THEN, ancestors, owner_of
 from introspect_cli.compare.terms.result import Role
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
@@ -194,7 +194,7 @@ def _inside(scene: Scene) -> str:
     if side := "" if changed else _identity_side(scene):
         zero = ", or a parameter of 0 adds nothing" if scene.cause.rests_on(Thing.PARAMETERS) else ""
         return f"{inside}in {side} it returns its input unchanged (switched off or in eval mode{zero})."
-    if side := "" if changed else _frozen_buffers(scene):
+    if side := "" if changed or _mode_recorded(scene) else _frozen_buffers(scene):
         return f"its buffers do not change in {side}: it is in eval mode there."
     if other := scene.step.alignment.b_class.get(scene.union, ""):
         return f"{inside}its class is {scene.first.module_class} in a and {other} in b."
@@ -245,7 +245,8 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
     changes: list[str] = []
     for name, _, _ in unequal(a, b):
         if name == "training":
-            changes.insert(0, f"{modes.get(a.get(name, ''), '?')} in a, {modes.get(b.get(name, ''), '?')} in b")
+            words = [THEN.join(modes.get(text, "?") for text in each.get(name, "").split(THEN)) for each in (a, b)]
+            changes.insert(0, f"{words[0]} in a, {words[1]} in b")
         elif name not in a or name not in b:
             changes.append(f"{name} {a.get(name, b.get(name))}, only in {'a' if name in a else 'b'}")
         else:
@@ -272,6 +273,12 @@ def changes_of_losses(scene: Scene) -> list[str]:
     one, two = scene.step.modules
     losses = [name for name in one if name in two and one[name].module_class.endswith(("Loss", "Criterion"))]
     return [f"{name}: {changed}" for name in losses for changed in attribute_changes(scene, name)]
+
+
+def _mode_recorded(scene: Scene) -> bool:
+    """Whether either run says in which mode a module was, so that another one would be among its changes."""
+    trees = [tree.get(scene.site.fqn) for tree in scene.step.modules]
+    return any(module is not None and "training" in dict(module.attributes) for module in trees)
 
 
 def _frozen_buffers(scene: Scene) -> str:

@@ -174,8 +174,11 @@ def _subject(scene: Scene) -> str:
     subject, side = scene.cause.subject, scene.first.only
     if not _missing(scene):
         classes = other_class(scene, subject)
-        of_class = f"the structure differs: {subject} is {' in a and '.join(classes)} in b; {scene.only_has}."
-        return of_class if classes else ""
+        if classes:
+            return f"the structure differs: {subject} is {' in a and '.join(classes)} in b; {scene.only_has}."
+        subject = scene.site.fqn  # a module that both have may lack a tensor in one run
+        if scene.site.kind not in _TENSORS or not _missing(scene, subject):
+            return ""
     tensor = scene.site.kind in _TENSORS and subject == scene.site.fqn
     kind = scene.site.kind.one.removeprefix("the ") if tensor else "module"
     replaced = other_class(scene, owner_of(subject))
@@ -193,9 +196,9 @@ def _subject(scene: Scene) -> str:
     return f"{text} the {kind} {subject} {verb} only in {side}{of_class}."
 
 
-def _missing(scene: Scene) -> bool:
-    """Whether the run that lacks it has nothing at all of the subject or inside it."""
-    alignment, subject = scene.step.alignment, scene.cause.subject or scene.site.fqn
+def _missing(scene: Scene, name: str = "") -> bool:
+    """Whether the run that lacks it has nothing at all of the subject, or of what is named, or inside it."""
+    alignment, subject = scene.step.alignment, name or scene.cause.subject or scene.site.fqn
     names = alignment.names_a if scene.lacks == "a" else alignment.names_b
     return not any(name == subject or name.startswith(f"{subject}.") for name in names)
 

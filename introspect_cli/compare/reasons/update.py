@@ -307,8 +307,8 @@ def other_optimizer(scene: Scene) -> str:
 def not_stepped(scene: Scene) -> str:
     """That an optimizer steps a parameter in one run alone, in the step at hand; or that its model first runs there."""
     root, alignment = scene.site.fqn.partition(".")[0], scene.step.alignment
-    params = scene.recorded(scene.lacks, scene.step.of(Kind.PARAM, frozenset({Phase.START})))
-    ran = any(alignment.fqn[union].partition(".")[0] == root for union in params)
+    sites = scene.table.sites_a if scene.lacks == "a" else scene.table.sites_b
+    ran = any(alignment.fqn[site].partition(".")[0] == root for site in sites.tolist())
     new = not ran and not scene.site.call and not scene.step.was_there(scene.site.fqn)
     if scene.site.phase is Phase.START and new:
         return f"{scene.only_has} when the step begins: in {scene.lacks} its model has not run in training by then."

@@ -17,6 +17,7 @@ from introspect_cli.texts import begin_alike, count, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from introspect_cli.store.read.run import Run
 
@@ -216,17 +217,20 @@ def _by_generator(runs: tuple[Run, Run], rank: int) -> Iterator[tuple[Sequence[E
 def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:
     """How many events two runs begin with alike."""
     shorter = range(min(len(a), len(b)))
-    return next((place for place in shorter if not _is_alike(a, b, place)), len(shorter))
+    both = {event.name for event in a} & {event.name for event in b}
+    return next((place for place in shorter if not _is_alike(a, b, place, both)), len(shorter))
 
 
-def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int) -> bool:
+def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: AbstractSet[str]) -> bool:
     """Whether an event is the same in both runs; of a draw that nobody saw, the state after it tells its length.
 
     Where a generator is set next, in either run, nobody knows the state after it, and nothing rests on it there.
-    What one run filled may have no name there: it was exchanged for something else since.
+    What one run filled may have no name there, for it was exchanged for something else since, or another one than in
+    the other run: of two names of which each is in one run alone, one stands for the other.
     """
     one, two = a[place], b[place]
-    named = one.name == two.name or (one.line == two.line and not (one.name and two.name))
+    unnamed = not (one.name and two.name) or not both & {one.name, two.name}
+    named = one.name == two.name or (one.line == two.line and unnamed)
     if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
         return False
     after = [events[place + 1 : place + 2] for events in (a, b)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.match.correspondence import Correspondence
+from introspect_cli.compare.terms.distance import nan_throughout
 from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.sites import KINDS, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.overview import Heat
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.step.structure import Structure
+    from introspect_cli.compare.terms.distance import Layouts
     from introspect_cli.compare.terms.findings import Reach, Resumption
     from introspect_cli.compare.terms.result import Divergence
 
@@ -56,6 +58,7 @@ class RankOutcome:
         agreed: the kinds of results that agree in every step that diverges; None where no step does.
         formed: the sentence on inputs of another form in b, of the first step that has any; "" for none.
         results: the kinds of results that agree in every step that was opened; None where none was.
+        hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
         results_known: what is known of all results of these steps: equal, within tolerance, or not that.
         reach: how far rounding carries a, and b beside it; None without perturbed runs among the noise.
         foreign: perturbed runs among the noise that do not begin a rounding beside a.
@@ -90,6 +93,7 @@ class RankOutcome:
     agreed: frozenset[Kind] | None = None
     formed: str = ""
     results: frozenset[Kind] | None = None
+    hidden: frozenset[Kind] = frozenset()
     results_known: Known = Known.EQUAL
     reach: Reach | None = None
     foreign: int = 0
@@ -205,6 +209,13 @@ def agreed_kinds(table: Table) -> frozenset[Kind]:
     disagree = table.site[np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))]
     agree = agree[alignment.phase[agree] != phase_code(Phase.START)]
     return _kinds(alignment, agree) - _kinds(alignment, disagree)
+
+
+def nan_kinds(table: Table, layouts: Layouts) -> frozenset[Kind]:
+    """The kinds of results of which some are equal because they are NaN throughout in both runs."""
+    both = np.flatnonzero((table.state == EQUAL) & (table.row_a >= 0))
+    sites = table.site[both[nan_throughout(table.a, layouts)[table.row_a[both]]]]
+    return _kinds(table.alignment, sites[table.alignment.phase[sites] != phase_code(Phase.START)])
 
 
 def results_known(table: Table) -> Known:

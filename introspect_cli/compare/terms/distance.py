@@ -89,6 +89,14 @@ def has_norms(batch: StepBatch) -> bool:
     return "mean" in batch.floats and "var" in batch.floats and "nans" in batch.counts
 
 
+def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
+    """Rows of a step whose tensors are NaN throughout: equal to any other such, whatever was computed."""
+    if "nans" not in batch.counts:
+        return np.zeros(len(batch), np.bool_)
+    sizes = layouts.numel[batch.layout]
+    return np.asarray((np.asarray(batch.counts["nans"]) == sizes) & (sizes > 0))
+
+
 def distances(
     a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, layouts_a: Layouts, layouts_b: Layouts
 ) -> tuple[Floats, Floats]:

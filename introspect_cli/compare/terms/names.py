@@ -223,12 +223,29 @@ Signature = tuple[tuple[str, str, tuple[str, ...]], ...]
 
 
 def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[ModuleInfo]:
-    """The module tree as it is at a step (at first, where None); a module that changes has a row a change."""
+    """The module tree as it is at a step (at first, where None); a module that changes has a row a change.
+
+    An attribute that changes within the step has each of its values, in their order.
+    """
     tree: dict[str, ModuleInfo] = {}
     for module in modules:
         if module.fqn not in tree or (step is not None and module.step <= step):
-            tree[module.fqn] = module
+            before = tree.get(module.fqn)
+            within = before is not None and before.step == module.step == step
+            tree[module.fqn] = _both(before, module) if before is not None and within else module
     return list(tree.values())
+
+
+THEN = ", then "
+
+
+def _both(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
+    """A module that is changed within a step, with what it was before."""
+    held, texts = dict(before.attributes), dict(after.attributes)
+    for name, text in after.attributes:
+        if name in held and held[name].split(THEN)[-1] != text:
+            texts[name] = f"{held[name]}{THEN}{text}"
+    return replace(after, attributes=tuple(texts.items()))
 
 
 class _ModuleTree:

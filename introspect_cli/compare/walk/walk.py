@@ -23,6 +23,7 @@ from introspect_cli.compare.resumed.began import Carried, is_gap, kept, resumed
 from introspect_cli.compare.step.outcome import (
     RankOutcome,
     agreed_kinds,
+    nan_kinds,
     records_results,
     results_agree,
     results_known,
@@ -171,13 +172,16 @@ class Walk:
         """Remember which results agree in every step, while all of them do.
 
         What both run after they have trained for the last time has none, or no more than losses of an accumulation
-        that no update ends: what was trained until then decides.
+        that no update ends: what was trained until then decides. In the first such step, results that are NaN
+        throughout decide nothing: NaN hides what comes of a difference.
         """
         outcome = self.outcome
+        if outcome.results is None or outcome.hidden:
+            outcome.hidden = nan_kinds(table, self.comparison.layouts[0])
         if outcome.results is not None and not trains(table):
             return
         if self.comparison.entire and outcome.results_known is not Known.DIFFERS:
-            kinds = agreed_kinds(table)
+            kinds = agreed_kinds(table) - outcome.hidden
             if outcome.results is None or updates(table):
                 outcome.results = kinds if outcome.results is None else outcome.results & kinds
             outcome.results_known = least((outcome.results_known, results_known(table)))
@@ -205,7 +209,7 @@ class Walk:
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
         chosen = table if comparison.entire else table.keeping(table.chosen)
         if comparison.entire and outcome.agreed != frozenset():
-            kinds = agreed_kinds(table)
+            kinds = agreed_kinds(table) - outcome.hidden
             outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
         if self._only_causes(chosen):
             return
@@ -271,7 +275,7 @@ class Walk:
         self.new_values = self.new_values or brings_values(causes)
         if outcome.first is None:
             self.outcome.tally.update(causes=len(causes.rows_a) + len(causes.only_a))
-            if not self.options.evaluation and not results_agree(table):
+            if not self.options.evaluation and (outcome.hidden or not results_agree(table)):
                 if records_results(table):
                     outcome.one_sided_step = table.step
                 elif not watches_results(*self.comparison.manifests):
