@@ -31,7 +31,9 @@ class ByHand(Reason):
         """It may be made of all that was computed before."""
         site, order = step.sites[position], step.order_at(position)
         without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
-        if not (without or site.phase is Phase.FORWARD) or step.rng_differs() or step.anything_before(order):
+        ran = [ended for _, ended in step.calls.spans_of(owner_of(site.fqn))] if site.phase is Phase.FORWARD else []
+        made_by = max(ran, default=order)  # it is recorded at the end of the pass
+        if not (without or site.phase is Phase.FORWARD) or step.rng_differs() or step.anything_before(made_by):
             return None
         return self.cause(*value_before(step, Place(site, order)))
 
