@@ -779,3 +779,53 @@ def test_values_are_followed_to(text, clues):
     texts = text.format(1), text.format(2)
     found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
     assert [one.likely for one in found] == [True]
+
+
+CODES = """import torch
+
+
+def moved(old, new, pace):
+    old.data.lerp_(new, pace)
+
+
+class Other(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.codes = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        moved(self.codes, x.detach().mean(0), 0.1)
+        return x
+
+
+class Codes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.codes = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        moved(self.codes, x.detach().mean(0), 0.1)
+        return x
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.other, self.inner, self.a = Other(), Codes(), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.a(self.inner(self.other(x))) + self.inner.codes.square().sum()
+"""
+
+
+def test_a_parameter_that_a_module_writes_and_the_code_around_it_uses_is_the_place_with_the_line_that_writes(said):
+    head, _, rest = CODES.partition("def moved")
+    _, _, rest = rest.partition("\n\n\n")
+    model = (head + rest).replace("moved(self.codes, x.detach().mean(0), 0.1)", "self.codes.data.lerp_({}, 0.{})")
+    before, _, after = model.partition("class Codes")
+    model = before.format("x.detach().mean(0)", 1) + "class Codes" + after.format("x.detach().mean(0)", 2)
+    document, _ = said(model, base=CODES)
+    first = document["first"]
+    assert (first["kind"], first["fqn"], first["phase"]) == ("param", "Net.inner.codes", "forward")
+    assert changes(document)[0][1:] == ("Codes.forward", True)
+    assert "(Codes.forward): moved(self.codes" in document["sentence"]

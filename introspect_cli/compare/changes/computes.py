@@ -236,14 +236,13 @@ def optimizer(at: CodePlace) -> Depths:
     places = {place for name in clues.optimizers for place in program.methods(name, "step")}
     made_here = {every[:2] for of in program.classes.values() for every in of if "Optimizer" in every[2]}
     places |= {place for place in program.by_place if (place[0], place[1].rpartition(".")[0]) in made_here}
-    stepped = program.within(places)
     steps = program.calling({"step", "update", "step_update", "get_lr", "add_param_group"})
     steps = {statement for statement in steps if any(_STEPS.search(name) for _, name in statement.uses)}
     groups = [key for key in program.definers if key[0] in {".", "="} and key[1] in clues.words]
     options = {statement for key in groups for statement in program.definers[key]}
     setting = {caller for statement in options for caller in program.callers_of(statement.place)}
     made = program.calling(clues.optimizers) | program.calling_like(_SCHEDULE)
-    return merged(dict.fromkeys(setting, 1), dict.fromkeys(options | steps | made, 0), stepped)
+    return merged(dict.fromkeys(setting, 1), dict.fromkeys(options | steps | made, 0), program.within(places))
 
 
 def gradient(at: CodePlace) -> Depths:
@@ -291,7 +290,10 @@ def _assigned(at: CodePlace) -> Depths:
 
 
 def outside(at: CodePlace) -> Depths:
-    """What writes to tensors in place."""
+    """What writes to tensors in place; where a forward names the one that it changes, what it does with that."""
+    inside = at.methods("forward", "__call__") if at.clues.reason == "by_hand" else {}
+    if named := {statement: depth for statement, depth in inside.items() if statement.changes(at.clues.tensor)}:
+        return named
     program = at.program
     written = at.calling(filter(_IN_PLACE.fullmatch, program.callers), 1) | at.defining("data", 1)
     written |= at.calling(MODES, 1) if at.clues.kind is Kind.BUFFER else {}  # a forward in train mode updates it

@@ -61,6 +61,11 @@ class Statement:
         """File and scope."""
         return self.file, self.scope
 
+    def changes(self, name: str) -> bool:
+        """Whether it gives something of a name, or does something with it for no other value."""
+        taken = self.uses if isinstance(self.node, ast.Expr) else ()
+        return name in {key[1] for key in (*self.defines, *taken)}
+
     @property
     def only_tells(self) -> bool:
         """Whether it prints or logs and gives nothing that others take."""

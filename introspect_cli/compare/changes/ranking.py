@@ -89,8 +89,15 @@ class Version:
         for nearness, depths in ((Nearness.COMPUTES, self.computes), (Nearness.BUILDS, self.builds)):
             if statement in depths:
                 beside = nearness is Nearness.BUILDS and statement not in self.of_models  # given to something else, too
-                return ORDER.index(nearness), depths[statement] + more + beside
+                return ORDER.index(nearness), depths[statement] + more + beside + self._of_another(statement)
         return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
+
+    def _of_another(self, statement: Statement) -> bool:
+        """Whether it is of the forward of another module than those that it is about."""
+        if self.clues.reason not in _IN_MODULES or not statement.scope.endswith(".forward"):
+            return False
+        classes = *self.clues.classes, *self.clues.inside
+        return all(statement.place not in self.program.methods(name, "forward") for name in classes)
 
     def _leading(self) -> Depths:
         """What calls the functions in which the lines on record stand, or hands them on to be called."""
@@ -128,6 +135,7 @@ class Version:
 
 _MOST_CALLS = 5
 _OF_MODULES = words("module own_code op buffer backward")
+_IN_MODULES = words("module own_code op buffer by_hand")
 _OF_STEPS = words("rng structure outside initial script gradient resumed propagated optimizer")
 """Reasons for which all that a step runs is between the last record that agreed and the first that did not."""
 

@@ -31,7 +31,11 @@ class ByHand(Reason):
         """It may be made of all that was computed before; an optimizer changes what has a gradient."""
         site = step.sites[position]
         without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
-        return not (without or site.phase is Phase.FORWARD) or super().is_fed(step, position)
+        if not (without or site.phase is Phase.FORWARD):
+            return True
+        ran = [ended for _, ended in step.calls.spans_of(owner_of(site.fqn))] if site.phase is Phase.FORWARD else []
+        made_by = max(ran, default=step.order_at(position))  # it is recorded at the end of the pass
+        return step.rng_differs() or step.anything_before(made_by)
 
     def sentence(self, scene: Scene) -> str:
         """In which run, and how it can be."""

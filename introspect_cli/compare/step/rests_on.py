@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from introspect_cli.compare.step.step import Step
-from introspect_cli.compare.step.tensor_at import held_by, is_rewritten, known_at, unseen_inside
+from introspect_cli.compare.step.tensor_at import held_by, is_rewritten, known_at, unseen_inside, written_inside
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, answer, least
 from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.sites import KINDS, of_kinds, phase_code
@@ -158,6 +158,8 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
             facts.append(Evidence(thing, least(answers), needed=True))
         if place.site.phase is Phase.FORWARD and any(is_rewritten(step, name, kind, place.order) for name in names):
             facts[-1] = Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True)
+    if place.start >= 0 and written_inside(step, fqn, place.order):
+        facts.append(Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True))
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
     return facts

@@ -173,6 +173,12 @@ class Step:
         of_all, of_it = (_how_many(self._inside.get(name, []), low, high) for name in ("", fqn))
         return of_it > 0 if self.is_gathered else of_all > of_it
 
+    @cached_property
+    def written(self) -> list[int]:
+        """Divergences of what a forward pass leaves in parameters and, at the end of the step, in buffers."""
+        phases = {Kind.PARAM: Phase.FORWARD, Kind.BUFFER: Phase.OPTIMIZER}
+        return [position for position, site in enumerate(self.sites) if phases.get(site.kind) is site.phase]
+
     def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
         """FQNs of what one run alone has in this step; and for these and all around them, the first of it inside."""
         if side not in self._one_sided:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.terms.evidence import Known, answer
-from introspect_cli.compare.terms.names import FORWARD, ancestors
+from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, WITHIN
 from introspect_cli.records import Kind, Phase
@@ -52,6 +52,21 @@ def is_rewritten(step: Step, fqn: str, kind: Kind, order: float) -> bool:
     later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
     pairs = [(last_value(table, step.before, u, side), table.checksum(u, side)) for u in later for side in "ab"]
     return any(now not in {None, before} for before, now in pairs)
+
+
+def written_inside(step: Step, fqn: str, order: float) -> list[int]:
+    """Divergences of tensors that modules inside one hold, which a forward pass changed by a place of it.
+
+    Each module was given what is equal and gave what is equal: code around it may compute with what it holds.
+    """
+    return [
+        position
+        for position in step.written
+        if (owner := owner_of(step.sites[position].fqn)).startswith(f"{fqn}.")
+        and any(ended < order < step.order_at(position) for _, ended in step.calls.spans_of(owner))
+        and not step.differing(Kind.INPUT, owner) + step.differing(Kind.OUTPUT, owner)
+        and known_at(step, step.sites[position].fqn, step.sites[position].kind, order) is Known.EQUAL
+    ]
 
 
 def known_at(step: Step, fqn: str, kind: Kind, order: float) -> Known:

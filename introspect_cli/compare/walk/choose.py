@@ -23,7 +23,8 @@ from introspect_cli.compare.resumed.began import Carried
 from introspect_cli.compare.resumed.parts import PLACE
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step.step import Step
-from introspect_cli.compare.terms.evidence import Cause, Known
+from introspect_cli.compare.step.tensor_at import written_inside
+from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.names import ancestors, generator_of
 from introspect_cli.compare.terms.result import Role
 from introspect_cli.compare.terms.sites import kind_code, phase_code
@@ -76,12 +77,19 @@ def choose(
     """
     table, divergences = step.table, step.divergences
     effect = next((place for place in positions if not divergences.cause[place]), None)
-    if effect is None or (effect == positions[0] and began is None):
+    if effect is None:
         return None
-    site = step.sites[effect]
-    alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
+    site, leads = step.sites[effect], effect == positions[0] and began is None
+    alone = step if leads else step.with_table(table.keeping(~(table.cause & table.one_sided)))
     place = alone.sites.index(site)
     cause = judge(alone, place)
+    if cause.rests_on(Thing.REWRITTEN):
+        for written in written_inside(alone, cause.module, alone.order_at(place)):
+            stands_for = step.sites.index(alone.sites[written])
+            if stands_for in positions and judge(alone, written).role is Role.ORIGIN:
+                return alone, written, None, stands_for
+    if leads:
+        return None
     before = [step.sites[position] for position in positions[: positions.index(effect)]]
     harmless = site.phase in _BEFORE_GRADIENTS or (site.phase is Phase.OPTIMIZER and not _flows_in_one(step, before))
     harmless = harmless and not (step.is_one_sided(effect) or new_values or earlier.random)
