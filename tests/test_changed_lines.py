@@ -206,6 +206,24 @@ def test_a_run_that_ended_by_an_exception_is_reported_first(said, model, train, 
     assert text.startswith(begins)
 
 
+@pytest.mark.parametrize(
+    ("stop", "words"), [("KeyboardInterrupt", "was interrupted"), ("SystemExit(3)", "ended with exit code 3")]
+)
+def test_what_a_stopped_run_did_not_come_to_is_no_divergence(said, introspect, stop, words):
+    forward = f"x = self.a(x)\n        if STOP:\n            raise {stop}\n        return self.b(torch.relu(x))"
+    model = MODEL.replace("return self.b(torch.relu(self.a(x)))", forward)
+    plain = TRAIN.replace("    loss =", "    sys.modules['model'].STOP = step == 7\n    loss =").replace(
+        "import", "import sys,", 1
+    )
+    stopped = plain.replace("step == 7", "step == 2")
+    document, text = said(model, stopped, base=model, base_train=plain)
+    assert text.startswith(f"Could not tell: all that both runs recorded agrees until run b {words} within step 2.")
+    assert (document["verdict"], document["divergences"]) == ("undecided", [])
+    assert "3 (0 to 2; the last did not end)" in introspect("show", "b").stdout
+    document, _ = said(model, stopped.replace("lr=0.1", "lr=0.2"), base=model, base_train=plain)
+    assert document["sentence"].startswith("First divergence at step 0: the parameter Net.a.weight differs")
+
+
 def test_an_exception_after_the_first_divergence_is_a_note(said):
     train = TRAIN.replace("lr=0.1", "lr=0.5") + "raise RuntimeError('late token=abcdefgh12345678')\n"
     document, _ = said(train=train)

@@ -463,6 +463,15 @@ def test_modules_are_the_same(neighbours, name):
     assert_same(neighbours, ["-m", "script", "--lr", "3e-4"])
 
 
+def test_modules_beside_the_script_are_its_own_whatever_introspect_has_imported(tmp_path):
+    (tmp_path / "calendar.py").write_text("epochs = 3\n")
+    (tmp_path / "yaml").mkdir()
+    (tmp_path / "yaml" / "__init__.py").write_text("from yaml.nodes import mine\n")
+    (tmp_path / "yaml" / "nodes.py").write_text("mine = 4\n")
+    (tmp_path / "script.py").write_text("import calendar, csv, yaml\nprint(calendar.epochs, yaml.mine, csv.reader)\n")
+    assert assert_same(tmp_path, ["script.py"])[1].startswith(b"3 4 <")
+
+
 @pytest.mark.parametrize(
     "words", [["pkg.train", "x"], ["pkg"], ["pkg.nosuch"], ["pkg.bare"], ["pkg.sub.deep"], ["pkg.fails"], ["zipapp"]]
 )

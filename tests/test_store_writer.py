@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -194,6 +195,8 @@ def test_a_file_that_cannot_grow_ends_the_store_at_the_step_before(tmp_path, roo
     writer = store.rank(0)
     for step in range(3):
         writer.append(step, batch(writer, STEP))
+    heard = []
+    handled = signal.signal(signal.SIGXFSZ, lambda number, _: heard.append(number))  # as a script may
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = (tmp_path / "run/rank0/records.arrow").stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, hard))
@@ -202,6 +205,8 @@ def test_a_file_that_cannot_grow_ends_the_store_at_the_step_before(tmp_path, roo
             append_until_it_fails(writer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handled)
+    assert heard == []
     message = str(caught.value)
     assert "file too large; the store ends at step " in message
     writer.append(9, batch(writer, STEP))

@@ -158,6 +158,28 @@ def test_a_dictionary_of_locals_that_the_script_holds_is_left_alone():
     assert outside() == (True, 1)
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="python keeps nothing of what it is asked for")
+def test_what_others_have_of_a_frames_variables_is_left_to_them():
+    def taken():
+        return sys._getframe(1).f_locals
+
+    def outside():
+        model = Net()
+        kept = taken()
+        exec("rate = 0.25")
+        _asked(model)
+        return kept["model"] is model, eval("rate")
+
+    def executed():
+        model = Net()
+        exec("rate = 0.25")
+        _asked(model)
+        return eval("rate")
+
+    assert outside() == (True, 0.25)
+    assert executed() == 0.25
+
+
 def test_nothing_is_kept_alive_by_being_asked_for():
     def outside():
         model = Net()

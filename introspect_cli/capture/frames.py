@@ -117,7 +117,9 @@ def _codes(values: list[object], module: str) -> Iterator[CodeType]:
 
 _MOST_ITEMS = 1000
 _CONTAINERS = (list, tuple, dict)
-_HAND_OUT_LOCALS = frozenset({"locals", "vars"})
+_HAND_OUT_LOCALS = frozenset({"locals", "vars", "f_locals"})
+_FRAME_ALONE = 3
+"""References to a dictionary that a frame has, a variable has, and `sys.getrefcount` is given."""
 
 
 def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_first: bool = False) -> dict[int, str]:
@@ -188,6 +190,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     """A frame's variables. Python below 3.13 keeps what it is asked for in the frame; we leave no object there.
 
     The dictionary that it keeps is the one that `locals()` gives: where code asks for that, it is not ours to fill.
+    What `exec` has put there stays, and whatever a caller has taken of it (`inspect.currentframe().f_back.f_locals`).
     """
     code = frame.f_code
     below = sys.version_info < (3, 13) and bool(code.co_flags & inspect.CO_OPTIMIZED)
@@ -195,8 +198,9 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
         return {}
     kept = frame.f_locals
     variables = dict(kept)
-    if below:
-        kept.clear()
+    if below and sys.getrefcount(kept) <= _FRAME_ALONE:
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            kept.pop(name, None)
     return variables
 
 

@@ -141,7 +141,9 @@ def _steps(run: Overview) -> str:
         return "none"
     if run.steps == 1:
         return f"1 (step {run.first_step})"
-    after = "; the last has what came after training" if run.manifest.get("remainder") else ""
+    whole = run.manifest.get("how") == "returned" or run.manifest.get("exit_code") == 0
+    after = f"; the last {'has what came after training' if whole else 'did not end'}"
+    after = after if run.manifest.get("remainder") else ""
     return f"{run.steps} ({run.first_step} to {run.last_step}{after})"
 
 

@@ -137,6 +137,27 @@ def prepare(target: Target, *, contained: bool) -> None:
         sys.path[0] = first
     elif contained:
         sys.path.insert(0, first)
+    if sys.path[0] == first:
+        _make_way(first)
+
+
+def _make_way(first: str) -> None:
+    """Forget each module that introspect has imported, and of whose name the script has a file or package beside it.
+
+    Python would import that one. What introspect imported stays with those who have it.
+    """
+    names = list(sys.modules)
+    ours = names.index(__name__.partition(".")[0])  # in the order in which they were imported
+    before = {name.partition(".")[0] for name in names[: ours + 1]}
+    for top in {name.partition(".")[0] for name in names[ours:]} - before - {"__main__"}:
+        loaded = getattr(sys.modules.get(top), "__spec__", None)
+        if loaded is None or not loaded.has_location:  # python looks at no path for what is built in
+            continue
+        beside = importlib.machinery.PathFinder.find_spec(top, [first])
+        if beside is not None and beside.has_location and beside.origin != loaded.origin:
+            for name in names[ours:]:
+                if name.partition(".")[0] == top:
+                    del sys.modules[name]
 
 
 def _interpreter() -> list[str]:

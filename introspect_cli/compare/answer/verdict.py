@@ -16,7 +16,7 @@ from introspect_cli.compare.terms.distance import Layouts, nan_throughout
 from introspect_cli.compare.terms.reach import within_words
 from introspect_cli.compare.terms.result import DiffResult, Separate, Verdict
 from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.watched import failed
+from introspect_cli.compare.terms.watched import failed, stopped_within
 from introspect_cli.compare.terms.words import what, what_diverges
 from introspect_cli.texts import count, rank_list
 
@@ -98,6 +98,11 @@ def _too_little(compared: Compared) -> str:
 
 def _one_saw_more(compared: Compared, *, results: bool) -> str:
     """What one run alone saw, of records or of steps; "" where both saw the same."""
+    if compared.tally["cut"]:
+        name, run = next(each for each in compared.runs if stopped_within(each[1].manifest))
+        code = run.manifest.get("exit_code")
+        how = f"ended with exit code {code}" if run.manifest.get("how") == "exit" else "was interrupted"
+        return f"all that both runs recorded agrees until run {name} {how} within step {run.last_step}"
     blind = count(compared.tally["blind"], "record")
     if compared.tally["blind"] and not results:
         only = f"{blind} only one of them could see (the first: {compared.blind_site})"

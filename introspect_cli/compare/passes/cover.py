@@ -15,7 +15,7 @@ import numpy as np
 from introspect_cli.compare.resumed.began import redundant_starts, starts, updated, written
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import ABSENT, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
-from introspect_cli.compare.terms.watched import MODULE_KINDS, lists
+from introspect_cli.compare.terms.watched import MODULE_KINDS, lists, stopped_within
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -37,7 +37,22 @@ def cover(table: Table, comparison: Comparison) -> Table:
         again_a, again_b = redundant_starts(comparison, table)
         rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
         table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT, Because.REPEATED)
-    return _without_evaluation(table, comparison)
+    return _without_cut(_without_evaluation(table, comparison), comparison)
+
+
+def _without_cut(table: Table, comparison: Comparison) -> Table:
+    """Without what one run alone has after the last record of both, in a step within which the other was stopped."""
+    one, two = comparison.manifests
+    both = ~table.one_sided
+    for state, row, batch, stopped in (
+        (ONLY_A, table.row_a, table.a, stopped_within(two) and comparison.b.last_step == table.step_b),
+        (ONLY_B, table.row_b, table.b, stopped_within(one) and comparison.a.last_step == table.step),
+    ):
+        if stopped and len(batch):
+            sequence = np.asarray(batch.sequence, np.int64)[row]
+            after = sequence > sequence[both].max(initial=-1)
+            table = table.marked((table.state == state) & after, ABSENT, Because.CUT)
+    return table
 
 
 def _without_unsaved(table: Table) -> Table:

@@ -78,6 +78,8 @@ class Because(IntEnum):
     """A parameter whose gradient is nothing but rounding, or what rests on it alone."""
     SCALED = 20
     """Another scale of the backward pass."""
+    CUT = 21
+    """The other run was stopped within the step, and came to no more of it."""
 
 
 class Half(NamedTuple):

@@ -61,6 +61,13 @@ def passes_over(manifest: dict[str, Any], step: int) -> bool:
     return any(isinstance(low, int) and isinstance(high, int) and low <= step <= high for low, high in pairs)
 
 
+def stopped_within(manifest: dict[str, Any]) -> bool:
+    """Whether a run was stopped within its last step: by an interrupt, or an exit code that is no success."""
+    how, code = manifest.get("how"), manifest.get("exit_code")
+    failure = how == "exit" and isinstance(code, int) and code != 0
+    return manifest.get("remainder") is True and (how == "interrupt" or failure)
+
+
 def failed(manifest: dict[str, Any]) -> bool:
     """Whether part of the capture itself failed, so that the run lacks what it would have recorded."""
     return bool(manifest.get("failures"))

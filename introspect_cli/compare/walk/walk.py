@@ -166,6 +166,7 @@ class Walk:
         if len(within) and not outcome.tolerated and outcome.first is None:
             first = within[int(np.argmin(table.order[within]))]
             outcome.tolerated = f"{what(table.named(first))} in step {table.step}"
+        self.outcome.tally.update(cut=int((chosen & (table.because == Because.CUT)).sum()))
         self._count_unseen(table)
 
     def _see_results(self, table: Table) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import stat
 import threading
 from contextlib import suppress
@@ -107,6 +108,7 @@ class Appended(Handle):
         """Write at the end of what was written, wherever the descriptor stands."""
         self.secure()
         end = self.length
+        check_size(end + sum(memoryview(piece).nbytes for piece in pieces))
         for piece in pieces:
             rest = memoryview(piece)
             while rest:
@@ -258,10 +260,21 @@ class Folder(Handle):
         return written
 
 
+def check_size(size: int) -> None:
+    """Raise what the system would, where a file may not become that large.
+
+    It also sends a signal, which python ignores: but a script may have taken it (`SIGXFSZ`), or be ended by it.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and size > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+
 def write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> int:
     """Write `pieces` one after another in as few calls as the system allows; bytes written."""
     data = memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
     total = len(data)
+    check_size(total)
     while data:
         data = data[os.write(fd, data) :]
     return total
