@@ -147,4 +147,5 @@ def _form(reader: Reader, batch: StepBatch, row: int) -> str:
     if row < 0:
         return "not given"
     layout = reader.layouts[int(batch.layout[row])]
-    return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{' (sparse)' * layout.strides.startswith('sparse')}"
+    sparse = " (sparse)" if layout.strides.startswith("sparse") else ""
+    return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{sparse}"
