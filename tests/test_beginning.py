@@ -218,18 +218,21 @@ def test_a_deep_model_is_folded(tmp_path, monkeypatch):
     assert re.fullmatch(r"draw torch \w+ uniform_\(.*\) Sequential.9.bias \S+", document["last"][-1])
 
 
+def begun(events):
+    """A run whose document of what drew before the first step has these events."""
+    return SimpleNamespace(settings_of=lambda _rank: SimpleNamespace(document={"beginning": {"events": events}}.get))
+
+
 def test_what_filled_a_parameter_is_known_where_something_was_put_around_its_model():
-    draws = [f"draw torch {state} uniform_(0) {name}.a.weight m.py:1" for state, name in (("0", "Net"), ("0", "T.net"))]
-    runs = [SimpleNamespace(settings_of=lambda _, of=of: {"beginning": {"events": [of]}}) for of in draws]
-    assert "drew it from one random state" in filled(tuple(runs), 0, "Net.a.weight")
-    other = SimpleNamespace(settings_of=lambda _: {"beginning": {"events": [draws[0].replace("Net", "Net#2")]}})
-    assert "initialises it in a only" in filled((runs[0], other), 0, "Net.a.weight")
+    draws = [f"draw torch 0 uniform_(0) {name}.a.weight m.py:1" for name in ("Net", "T.net", "Net#2")]
+    runs = [begun([draw]) for draw in draws]
+    assert "drew it from one random state" in filled((runs[0], runs[1]), 0, "Net.a.weight")
+    assert "initialises it in a only" in filled((runs[0], runs[2]), 0, "Net.a.weight")
 
 
 @pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])
 def test_lines_that_are_no_events_are_passed_over(lines):
-    run = SimpleNamespace(settings_of=lambda _rank: {"beginning": {"events": lines, "last": None}})
-    assert not _events(run, 0, "")
+    assert not _events(begun(lines), 0, "")
 
 
 @pytest.mark.parametrize("drawn", ["torch.randn(())", "random.random()"])

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from introspect_cli.compare.changes.statements import apply, changed_statements
@@ -226,6 +226,11 @@ PROGRAM = st.lists(BLOCK, max_size=6).map(lambda blocks: "\n".join(line for bloc
 
 
 @settings(deadline=None)
+@example(
+    "a = 1\n@f\ndef f(a):\n    b = 2\n    a = 1\n",
+    "@f\ndef f(a):\n    b = 2\n    a = 1\na = 1\n@f\ndef f(a):\n    b = 2\n",
+    0,
+)
 @given(PROGRAM, PROGRAM, st.integers())
 def test_any_program_can_be_made_of_any_other_by_the_changes_between_them(one, two, seed):
     check(one, two, seed)

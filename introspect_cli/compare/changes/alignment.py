@@ -40,11 +40,15 @@ def _keys(nodes: Sequence[ast.stmt], others: Sequence[ast.stmt], key: Callable[[
     """What tells statements of a body from one another: a definition's name, if only one has it; else all of it."""
     names = [[node.name for node in body if isinstance(node, DEFINITIONS)] for body in (nodes, others)]
     return [
-        f"{type(node).__name__} {node.name}"
+        _by_name(node)
         if isinstance(node, DEFINITIONS) and all(body.count(node.name) == 1 for body in names)
         else key(node)
         for node in nodes
     ]
+
+
+def _by_name(node: ast.stmt) -> str:
+    return f"{type(node).__name__} {node.name}" if isinstance(node, DEFINITIONS) else ""
 
 
 def aligned(one: Sequence[ast.stmt], two: Sequence[ast.stmt], key: Callable[[ast.AST], str]) -> list[Counterpart]:
@@ -57,6 +61,8 @@ def aligned(one: Sequence[ast.stmt], two: Sequence[ast.stmt], key: Callable[[ast
     gone = {a[i]: i for tag, low, high, _, _ in opcodes if tag != "equal" for i in range(low, high)}
     come = {b[j]: j for tag, _, _, start, stop in opcodes if tag != "equal" for j in range(start, stop)}
     moved = {come[text]: i for text, i in gone.items() if text in come and a.count(text) == b.count(text) == 1}
+    # where a name is defined twice, the last one counts: none of them can stand elsewhere
+    moved = {j: i for j, i in moved.items() if not isinstance(one[i], DEFINITIONS) or a[i] == _by_name(one[i])}
     steps: list[Counterpart] = []
     for tag, low, high, start, stop in opcodes:
         if tag == "equal":
