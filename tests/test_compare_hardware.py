@@ -10,7 +10,7 @@ from opcapture import captured
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.reasons.module import fault_sentence
+from introspect_cli.compare.reasons.device import fault_sentence
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.records import Layout, ModuleInfo
 from introspect_cli.store.read.run import open_run

@@ -60,7 +60,7 @@ def repeat(
 def _compared(outputs: Sequence[Path]) -> tuple[int, str]:
     """Compare every run with the first; a difference found decides."""
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.reasons.module import fault_sentence
+    from introspect_cli.compare.reasons.device import fault_sentence
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.result import Verdict
     from introspect_cli.store.read.run import open_run

@@ -11,7 +11,7 @@ from introspect_cli.compare.answer.port_answer import by_flow
 from introspect_cli.compare.answer.restored import with_origins
 from introspect_cli.compare.checkpoints.moment import is_checkpoint, strictly
 from introspect_cli.compare.join.closeup import samples_note
-from introspect_cli.compare.reasons.module import fault_sentence, on_one_device
+from introspect_cli.compare.reasons.device import fault_sentence, on_one_device
 from introspect_cli.compare.terms.names import Renaming, renamer
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict

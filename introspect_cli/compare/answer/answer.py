@@ -15,16 +15,17 @@ from introspect_cli.compare.answer.verdict import agreeing, diverges_words, sepa
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.copies import copies_words
-from introspect_cli.compare.reasons.module import suspect
+from introspect_cli.compare.reasons.device import suspect
 from introspect_cli.compare.reasons.random_state import draws_before, unseeded, unseeded_sentence
 from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import changes, tuned
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, first_draw, script_generators
+from introspect_cli.compare.settings.changed_files import by_exclusion, with_code
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.documents import on_some_ranks
-from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, by_exclusion, setting_changes, with_code
+from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, setting_changes
 from introspect_cli.compare.step.overview import strip_of, tree_of
 from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.terms.names import suggest_renames

@@ -99,8 +99,7 @@ class Gathered:
             return []
         bags = self._shared.bags(table, *rows)
         if bags is None:
-            other = kind is Kind.BATCH and self._shared.sameness_of(table, *rows) == OTHER
-            return [_OTHER_SAMPLES] if other else []
+            return [_OTHER_SAMPLES] * (kind is Kind.BATCH and self._shared.sameness_of(table, *rows) == OTHER)
         both = (bags[0] & bags[1]).total()
         if not both and kind is not Kind.BATCH:
             return []  # sums in another order leave no sample equal
@@ -148,9 +147,6 @@ class Gathered:
                 near = (distance <= limit * size * np.maximum(factor, 1.0)) | (np.isnan(one) & np.isnan(two))
             if name == "mean":
                 near |= single & self._add_up(one, two, (often[0], often[1]), limit, losses & ~near)
-                if self._is_scaled:
-                    total, other = one * often[0], two * often[1] * self._smaller
-                    near |= losses & (np.abs(total - other) <= limit * np.abs(total))
             close &= near | (single & (name != "mean"))
         out[rows] |= close
         return out | self._sums(table, rtol)
@@ -174,10 +170,8 @@ class Gathered:
         out = np.zeros(len(table.rows_a), np.bool_)
         if not _has_sketches(table):
             return out
-        shapes = (
-            Layouts(of_run).shape[batch.layout[rows]]
-            for of_run, (batch, rows) in zip(self._layouts, table.pairs, strict=True)
-        )
+        pairs = zip(self._layouts, table.pairs, strict=True)
+        shapes = (Layouts(layouts).shape[batch.layout[rows]] for layouts, (batch, rows) in pairs)
         whole = ~_how(table, Joined.GATHERED) & np.equal(*shapes)
         rows = np.flatnonzero(of_kinds(table.kinds, _FLOWING_BACK) & (_how(table, Joined.OWED) | whole))
         one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
@@ -189,11 +183,11 @@ class Gathered:
     def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: Floats, losses: Mask) -> Mask:
         """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are."""
         total, other = one * often[0], two * often[1]
-        divided = np.abs(total - other) <= rtol * np.abs(total)
+        divided, scale = np.abs(total - other) <= rtol * np.abs(total), self._smaller if self._is_scaled else 1.0
         self._divided |= bool((divided & losses & (often[0] != often[1])).any())
-        return np.asarray(
-            divided | (np.abs(total - two) <= rtol * np.abs(total)) | (np.abs(one - other) <= rtol * np.abs(one))
-        )
+        scaled = losses & (np.abs(total - other * scale) <= rtol * np.abs(total))
+        summed = (np.abs(total - two) <= rtol * np.abs(total)) | (np.abs(one - other) <= rtol * np.abs(one))
+        return np.asarray(divided | scaled | summed)
 
     def notes(self) -> list[str]:
         """What to say of the factors, and of what was compared sample by sample."""
@@ -220,23 +214,16 @@ class Gathered:
             return lines
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
         if self._amounts is not None and self._is_scaled:
-            lines.append(
-                f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: its "
-                "loss is scaled (GradScaler, or by hand). That is taken into account."
-            )
-            return lines
-        if self.summed:
-            lines.append(
-                f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: the "
-                "losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
+            why = "its loss is scaled (GradScaler, or by hand). That is taken into account."
+        elif self.summed:
+            why = (
+                "the losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
                 "nevertheless, they were divided (a pipeline's schedule does that) or clipped after it."
             )
-            return lines
-        lines.append(
-            f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: there "
-            "the loss is a mean over fewer samples. That is taken into account."
-        )
-        return lines
+        else:
+            why = "there the loss is a mean over fewer samples. That is taken into account."
+        which = f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}"
+        return [*lines, f"{which}: {why}"]
 
 
 def _shares(reader: Reader) -> float:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from introspect_cli.compare.changes.clues import Nearness, statement_words
 from introspect_cli.compare.settings.differences import Difference, on_one_line
 from introspect_cli.compare.settings.documents import RUN_NOISE, differences
 from introspect_cli.compare.settings.files import FILES, holds_tensors
@@ -24,7 +23,6 @@ from introspect_cli.compare.terms.watched import lists
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from introspect_cli.compare.changes.clues import CodeChanges
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.read.run import Run
 
@@ -111,7 +109,7 @@ def _of_optimizer(change: Difference) -> bool:
 
 
 _BUILT = frozenset({"loaders", "schedulers", "scalers"})
-_MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
+MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
 """Settings that the script's code makes: where the code alone differs beside them, it made them differ."""
 
 
@@ -242,10 +240,12 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
     diverged = blame.reason is not None
     changes: list[SettingChange] = []
     recorded = {change.about for change in blame.hyperparameters}
-    resumes = _read_by_one(a, b) if blame.offset else set[str]()
+    one, two = ({PurePath(str(name)).name for name in run.settings.document(FILES)} for run in (a, b))
+    resumes = one ^ two if blame.offset else set[str]()  # files that one run alone has read
     for change in (*blame.hyperparameters, *differences(a, b)):
         weight = blame.weight(change)
-        if change.source == "command" and None in (change.a, change.b) and _file_name(change.a or change.b) in resumes:
+        alone = change.source == "command" and None in {change.a, change.b}
+        if alone and PurePath(str(change.a or change.b)).name in resumes:
             weight = SAYS_NOTHING  # it has the run resume, which is compared part by part
         if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
             values = on_one_line(change.a, change.b)
@@ -263,17 +263,6 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
     return tuple(
         change for change in changes if not ((silent[0] and change.a is None) or (silent[1] and change.b is None))
     )
-
-
-def _read_by_one(a: Run, b: Run) -> set[str]:
-    """Names of files that one run alone has read."""
-    read = (run.settings.get(FILES) for run in (a, b))
-    one, two = (set(map(_file_name, files)) if isinstance(files, dict) else set() for files in read)
-    return one ^ two
-
-
-def _file_name(path: object) -> str:
-    return PurePath(str(path)).name
 
 
 def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> list[SettingChange]:
@@ -306,57 +295,3 @@ def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
         replace(change, weight=max(change.weight, 0.9), explains=True) if rounds_differently(change) else change
         for change in _at_most(0.75, changes, lambda change: change.source in _OF_THE_SCRIPT)
     ]
-
-
-# --- a changed file by its statements
-
-_NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7), strict=False))
-_UNLIKELY = 0.45
-_IN_COMMENTS = 0.05
-
-
-def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
-    """The changes, where the one statement that changed is all that differs: names need not lead to the place then."""
-    if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
-        return code
-    others = (change for change in settings if change.source not in _MADE_BY_CODE | {"nested"})
-    if any(change.weight > SAYS_NOTHING and change.source != "hardware" for change in others):
-        return code
-    return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),))
-
-
-def with_code(
-    settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
-) -> tuple[SettingChange, ...]:
-    """Settings that differ, a changed file by the statement of it that is most likely the cause.
-
-    One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
-
-    Args:
-        settings: the strongest explanation first.
-        code: how the source files differ.
-        rounding: whether the distance is of the size of rounding: flags and libraries that differ come before code.
-    """
-    if code is None:
-        return settings
-    rounding &= any(map(rounds_differently, settings))
-    only = len({(one.change.file, one.change.scope) for one in code.likely}) == 1
-    only &= not any(change.explains for change in settings if change.source not in _MADE_BY_CODE)
-    best = {one.change.file: one for one in reversed(code.ranked)}
-    files = dict.fromkeys(one.change.file for one in code.ranked)
-    place = {file: number for number, file in enumerate(files)}  # of two files that weigh the same, the nearer one
-    weighed = []
-    for change in settings:
-        nearest = best.get(change.name) if change.source == "sources" else None
-        if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):
-            alone = "comments" if change.name in code.in_comments else "the names of variables"
-            change = replace(change, b=f"changed, in {alone} alone", explains=False, weight=_IN_COMMENTS)  # noqa: PLW2901
-        elif nearest is not None and change.explains and not nearest.likely:
-            change = replace(change, explains=False, weight=min(change.weight, _UNLIKELY))  # noqa: PLW2901
-        elif nearest is not None and change.explains:
-            where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
-            weight = change.weight if rounding else max(_NEAR[nearest.nearness], _NEAR[Nearness.BUILDS] * only)
-            other = change.a if nearest.change.unit == "file" else ""  # of a file that moved, too
-            change = replace(change, a=other, b=where, weight=weight)  # noqa: PLW2901
-        weighed.append((place.get(change.name, 0), change))
-    return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))

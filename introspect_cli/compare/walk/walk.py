@@ -152,10 +152,8 @@ class Walk:
         self.outcome.tally.update(causes=int((of_a if comparison.entire else of_a & chosen).sum()))
         if len(table.a) > entry_a.rows:
             self.outcome.tally.update(records=int(comparison.chosen[table.left].sum()))
-        if (chosen & (table.because == Because.EVALUATION)).any():
-            runs = evaluates(table)
-            if runs[0] != runs[1]:
-                self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
+        if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
+            self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
         formed = np.flatnonzero(chosen & (table.state == FORM))
         if len(formed):
             self.outcome.tally.update(causes=int((table.row_a[formed] >= 0).sum()))
@@ -173,8 +171,8 @@ class Walk:
         """Remember which results agree in every step, while all of them do.
 
         What both run after they have trained for the last time has none, or no more than losses of an accumulation
-        that no update ends: what was trained until then decides. In the first such step, results that are NaN
-        throughout decide nothing: NaN hides what comes of a difference.
+        that no update ends: what was trained until then decides. Results that are NaN throughout from the first step
+        on decide nothing: NaN hides what comes of a difference.
         """
         outcome = self.outcome
         if outcome.results is None or outcome.hidden:
