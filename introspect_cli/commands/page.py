@@ -73,7 +73,7 @@ def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
 def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tuple[Closeup, ...]:
     """The first divergences element by element, where one of them was stored whole."""
     first = result.first
-    if first is None or not any(first.step in run.rank(first.rank) for run in runs[:1]):
+    if first is None or first.step not in runs[0].rank(first.rank):
         return ()
     only = replace(options, steps=Schedule.only(first.step), limit=None, want_map=False)
     return tuple(
