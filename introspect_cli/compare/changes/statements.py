@@ -93,8 +93,7 @@ def as_written(change: Change, text_b: str) -> Change:
     """A change with b's side as it stands in b's text, where variables were compared under their names in a."""
     if change.b is None or change.unit == "file":
         return change
-    lines = text_b.replace("\r\n", "\n").split("\n")[change.b.first - 1 : change.b.last]
-    text = dedent("\n".join(lines))
+    text = dedent("\n".join(text_b.replace("\r\n", "\n").split("\n")[change.b.first - 1 : change.b.last]))
     shared = text.count(";") > change.b.text.count(";")  # with statements of the same line, which have not changed
     return change if shared else replace(change, b=replace(change.b, text=text))
 
