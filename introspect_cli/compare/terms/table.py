@@ -28,9 +28,8 @@ Codes = npt.NDArray[np.int8]
 OTHER = {"a": "b", "b": "a"}
 
 ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, FORM = range(8)
-"""What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b,
-another form of what comes to the same. ABSENT is what one run alone has where the other could not have had it.
-"""
+"""What is known of a row: nothing that counts (one run alone has it, and the other could not have it), equal, within
+tolerance, different, not seen by a run, only in a, or b, another form of what comes to the same."""
 
 
 class Because(IntEnum):
@@ -234,9 +233,8 @@ class Table:
         reached[arrival] = np.maximum.accumulate(by_site[self.sites_b[arrival]])
         # before the next record that both have, and after what a alone has there
         shared = np.sort(np.delete(sequence_a, self.only_a))
-        following = np.searchsorted(shared, reached[alone_b], side="right")
         ends = np.append(shared, sequence_a.max(initial=0.0) + 2.0)
-        order[self.row_a < 0] = ends[following] - 0.5
+        order[self.row_a < 0] = ends[np.searchsorted(shared, reached[alone_b], side="right")] - 0.5
         return order
 
     @cached_property
