@@ -349,3 +349,36 @@ def test_a_draw_that_may_be_the_same_one_unseen_is_not_said_to_be_in_one_run_onl
     assert "the first draw that differs is kaiming_uniform_ of Surprised.last.weight" in result.sentence
     assert " in a only" not in result.sentence
     assert "in a and a draw before" in result.sentence
+
+
+class Kept(nn.Module):
+    """Two buffers: the second is made of the first."""
+
+    def __init__(self, begins):
+        super().__init__()
+        self.register_buffer("count", torch.full((4,), begins))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.count += 1
+        self.mean += (x.detach().mean(0) - self.mean) / self.count
+        return x
+
+
+def kept(begins):
+    def run():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), Kept(begins), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            net(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+
+    return run
+
+
+def test_a_buffer_follows_from_another_that_its_module_begins_with(tmp_path):
+    result = compared(tmp_path, kept(0.0), kept(1.0))
+    assert (result.first.site.kind, result.first.site.fqn) == (Kind.BUFFER, "Sequential.1.count")
+    assert not [finding for finding in result.findings if isinstance(finding, Origin)]
