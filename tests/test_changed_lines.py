@@ -847,3 +847,28 @@ def test_a_parameter_that_a_module_writes_and_the_code_around_it_uses_is_the_pla
     assert (first["kind"], first["fqn"], first["phase"]) == ("param", "Net.inner.codes", "forward")
     assert changes(document)[0][1:] == ("Codes.forward", True)
     assert "(Codes.forward): moved(self.codes" in document["sentence"]
+
+
+def test_what_changed_a_drawn_parameter_comes_before_draws_of_others_that_were_moved(said):
+    built = "        self.a, self.b = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)\n"
+    before = (
+        "        self.a = torch.nn.Linear(4, 8)\n        b = torch.nn.Linear(8, 1)\n"
+        "        self.c = torch.nn.Linear(4, 8)\n        self.b = b\n"
+    )
+    after = (
+        "        self.a = torch.nn.Linear(4, 8)\n        self.c = torch.nn.Linear(4, 8)\n"
+        "        self.b = torch.nn.Linear(8, 1)\n        self.a.weight.data.fill_(0.1)\n"
+    )
+    document, _ = said(MODEL.replace(built, after), base=MODEL.replace(built, before))
+    assert "so the script changed it before it was recorded" in document["sentence"]
+    assert "added self.a.weight.data.fill_(0.1)" in document["sentence"]
+
+
+def test_an_attribute_that_changed_code_sets_is_not_called_the_cause(said):
+    document, _ = said(
+        MODEL.replace("Linear(8, 1)", "Linear(8, 1)\n        self.causal = False").replace(
+            "relu(self.a(x))", "relu(self.a(x)) * 2"
+        )
+    )
+    assert "causal" not in document["sentence"].partition("Likely cause")[0]
+    assert "relu(self.a(x)) * 2" in document["sentence"]

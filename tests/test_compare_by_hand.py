@@ -297,3 +297,88 @@ def test_a_parameter_in_another_group_is_said_by_the_learning_rate_that_it_has_t
     result = compared(tmp_path, grouped(moved=False), grouped(moved=True))
     assert (result.first.step, result.first.site.fqn) == (1, "Sequential.1.bias")
     assert "the cause is SGD's lr 0.05 -> 0.1." in result.sentence
+
+
+class Inner(nn.Module):
+    def __init__(self, power):
+        super().__init__()
+        self.power, self.weight = power, nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return (x * self.weight) ** self.power
+
+
+class Surprised(nn.Module):
+    """Computes with the gradient of a part, which is taken where no record can be made, and with that part."""
+
+    def __init__(self, power, tried):
+        super().__init__()
+        self.body, self.inner, self.head = nn.Linear(4, 4), Inner(power), nn.Linear(4, 4)
+        if tried:
+            with torch.no_grad():
+                self.head(torch.randn(2, 4))
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.body(x)
+        surprise = torch.func.vmap(torch.func.grad(lambda one: self.inner(one).sum()))(x)
+        return self.last(self.inner(self.head(x + surprise)))
+
+
+def surprised(*, power=2, tried=False):
+    def run():
+        torch.manual_seed(0)
+        net = Surprised(power, tried)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            net(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+
+    return run
+
+
+def test_what_ran_inside_and_could_not_be_seen_is_not_called_equal(tmp_path):
+    result = compared(tmp_path, surprised(), surprised(power=3))
+    assert (result.first.site.kind, result.first.site.fqn) == (Kind.INPUT, "Surprised.head")
+    assert "or lies in what was not recorded (the outputs of the modules inside Surprised so far)" in result.sentence
+
+
+def test_a_draw_that_may_be_the_same_one_unseen_is_not_said_to_be_in_one_run_only(tmp_path):
+    result = compared(tmp_path, surprised(), surprised(tried=True))
+    assert "the first draw that differs is kaiming_uniform_ of Surprised.last.weight" in result.sentence
+    assert " in a only" not in result.sentence
+    assert "in a and a draw before" in result.sentence
+
+
+class Kept(nn.Module):
+    """Two buffers: the second is made of the first."""
+
+    def __init__(self, begins):
+        super().__init__()
+        self.register_buffer("count", torch.full((4,), begins))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.count += 1
+        self.mean += (x.detach().mean(0) - self.mean) / self.count
+        return x
+
+
+def kept(begins):
+    def run():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), Kept(begins), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            net(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+
+    return run
+
+
+def test_a_buffer_follows_from_another_that_its_module_begins_with(tmp_path):
+    result = compared(tmp_path, kept(0.0), kept(1.0))
+    assert (result.first.site.kind, result.first.site.fqn) == (Kind.BUFFER, "Sequential.1.count")
+    assert not [finding for finding in result.findings if isinstance(finding, Origin)]

@@ -23,6 +23,7 @@ from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
     differing_events,
+    drawn_alike,
     seedings_that_differ,
     unseen_between,
     variables_that_differ,
@@ -216,8 +217,9 @@ def clues_of(scene: Scene) -> Clues:
     lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
     if (ended := cut_short(scene)) is not None and ended.file:
         lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
-    if cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step:
-        filled = site.fqn if cause.reason == "initial" else ""
+    filled = site.fqn if cause.reason == "initial" else ""
+    begins = cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
+    if begins and not (filled and drawn_alike(scene.runs, scene.first.rank, filled)):
         between = unseen_between(scene.runs, scene.first.rank)
         began = differing_events(scene.runs, scene.first.rank, filled)
         for places, events in zip(lines, began, strict=True):

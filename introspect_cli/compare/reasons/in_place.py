@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import attribute_changes
-from introspect_cli.compare.step.rests_on import lacks_gradient
+from introspect_cli.compare.step.rests_on import Place, drawn_from, lacks_gradient
 from introspect_cli.compare.step.tensor_at import untouched_side
-from introspect_cli.compare.terms.evidence import Cause, Evidence, Thing
+from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.words import although, how_far, some, what
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
@@ -78,8 +78,13 @@ class Buffer(Reason):
         if step.differing(Kind.INPUT, owner) or step.differing(Kind.BUFFER, site.fqn)[:1] != [position]:
             return None
         unions = step.of(Kind.INPUT, FORWARD, owner)
-        if any(step.inside(owner, begun, ended) for begun, ended in step.calls.spans_of(owner)):
+        spans, call = step.calls.spans_of(owner), Site(Phase.FORWARD, Kind.OUTPUT, owner)
+        if any(step.inside(owner, begun, ended) for begun, ended in spans):
             return None  # what ran inside it may be what it keeps
+        if any(step.tensors_differ(owner, begun) for begun, _ in spans) or those(
+            drawn_from(step, Place(call, order)), Known.DIFFERS
+        ):
+            return None  # it may be made of what else the module holds or draws
         seen = any(step.state[unions])
         if not seen and step.differs_before(order, FORWARD):
             return None

@@ -233,14 +233,15 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
     if one is None or two is None or not (one.attributes and two.attributes):
         return []
     a, b = dict(one.attributes), dict(two.attributes)
-    modes = {"True": "train mode", "False": "eval mode"}
-    changes: list[str] = []
+    modes, changes = {"True": "train mode", "False": "eval mode"}, list[str]()
+    sources = scene.documents("sources").values()
+    edited = all(sources) and len({*map(str, sources)}) > 1  # what changed code sets says no more than that it changed
     for name, _, _ in unequal(a, b):
         if name == "training":
             words = [THEN.join(modes.get(text, "?") for text in each.get(name, "").split(THEN)) for each in (a, b)]
             changes.insert(0, f"{words[0]} in a, {words[1]} in b")
         elif name not in a or name not in b:
-            changes.append(f"{name} {a.get(name, b.get(name))}, only in {'a' if name in a else 'b'}")
+            changes += [] if edited else [f"{name} {a.get(name, b.get(name))}, only in {'a' if name in a else 'b'}"]
         else:
             changes.append(f"{name} {a[name]} -> {b[name]}")
     return changes

@@ -106,6 +106,9 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
             ("b", two, *later[1:], rest[0]) if later[0] < later[1] else ("a", one, later[0], rest[1])
         )
         events = a if side == "a" else b
+        instead = others[0] if others and event is not None and place >= len(others) else None
+        if instead is not None and instead.is_unseen and event is not None and instead.state == event.state:
+            return f"the first draw that differs is {one} in a and {two} in b{agree}"  # it may be the same one, unseen
         if event is not None and event.is_unseen and event.line and same and events[same - 1].line:
             between = f"one between {events[same - 1].line} and {event.line}"
             return f"the first draw that differs is {between}, in {side} only{agree}"
@@ -281,6 +284,13 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
         f"{two[-1]} drew it from the same random state, so it had other arguments, or the script changed it before it "
         "was recorded"
     )
+
+
+def drawn_alike(runs: tuple[Run, Run], rank: int, name: str) -> bool:
+    """Whether what drew a parameter's values is on record, and drew the same numbers: then the script changed it."""
+    one, two = (_fillings(_events(run, rank, "") or [], name)[-1:] for run in runs)
+    same = [(event.state, event.by, event.arguments) for event in one]
+    return bool(one) and same == [(event.state, event.by, event.arguments) for event in two]
 
 
 def _fillings(events: Sequence[Event], name: str) -> list[Event]:

@@ -140,7 +140,7 @@ def inside(step: Step, place: Place) -> list[Evidence]:
         if place.start <= order[number] < place.order
         and (names[number].startswith(f"{fqn}.") if step.is_gathered else names[number] != fqn)
     ]
-    return [Evidence(Thing.INSIDE, step.known(outputs_inside), needed=True)]
+    return [Evidence(Thing.INSIDE, step.known(outputs_inside, every=True), needed=True)]
 
 
 def tensors(step: Step, place: Place) -> list[Evidence]:

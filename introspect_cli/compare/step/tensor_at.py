@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.terms.sites import KINDS
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, WITHIN
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 def unseen_inside(step: Step, fqn: str) -> list[str]:
-    """Modules inside one whose outputs are not on record in this step, nor those of a module between."""
+    """Modules inside one of which not all outputs are on record in this step, nor those of a module between."""
     prefix = fqn + "."
     inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
-    seen = [union for union in step.of(Kind.OUTPUT, FORWARD) if step.state[union] in {EQUAL, WITHIN, DIFFERENT}]
-    recorded = inside.keys() & {step.alignment.fqn[union] for union in seen}
+    outputs, names = step.of(Kind.OUTPUT, FORWARD), step.alignment.fqn
+    seen = {names[union] for union in outputs if step.state[union] in {EQUAL, WITHIN, DIFFERENT}}
+    recorded = inside.keys() & (seen - {names[union] for union in outputs if step.state[union] == NOT_SEEN})
     return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
 
 
