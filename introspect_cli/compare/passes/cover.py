@@ -129,7 +129,9 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     blind = other.status == int(Status.NOT_OBSERVED)
     kinds = alignment.kind
     roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
-    silent = _roots_of(alignment, other_sites, {Kind.GRAD}) - _roots_of(alignment, other_sites, MODULE_KINDS)
+    ran = (kinds[other_sites] == kind_code(Kind.LOSS)).any()  # else an optimizer steps once more
+    silent = _roots_of(alignment, other_sites, {Kind.GRAD} if ran else ())
+    silent -= _roots_of(alignment, other_sites, MODULE_KINDS)
     unseen = of_kinds(kinds[sites], MODULE_KINDS) & np.array([root in silent for root in roots], np.bool_)
     for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
         hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
