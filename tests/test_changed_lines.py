@@ -95,6 +95,13 @@ for step in range(2):
     assert "(loss / PARTS).backward() -> (loss).backward()" in document["sentence"]
 
 
+def test_all_lists_a_changed_statement_once_beside_the_sentence(said, introspect):
+    said(train=TRAIN.replace("lr=0.1", "lr=0.25"))
+    text = introspect("diff", "a", "b", "--all").stdout
+    assert text.count("lr=0.25") == 2, text
+    assert "(sources)" not in text
+
+
 def test_the_line_that_seeds_comes_first_where_random_states_differ(said):
     document, _ = said(MODEL.replace("x)))", "x))) + 0"), TRAIN.replace("seed(0)", "seed(1)"))
     assert changes(document)[0] == ("train.py:5", "", True)

@@ -183,6 +183,42 @@ def test_what_a_second_optimizer_takes_rests_on_what_ran_before_the_first(run):
     assert "b is 2 times a; the cause is clipping, unscaling" in result.sentence
 
 
+class Ahead:
+    """Reads a batch before it hands on the one before, as wrappers of a loader do."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        batches = iter(self.loader)
+        batch = next(batches)
+        for following in batches:
+            yield batch
+            batch = following
+        yield batch
+
+
+def looped(*, ahead=False, late=1.0, shifted=0):
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x, y = torch.randn(20, 3), torch.randint(2, (20,))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[shifted:], y[shifted:]), batch_size=4)
+    for step, (given, target) in enumerate(Ahead(loader) if ahead else loader):
+        optimizer.zero_grad()
+        F.cross_entropy(net(given), target).backward()
+        optimizer.param_groups[0]["lr"] = 0.1 * (late if step == 3 else 1)
+        optimizer.step()
+
+
+def test_a_batch_that_a_wrapper_reads_ahead_is_no_divergence(run):
+    assert compared(run(None, looped), run(None, looped, ahead=True)).verdict is Verdict.SAME
+    result = compared(run(None, looped), run(None, looped, ahead=True, late=2.0))
+    assert (result.first.step, result.first.site.kind) == (3, Kind.PARAM), result.sentence
+    result = compared(run(None, looped), run(None, looped, shifted=4))
+    assert (result.first.step, result.first.site.kind) == (0, Kind.BATCH), result.sentence
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 def test_the_forward_of_a_compiled_model_that_is_called_by_name_is_no_other_structure(run):
     def work(*, named=False, times=1.0):

@@ -48,7 +48,7 @@ def test_a_narrow_terminal_has_how_a_run_ended_and_not_the_end_of_why():
     ]
     table = runs_blocks(RunList(rows, [], 0, 0), [])[0]
     narrow = [line.text.split() for line in table_lines(table, 40)]
-    assert (narrow[1][:3], narrow[2][:3]) == (["newer", "0", "unreadable"], ["a", "1", "complete"])
+    assert (narrow[1], narrow[2]) == (["newer", "0", "unreadable"], ["a", "2026-06-14", "12:00", "1", "complete"])
     assert "by a newer introspect" in table_lines(table, 120)[1].text
 
 

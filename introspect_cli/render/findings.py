@@ -222,8 +222,8 @@ def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
     shorter = result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b  # why one run ends earlier
     if not settings or not (everything or shorter or result.verdict is Verdict.DIVERGED):
         return []
-    if not everything:  # what is shown as a changed statement
-        settings = tuple(change for change in settings if change.source != "sources" or not _is_shown(change, result))
+    # not what is shown as a changed statement
+    settings = tuple(change for change in settings if change.source != "sources" or not _is_shown(change, result))
     explaining = [change for change in settings if change.explains]
     if not settings:
         return []

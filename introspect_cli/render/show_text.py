@@ -291,7 +291,7 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
     columns: list[tuple[Column, Callable[[RunRow], str]]] = [
         (Column("run", least=16), lambda row: clean(str(row.path))),
         (Column("label", least=8), lambda row: clean(row.label, 40)),
-        (Column("started (UTC)", drop_at=2), lambda row: f"{row.started:%Y-%m-%d %H:%M}" if row.started else ""),
+        (Column("started (UTC)", drop_at=4), lambda row: f"{row.started:%Y-%m-%d %H:%M}" if row.started else ""),
         (Column("steps", right=True), lambda row: f"{row.steps:,}"),
         (Column("size", right=True, drop_at=1), lambda row: human_size(row.size)),
         (

@@ -70,7 +70,7 @@ class Because(IntEnum):
     NOT_SAVED = 16
     """The other run saves no such file in the step."""
     AHEAD = 17
-    """A loader that is asked for batches of later steps, where the runs cut a batch differently."""
+    """A loader that is asked for batches of later steps."""
     PADDED = 18
     """Samples that are padded to another length, where the runs cut a batch differently."""
     UNSETTLED = 19
