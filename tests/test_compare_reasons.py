@@ -382,6 +382,37 @@ def test_hyperparameters_of_the_parameters_own_group(compare):
     result = compare([before + rows + after[:1]], [before + rows + after[1:]], settings=settings)
     assert "weight_decay 0 -> 0.1" in result.sentence
 
+    rates = (
+        (0.2, 0.4),
+        (0.1, 0.4),
+    )  # a schedule moves them in each group; what the script makes them of is in its group
+    steps = [
+        [*before, *rows, row("optimizer", "param", "Net.b", np.full(3, rate, F32))]
+        + [row("optimizer", "hyperparameter", "SGD", r, path=f"[{n}]['lr']") for n, r in enumerate((0.3, rate))]
+        for rate in (0.2, 0.4)
+    ]
+    groups = (
+        [{"lr": 0.0, "lr_scale": scale, "params": [f"Net.{name}"]} for name, scale in zip("ab", one, strict=True)]
+        for one in rates
+    )
+    settings = tuple({"optimizers": [{"name": "SGD", "groups": one}]} for one in groups)
+    assert "the cause is SGD's lr 0.2 -> 0.4." in compare(steps[:1], steps[1:], settings=settings).sentence
+
+
+def test_the_first_step_that_an_optimizer_counts_has_no_state_before_it(compare):
+    def steps(average, count):
+        rows = [row("optimizer", "grad", "Net.b", np.ones(3, F32))]
+        rows += [row("optimizer", "optimizer_state", "Net.b", v, path=f"['{n}']") for n, v in average.items()]
+        return [
+            [row("loss", "loss", "", 1.0)],
+            [*rows, row("optimizer", "optimizer_state", "Net.b", count, path="['step']")],
+        ]
+
+    averages = [{"exp_avg": np.full(3, value, F32)} for value in (0.5, 0.4)]
+    first, later = (compare(*(steps(one, count) for one in averages)).sentence for count in (1.0, 2.0))
+    assert "state before" not in first
+    assert "(the optimizer state before was not recorded)" in later
+
 
 def test_a_step_without_a_forward_pass(compare):
     x = np.ones((2, 2), F32)

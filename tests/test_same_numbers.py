@@ -273,6 +273,24 @@ def test_a_saved_copy_of_a_buffer_that_one_model_lacks_is_structure(tmp_path):
     assert compared(tmp_path / "a", tmp_path / "c").verdict is Verdict.DIVERGED
 
 
+def test_a_tensor_that_is_saved_under_another_name_of_its_model_is_structure(tmp_path):
+    def rows(inside, key):
+        weight = np.random.default_rng(0).normal(size=(3, 3))
+        trained = [row(phase, "param", f"Net.{inside}.w", weight) for phase in ("start", "optimizer")]
+        return [
+            [*trained, row("loss", "loss", "loss", 1.0), row("forward", "product", "n.pt", weight, path=f"['{key}']")]
+        ]
+
+    runs = (("net", "net.w"), ("net", "module.net.w"), ("body", "body.w"), ("net", "average.w"))
+    for name, run in zip("abcd", runs, strict=True):
+        write_run(tmp_path / name, rows(*run))
+    for name, (_, key) in zip("bc", runs[1:3], strict=True):
+        result = compared(tmp_path / "a", tmp_path / name)
+        assert result.verdict is Verdict.SAME
+        assert f"only b has the saved tensor ['{key}'] of n.pt" in result.sentence
+    assert compared(tmp_path / "a", tmp_path / "d").verdict is Verdict.DIVERGED
+
+
 def test_two_models_that_share_nothing_are_not_the_same(tmp_path):
     rng = np.random.default_rng(0)
 

@@ -837,16 +837,17 @@ def test_many_shapes_by_the_short_way(summarizer):
 
 
 @pytest.mark.parametrize("without", [False, True], ids=["compiled", "by ctypes"])
-@pytest.mark.parametrize("count", [1, 13, 128, 5000])
-def test_a_glance_sees_both_ends_and_reads_nothing_freed(monkeypatch, count, without):
+@pytest.mark.parametrize("count", [1, 13, 1000, 5000])
+def test_a_glance_sees_both_ends_all_of_a_small_tensor_and_reads_nothing_freed(monkeypatch, count, without):
     if without:
         monkeypatch.setattr(kernels, "KERNELS", None)
     x = torch.arange(count, dtype=torch.float32)
     seen = {reuse.glance(x, x.data_ptr())}
-    for place in {0, count - 1}:
+    places = {0, count - 1} if count == 5000 else range(count)
+    for place in places:
         x[place] += 0.5
         seen.add(reuse.glance(x, x.data_ptr()))
-    assert len(seen) == 1 + len({0, count - 1})
+    assert len(seen) == 1 + len(places)
     assert 0 not in seen
     assert reuse.glance(x.clone(), x.data_ptr()) == reuse.glance(x, x.data_ptr())
     assert reuse.glance(x[::2], x.data_ptr()) == 0 or count == 1

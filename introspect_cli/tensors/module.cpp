@@ -105,7 +105,7 @@ Run *RUN = best();
 
 // 64 bits of what lies at places spread over some bytes, of all of them if they are few.
 u64 glance(const char *bytes, i64 size) {
-    constexpr i64 PART = 64, PARTS = 8;
+    constexpr i64 PART = 64, PARTS = 8, FEW = 4096;
     u64 h[4] = {u64(size) * G, 1, 2, 3};  // four, so that no word waits for the one before it
     auto part = [&h](const char *at, i64 count) {
         auto take = [&h, at](i64 i, size_t bytes) __attribute__((always_inline)) {
@@ -117,7 +117,7 @@ u64 glance(const char *bytes, i64 size) {
         for (; i + 8 <= count; i += 8) take(i, 8);
         if (i < count) take(i, size_t(count - i));
     };
-    if (size <= PART * PARTS) part(bytes, size);
+    if (size <= FEW) part(bytes, size);
     else for (i64 place = 0; place < PARTS; place++) part(bytes + (size - PART) * place / (PARTS - 1), PART);
     return mix(mix(mix(h[0]) + h[1]) + h[2] * G) + mix(h[3]);
 }

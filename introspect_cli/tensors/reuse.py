@@ -43,7 +43,7 @@ def stand(tensor: torch.Tensor) -> tuple[int, int, int] | None:
         return None
 
 
-_PART, _PARTS = 64, 8
+_PART, _PARTS, _FEW = 64, 8, 4096
 
 
 def glance(tensor: torch.Tensor, address: int) -> int:
@@ -65,6 +65,6 @@ def glance(tensor: torch.Tensor, address: int) -> int:
     if kernels.KERNELS is not None:
         return kernels.KERNELS.glance(address, size)  # type: ignore[no-any-return]  # a module that may be missing
     last = size - _PART
-    places = [(0, size)] if size <= _PART * _PARTS else [(last * at // (_PARTS - 1), _PART) for at in range(_PARTS)]
+    places = [(0, size)] if size <= _FEW else [(last * at // (_PARTS - 1), _PART) for at in range(_PARTS)]
     sampled = b"".join([ctypes.string_at(address + place, count) for place, count in places])
     return int.from_bytes(hashlib.blake2b(sampled, digest_size=8).digest(), "little")

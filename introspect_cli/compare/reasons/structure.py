@@ -24,7 +24,7 @@ from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Known
 from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.result import Role, Size
-from introspect_cli.compare.terms.sites import PHASES, phase_code
+from introspect_cli.compare.terms.sites import PHASES, kind_code, phase_code
 from introspect_cli.compare.terms.table import EQUAL, OTHER
 from introspect_cli.compare.terms.words import although, how_far, listed, often, what
 from introspect_cli.records import Kind, Phase
@@ -69,7 +69,9 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
         subject, head = head, owner_of(head)
     if step.carried.diverged or inside.get(subject, position) != position:
         return subject, Role.PROPAGATED
-    earlier = bool((~step.divergences.one_sided[:position]).any())
+    before = step.divergences.site[:position]  # nothing rests on a file that is saved
+    computed = step.alignment.kind[before] != kind_code(Kind.PRODUCT)
+    earlier = bool((computed & ~step.divergences.one_sided[:position]).any())
     other = step.alignment.names_b if step.divergences.row_b[position] < 0 else step.alignment.names_a
     return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
 

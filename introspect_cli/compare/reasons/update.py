@@ -218,8 +218,9 @@ def tuned(scene: Scene) -> list[Difference]:
 def changes(scene: Scene) -> list[Difference]:
     """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step.
 
-    Settings are those of a run's first step. The learning rate is recorded in each, and counts as it is there. Where
-    another step of a is compared with that of b, settings say nothing of what both recorded, or did not look at.
+    Settings are those of a run's first step. The learning rate is recorded in each, and counts as it is there in the
+    group of the parameter. Where another step of a is compared with that of b, settings say nothing of what both
+    recorded, or did not look at.
     """
     settled, recorded = scene.setup.changes_for(scene.site.fqn), recorded_names(scene.table)
     if scene.step.comparison.offset:
@@ -234,20 +235,27 @@ def changes(scene: Scene) -> list[Difference]:
         for change in scene.hyperparameters
         if not (not change.of and change.about in names) and not (settled and None in (change.a, change.b))
     ]
-    return [*settled, *others] or _of_other_groups(scene)
+    rates = None if scene.setup.renumbered else _rates(scene)
+    if rates is None:
+        return [*settled, *others]
+    rest = [change for change in (*settled, *others) if change.about != "lr"]
+    if rates[0] == rates[1]:
+        return rest
+    factors = [change for change in rest if change.about.startswith("lr_")]  # a script's note of what rates are made of
+    return [Difference(RECORDED, "lr", *rates, "lr"), *(change for change in rest if change not in factors)]
 
 
-def _of_other_groups(scene: Scene) -> list[Difference]:
-    """The learning rate of a parameter that is in another group of its optimizer, where that has another one."""
+def _rates(scene: Scene) -> tuple[str, str] | None:
+    """The learning rates of the group that a parameter is in, in a and in b; None where these are not on record."""
     held = scene.setup.groups_of(scene.site.fqn)
-    if held is None or held[1] == held[2]:
-        return []
+    if held is None:
+        return None
     table, name = scene.table, held[0]
     one, two = (
         next((table.plain(u, side) for u in table.rows_of(side) if _is_rate(table, u, name, number)), None)
         for side, number in zip("ab", held[1:], strict=True)
     )
-    return [] if None in {one, two} or one == two else [Difference(RECORDED, "lr", one, two, "lr")]
+    return None if one is None or two is None else (one, two)
 
 
 def _is_rate(table: Table, union: int, optimizer: str, group: int) -> bool:

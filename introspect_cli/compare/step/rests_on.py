@@ -7,7 +7,7 @@ an origin where all that it rests on was seen and does not differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -285,8 +285,19 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
         return [Evidence(Thing.STATE_BEFORE, answer(step.state_before[sites], every=True))]
     state = step.known(started) if started else Known.UNSEEN
     goes_on = step.comparison.goes_on_at(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
-    begun = (step.number == 0 and step.table.step_b == 0) or goes_on
+    begun = (step.number == 0 and step.table.step_b == 0) or goes_on or _counts_one(step, sites.tolist())
     return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
+
+
+def _counts_one(step: Step, states: Sequence[int]) -> bool:
+    """Whether both runs' optimizers count their first step of a parameter, so that there was no state before it."""
+    counts = [
+        step.table.plain(number, side)
+        for number in states
+        if step.alignment.path[number] == "['step']" and step.alignment.phase[number] == phase_code(Phase.OPTIMIZER)
+        for side in ("a", "b")
+    ]
+    return bool(counts) and all(text in {"1", "1.0"} for text in counts)
 
 
 def trained(step: Step, place: Place) -> list[Evidence]:
