@@ -234,7 +234,7 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
         return []
     a, b = dict(one.attributes), dict(two.attributes)
     modes, changes = {"True": "train mode", "False": "eval mode"}, list[str]()
-    sources = scene.documents("sources").values()
+    sources = [settings.get("sources") for settings in scene.documents]
     edited = all(sources) and len({*map(str, sources)}) > 1  # what changed code sets says no more than that it changed
     for name, _, _ in unequal(a, b):
         if name == "training":

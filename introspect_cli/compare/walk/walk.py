@@ -170,9 +170,8 @@ class Walk:
     def _see_results(self, table: Table) -> None:
         """Remember which results agree in every step, while all of them do.
 
-        What both run after they have trained for the last time has none, or no more than losses of an accumulation
-        that no update ends: what was trained until then decides. Results that are NaN throughout from the first step
-        on decide nothing: NaN hides what comes of a difference.
+        What both run after they have trained for the last time has none, or losses of an accumulation that no update
+        ends: what was trained until then decides. NaN throughout from the first step on hides what a difference does.
         """
         outcome = self.outcome
         if outcome.results is None or outcome.hidden:
