@@ -138,7 +138,8 @@ def _labels(reader: Any) -> tuple[Labels, ...]:
 
 def _text(settings: Any, document: str, name: str) -> str:
     """One value of a settings document, "" where there is none."""
-    value = settings.document(document).get(name)
+    values = settings.get(document)
+    value = values.get(name) if isinstance(values, dict) else None
     return "" if value is None else str(value)
 
 
@@ -146,7 +147,8 @@ def _machine(settings: Any) -> str:
     parts = [f"{name} {_text(settings, 'runtime', name)}" for name in ("torch", "python", "cuda")]
     parts = [part for part in parts if " " in part.strip()]
     parts += [text for name in ("cpu", "system") if (text := _text(settings, "hardware", name))]
-    gpus = settings.document("hardware").get("gpus")
+    hardware = settings.get("hardware")
+    gpus = hardware.get("gpus") if isinstance(hardware, dict) else None
     return ", ".join([*parts, *([gpu_names(gpus)] if gpus else ())])
 
 

@@ -183,7 +183,8 @@ class OpenedText:
 
 def opened_files(run: Run) -> dict[str, str]:
     """Digest by name of the files that a script opened, where one was taken."""
-    files = run.settings.document("files").items()
+    opened = run.settings.get("files")
+    files = opened.items() if isinstance(opened, Mapping) else ()
     digests = {str(name): about.get("digest") for name, about in files if isinstance(about, Mapping)}
     return {name: digest for name, digest in digests.items() if isinstance(digest, str)}
 
@@ -196,7 +197,7 @@ def opened_texts(
     What is a source of both is none.
     """
     one, two = map(opened_files, runs)
-    sources = [run.settings.document("sources") for run in runs]
+    sources = [run.settings.get("sources") or {} for run in runs]
     texts, unknown = [], []
     for name in sorted(one.keys() & two.keys()):
         if one[name] == two[name] or all(name in recorded for recorded in sources):

@@ -68,9 +68,9 @@ class Settings(Mapping[str, Any]):
         return self._read[name]
 
     def document(self, name: str) -> dict[str, Any]:
-        """The names and values of a document; empty where it has none, or is not there."""
-        document = self.get(name)
-        return document if isinstance(document, dict) else {}
+        """A document that has names; empty where there is none."""
+        found = self.get(name)
+        return found if isinstance(found, dict) else {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
