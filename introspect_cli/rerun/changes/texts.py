@@ -190,7 +190,7 @@ def opened_texts(
     What is a source of both is none.
     """
     one, two = map(opened_files, runs)
-    sources = [run.settings.document("sources") for run in runs]
+    sources = [run.settings.get("sources") or {} for run in runs]
     texts, unknown = [], []
     for name in sorted(one.keys() & two.keys()):
         if one[name] == two[name] or all(name in recorded for recorded in sources):
