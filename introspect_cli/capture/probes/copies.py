@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 _CONTAINERS = (dict, list, tuple)
 _NO_PLACE = (type, ModuleType, FunctionType, torch.optim.Optimizer, torch.Tensor)
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
-_MOST_OBJECTS = 5000
+_MOST_OBJECTS = 2000
 _MOST_ITEMS = 100
-_DEEPEST = 5
+_DEEPEST = 4
 
 
 class Way(NamedTuple):
