@@ -29,7 +29,7 @@ from introspect_cli.compare.step.rests_on import (
 )
 from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing, those
-from introspect_cli.compare.terms.sites import KINDS, kind_code
+from introspect_cli.compare.terms.sites import KINDS, kind_code, phase_code
 from introspect_cli.compare.terms.words import although, how_far, key_of, listed, what
 from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import rank_list
@@ -286,11 +286,10 @@ def _fresh_state(scene: Scene) -> tuple[str, str]:
 def not_stepped(scene: Scene) -> str:
     """That an optimizer steps a parameter in one run alone, in the step at hand; or that its model first runs there."""
     if scene.site.phase is Phase.START and not scene.site.call and not scene.step.was_there(scene.site.fqn):
-        root, sites = (
-            scene.site.fqn.partition(".")[0],
-            scene.table.sites_a if scene.lacks == "a" else scene.table.sites_b,
-        )
-        if any(scene.step.alignment.fqn[site].partition(".")[0] == root for site in sites.tolist()):
+        sites, alignment = scene.table.sites_a if scene.lacks == "a" else scene.table.sites_b, scene.step.alignment
+        before = sites[alignment.phase[sites] != phase_code(Phase.OPTIMIZER)].tolist()
+        root = scene.site.fqn.partition(".")[0]
+        if any(alignment.fqn[site].partition(".")[0] == root for site in before):
             return ""
         return f"{scene.only_has} when the step begins: in {scene.lacks} its model has not run in training by then."
     if scene.site.phase is not Phase.OPTIMIZER:
