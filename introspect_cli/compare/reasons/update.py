@@ -29,7 +29,7 @@ from introspect_cli.compare.step.rests_on import (
 )
 from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing, those
-from introspect_cli.compare.terms.sites import KINDS, kind_code
+from introspect_cli.compare.terms.sites import KINDS, kind_code, phase_code
 from introspect_cli.compare.terms.words import although, how_far, key_of, listed, what
 from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import rank_list
@@ -316,7 +316,8 @@ def not_stepped(scene: Scene) -> str:
     """That an optimizer steps a parameter in one run alone, in the step at hand; or that its model first runs there."""
     root, alignment = scene.site.fqn.partition(".")[0], scene.step.alignment
     sites = scene.table.sites_a if scene.lacks == "a" else scene.table.sites_b
-    ran = any(alignment.fqn[site].partition(".")[0] == root for site in sites.tolist())
+    before = sites[alignment.phase[sites] != phase_code(Phase.OPTIMIZER)]
+    ran = any(alignment.fqn[site].partition(".")[0] == root for site in before.tolist())
     new = not ran and not scene.site.call and not scene.step.was_there(scene.site.fqn)
     if scene.site.phase is Phase.START and new:
         return f"{scene.only_has} when the step begins: in {scene.lacks} its model has not run in training by then."
