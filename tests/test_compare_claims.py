@@ -205,10 +205,7 @@ class TestStructure:
         kinds = {"manifest": {"observed": [kind.value for kind in Kind]}}
         result = compare(train(), without_gradients(train()), **kinds)
         assert (result.first.site.kind, result.first.reason) == (Kind.GRAD, "structure")
-        assert (
-            "although the backward pass is equal: in b it is frozen (requires_grad), was cleared between"
-            in result.sentence
-        )
+        assert "the backward pass is equal: in b it is frozen (requires_grad), was cleared between" in result.sentence
         assert "no gradient reaches" not in result.sentence
 
     def test_optimizers_in_another_order(self, compare):

@@ -351,3 +351,37 @@ def test_a_statement_that_shares_its_line_with_others_is_shown_alone():
     versions = [f"import random, torch\ntorch.manual_seed(0); random.seed({seed})\n" for seed in (0, 1)]
     (change,) = changed_statements("main.py", *versions)
     assert as_written(change, versions[1]).b.text == "random.seed(1)"
+
+
+@pytest.mark.sweep
+def test_a_model_that_is_also_called_compiled_has_its_tensors_twice_and_is_not_changed_by_that(tmp_path):
+    def run(path, compiled):
+        net = built(lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)))
+        trained = torch.compile(net, backend="eager") if compiled else net
+        with introspect_cli.recording(net, path):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for step in range(3):
+                if step == 1:
+                    net(torch.ones(2, 3))
+                optimizer.zero_grad()
+                trained(torch.ones(2, 3)).mean().backward()
+                optimizer.step()
+        return path
+
+    sentence = introspect_cli.diff(run(tmp_path / "a", compiled=False), run(tmp_path / "b", compiled=True)).sentence
+    assert "was changed outside of an optimizer step" not in sentence
+
+
+def test_what_is_drawn_after_a_parameter_that_one_run_lacks_is_no_origin_of_its_own(tmp_path):
+    def run(path, bias):
+        net = built(lambda: nn.Sequential(nn.Linear(3, 3, bias=bias), nn.Linear(3, 1)))
+        torch.manual_seed(1)
+        with introspect_cli.recording(net, path):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            net(torch.ones(2, 3)).mean().backward()
+            optimizer.step()
+        return path
+
+    result = introspect_cli.diff(run(tmp_path / "a", bias=True), run(tmp_path / "b", bias=False)).result
+    assert "exists only in a" in result.sentence
+    assert len(result.origins) < 2
