@@ -12,7 +12,7 @@ import contextlib
 import importlib
 import sys
 import threading
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +43,11 @@ no_torch_function: Any = getattr(_C, "DisableTorchFunction", contextlib.nullcont
 
 functions_watched: Callable[[], int] = getattr(_C, "_len_torch_function_stack", lambda: 1)
 """How many torch-function modes the script has switched on. Without it, every call of a module takes the long way."""
+
+compile_flags: Any = (
+    torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else SimpleNamespace(_is_compiling_flag=False)
+)
+"""Its `_is_compiling_flag` says that something is compiled or exported. Without it, calls of an export are recorded."""
 
 FAKE_TENSOR: Any = _there("torch._subclasses.fake_tensor", "FakeTensor")
 """Class of shape-only tensors. Without it, tracing by export is counted as module calls."""
@@ -241,6 +246,7 @@ def compiled_entries() -> frozenset[int]:
 
 
 ELSEWHERE = {
+    "torch.compiler._is_compiling_flag": "`is_compiling()` in a call of a module without two frames of torch's",
     "torch.nn.Module._parameters": "the public view builds a name for each; without it nothing can be named",
     "torch.nn.Module._buffers": "as _parameters",
     "torch.nn.Module._modules": "as _parameters; the public view also leaves out modules met twice",

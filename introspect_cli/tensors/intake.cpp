@@ -63,9 +63,13 @@ bool look(Intake *self, PyObject *tensor, Look &found) {
     return is_plain(self, tensor) && look_by_handle(self->functions, tensor, found);
 }
 
-// Whether no mode of the script's would see our questions.
-bool unseen(Intake *self) {
-    return asked(self->held[MODES], nullptr) == 0 || (PyErr_Clear(), false);
+// Whether no mode of the script's would see our questions: none sees those that torch's C functions answer.
+bool unseen(Intake *self, bool asks_writes = false) {
+    if (self->functions->keys >= 0 && (!asks_writes || self->functions->counter >= 0)) return true;
+    PyObject *answer = PyObject_CallNoArgs(self->held[MODES]);
+    const bool none = answer && PyLong_AsLongLong(answer) == 0;
+    if (answer) Py_DecRef(answer);
+    return !PyErr_Occurred() ? none : (PyErr_Clear(), false);
 }
 
 // Whether the elements are there, as they are: no lazy negation, and a storage that nobody has freed under the tensor.
@@ -224,7 +228,6 @@ struct Ahead {
     Look looks[PLACES];
     bool seen[PLACES] = {};
 
-    void forget() { std::memset(seen, 0, sizeof seen); }
     const Look *at(Py_ssize_t i) const { return seen[i % PLACES] ? &looks[i % PLACES] : nullptr; }
     void look_at(Intake *self, const Objects &tensors, Py_ssize_t i) {
         constexpr i64 LINE = 64, LINES = 8;
@@ -233,6 +236,9 @@ struct Ahead {
         const i64 bytes = least(found.count * SIZES[found.code], LINES * LINE);
         for (i64 at = 0; at < bytes; at += LINE) __builtin_prefetch((const char *)found.address + at);
     }
+    void begin(Intake *self, const Objects &tensors, Py_ssize_t from) {  // with nothing of what was seen before
+        for (Py_ssize_t i = from; i < from + SOON; i++) look_at(self, tensors, i);
+    }
 };
 
 // Has `one` do something with each tensor, in order, and with what a look at it told, if there was one; false with an exception,
@@ -240,6 +246,7 @@ struct Ahead {
 template <class One> bool with_each(Intake *self, const Objects &tensors, One one) {
     constexpr Py_ssize_t AHEAD = 8, STORAGE = 5, AT_ONCE = 1024;  // small tensors without giving the interpreter's lock away: a millisecond
     Ahead ahead;
+    ahead.begin(self, tensors, 0);
     for (Py_ssize_t i = 0; i < tensors.count; i++) {
         PyObject *next = i + AHEAD < tensors.count ? tensors.items[i + AHEAD] : nullptr;
         if (next && is_plain(self, next)) fetch(self->functions, next);
@@ -250,11 +257,11 @@ template <class One> bool with_each(Intake *self, const Objects &tensors, One on
         const bool is_small = seen && seen->count < self->limit;
         if (!one(tensors.items[i], seen)) return false;
         const bool pauses = i % AT_ONCE == AT_ONCE - 1;
-        if (!is_small || pauses) ahead.forget();
         if (pauses) {
             Py_BEGIN_ALLOW_THREADS
             Py_END_ALLOW_THREADS
         }
+        if (!is_small || pauses) ahead.begin(self, tensors, i + 1);
     }
     return true;
 }
@@ -321,10 +328,13 @@ u64 stand(Intake *self, PyObject *tensor, const Look *seen) {
     Look found;
     if (seen) found = *seen;
     else if (!look(self, tensor, found)) return 0;
-    PyObject *version = PyObject_GetAttr(tensor, VERSION);
-    i64 writes = version ? PyLong_AsLongLong(version) : -1;
-    if (version) Py_DecRef(version);
-    if (PyErr_Occurred()) return PyErr_Clear(), 0;
+    i64 writes = writes_by_handle(self->functions, tensor);
+    if (writes < 0) {
+        PyObject *version = PyObject_GetAttr(tensor, VERSION);
+        writes = version ? PyLong_AsLongLong(version) : -1;
+        if (version) Py_DecRef(version);
+        if (PyErr_Occurred()) return PyErr_Clear(), 0;
+    }
     if (!is_there(self, tensor, found)) return 0;
     return mix(mix(found.address ^ G) + u64(writes)) ^ glance((const char *)found.address, found.count * SIZES[found.code]);
 }
@@ -436,7 +446,7 @@ PyObject *record_many(PyObject *object, PyObject *all_sites, const Objects &tens
 
 bool marks_of(PyObject *object, const Objects &tensors, PyObject *marks) {
     Intake *self = (Intake *)object;
-    const bool may = unseen(self);
+    const bool may = unseen(self, true);
     return with_each(self, tensors, [=](PyObject *tensor, const Look *seen) {
         return add_number(marks, i64(may ? stand(self, tensor, seen) : 0));
     });

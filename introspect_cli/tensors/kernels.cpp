@@ -162,6 +162,21 @@ template <class T> void sketch(const T *x, i64 count, u64 first, double (*table)
     }
 }
 
+// Adds a row of a table to a sketch: lane l to lane l ^ turn.
+INLINE void add_turned(double *sketch, const double *row, int turn) {
+#if defined(__AVX512F__)
+    const V<u64> from = V<u64>{0, 1, 2, 3, 4, 5, 6, 7} ^ u64(turn & 7);
+    for (int part = 0; part < 16; part += 8)
+        carry(sketch + part, (V<double>)_mm512_permutexvar_pd((__m512i)from, (__m512d)load(row + (part ^ (turn & 8)))));
+#elif defined(__AVX2__)
+    const V<u32> from = V<u32>{0, 1, 2, 3, 4, 5, 6, 7} ^ u32(2 * (turn & 3));  // each number is two of them
+    for (int part = 0; part < 16; part += 4)
+        carry(sketch + part, (V<double>)_mm256_permutevar8x32_epi32((__m256i)load((const u32 *)(row + (part ^ (turn & 12)))), (__m256i)from));
+#else
+    for (int lane = 0; lane < 16; lane++) sketch[lane] += row[lane ^ turn];
+#endif
+}
+
 // ---- statistics of a block
 
 // The terms of N vectors that lie `step` apart, added up in pairs.
@@ -181,7 +196,11 @@ template <int N, int SUMS, class T, class Term> INLINE void pairwise(const T *x,
 // Memory is fetched so many bytes `ahead`.
 template <int SUMS, class T, class Term> INLINE void add_up(const T *x, i64 units, double *out, i64 ahead, Term term) {
     constexpr int unit = UNIT / sizeof(T), pass = PASS / sizeof(T), parts = PASS / WIDTH;
-    alignas(64) double totals[SUMS][unit] = {};
+    if (!units) {  // of a small tensor: zeroing and adding up all lanes would take longer than its elements
+        for (int s = 0; s < SUMS; s++) out[s] = 0;
+        return;
+    }
+    alignas(64) double totals[SUMS][unit];
     for (i64 start = 0; start < units; start += FLUSH<T>) {
         i64 end = least(units, start + FLUSH<T>);
         for (int side = 0; side < unit; side += pass) {
@@ -199,7 +218,7 @@ template <int SUMS, class T, class Term> INLINE void add_up(const T *x, i64 unit
             while (last - at >= 4 * unit) add(std::integral_constant<int, 4>());
             while (last > at) add(std::integral_constant<int, 1>());
             for (int p = 0; p < parts; p++)
-                for (int s = 0; s < SUMS; s++) carry(totals[s] + side + p * LANES<T>, sums[p][s]);
+                for (int s = 0; s < SUMS; s++) carry(totals[s] + side + p * LANES<T>, sums[p][s], start == 0);
         }
     }
     for (int s = 0; s < SUMS; s++) out[s] = fold<unit>(totals[s]);
@@ -282,6 +301,9 @@ template <class T> INLINE i64 zeros(const T *x, i64 count) {
 
 // ---- the ends of a block: the smallest and the largest number, and the smallest absolute value, lane by lane
 
+constexpr auto LEAST = [](auto a, auto b) { return b < a ? b : a; };  // of numbers, or of the lanes of vectors
+constexpr auto MOST = [](auto a, auto b) { return a < b ? b : a; };
+
 template <class T, int N> struct ByValue {
     V<T> lows[N], highs[N], smalls[N];
 
@@ -300,7 +322,7 @@ template <class T, int N> struct ByValue {
     INLINE bool found(double &low, double &high, double &small) {
         for (int p = 1; p < N; p++)
             lows[0] = lower(lows[p], lows[0]), highs[0] = upper(highs[p], highs[0]), smalls[0] = lower(smalls[p], smalls[0]);
-        low = across(lows[0], least<T>), high = across(highs[0], most<T>), small = across(smalls[0], least<T>);
+        low = across(lows[0], LEAST), high = across(highs[0], MOST), small = across(smalls[0], LEAST);
         return true;
     }
 };
@@ -324,9 +346,9 @@ template <int N> struct ByBits {
     INLINE bool found(double &low, double &high, double &small) {
         for (int p = 1; p < N; p++)
             last[0] = upper(last[p], last[0]), top[0] = upper(top[p], top[0]), sizes[0] = lower(sizes[p], sizes[0]);
-        const u32 lowest = u32(across(last[0], most<u32>));
-        const i32 highest = i32(across(top[0], most<i32>));
-        small = from_bits(u32(across(sizes[0], least<u32>)));
+        const u32 lowest = u32(across(last[0], MOST));
+        const i32 highest = i32(across(top[0], MOST));
+        small = from_bits(u32(across(sizes[0], LEAST)));
         low = lowest & SIGN ? from_bits(lowest) : small, high = highest >= 0 ? from_bits(u32(highest)) : -small;
         return !(lowest & SIGN) || highest < 0 || (lowest != SIGN && highest != 0);
     }
@@ -354,7 +376,9 @@ NOINLINE bool statistics(const T *x, i64 count, i64 n, Row &r, i64 ahead) {
         }
         terms[0] = v, terms[1] = size;
     });
-    const bool certain = ends.found(lo, hi, sm);
+    bool certain = true;
+    if (units) certain = ends.found(lo, hi, sm);
+    else lo = sm = INF, hi = -INF;
     double total = s[0], sizes = s[1];
     for (i64 i = units * unit; i < count; i++) {
         double v = double(x[i]), size = size_of(v);
@@ -506,12 +530,12 @@ NOINLINE void block(const void *x, i64 n, u64 at, int code, int flags, const flo
 void run(const void *address, i64 count, i64 first, int code, int flags, const float *lut, Row *out) {
     alignas(64) double table[16][16];
     const int size = SIZES[code];
-    Row r = EMPTY;
+    Row &r = *out;
+    r = EMPTY;
     if (code >= OPAQUE8) flags = 0;
     const int parts = code >= C32 ? 2 : 1;
     const u32 rows = flags & SKETCH ? rows_of(u64(first) * parts, count * parts) : 0;
-    for (int turn = 0; turn < 16; turn++)
-        if (rows >> turn & 1) std::memset(table[turn], 0, sizeof table[turn]);
+    for (u32 left = rows; left; left &= left - 1) std::memset(table[__builtin_ctz(left)], 0, sizeof table[0]);
     i64 step = code >= C32 ? BLOCK<double> / 2 : code >= F64 ? BLOCK<double> : BLOCK<float>;
     if (!flags) step = most<i64>(count, 1);
     // The next block is fetched while this one is worked on: by the longest loop that reads it where it lies. A checksum alone
@@ -523,10 +547,7 @@ void run(const void *address, i64 count, i64 first, int code, int flags, const f
         r.raw += words(x, some, first + start, size, ahead);
         if (flags) block(x, some, first + start, code, flags, lut, r, table);
     }
-    for (int turn = 0; turn < 16; turn++)
-        if (rows >> turn & 1)
-            for (int lane = 0; lane < 16; lane++) r.sketch[lane ^ turn] += table[turn][lane];
-    *out = r;
+    for (u32 left = rows; left; left &= left - 1) add_turned(r.sketch, table[__builtin_ctz(left)], __builtin_ctz(left));
 }
 
 }  // namespace

@@ -73,32 +73,34 @@ INLINE V<double> magnitude(V<double> v) { return (V<double>)((V<u64>)v & 0x7FFFF
 INLINE double size_of(double v) { return __builtin_fabs(v); }
 INLINE bool is_finite(double v) { return size_of(v) < INF; }
 
-// Adds a vector to numbers in float64.
-INLINE void carry(double *to, V<double> v) { store(to, load(to) + v); }
-INLINE void carry(double *to, V<float> v) {
+// Adds a vector to numbers in float64, or to zeros in their place where it is the first.
+INLINE void carry(double *to, V<double> v, bool first = false) { store(to, (first ? V<double>{} : load(to)) + v); }
+INLINE void carry(double *to, V<float> v, bool first = false) {
     constexpr int half = LANES<double>;
     V<float, half> parts[2];
     std::memcpy(parts, &v, sizeof v);
 #if defined(__AVX512F__)
-    carry(to, (V<double>)_mm512_cvtps_pd((__m256)parts[0]));
-    carry(to + half, (V<double>)_mm512_cvtps_pd((__m256)parts[1]));
+    carry(to, (V<double>)_mm512_cvtps_pd((__m256)parts[0]), first);
+    carry(to + half, (V<double>)_mm512_cvtps_pd((__m256)parts[1]), first);
 #elif defined(__AVX2__)
-    carry(to, (V<double>)_mm256_cvtps_pd((__m128)parts[0]));
-    carry(to + half, (V<double>)_mm256_cvtps_pd((__m128)parts[1]));
+    carry(to, (V<double>)_mm256_cvtps_pd((__m128)parts[0]), first);
+    carry(to + half, (V<double>)_mm256_cvtps_pd((__m128)parts[1]), first);
 #else
-    carry(to, __builtin_convertvector(parts[0], V<double>));
-    carry(to + half, __builtin_convertvector(parts[1], V<double>));
+    carry(to, __builtin_convertvector(parts[0], V<double>), first);
+    carry(to + half, __builtin_convertvector(parts[1], V<double>), first);
 #endif
 }
 
 // Combines the lanes of a vector, upper half to lower half until one is left.
 template <class A, class Combine> INLINE double across(A v, Combine combine) {
-    constexpr int lanes = sizeof(v) / sizeof(v[0]);
-    ELEMENT<A> x[lanes];
-    std::memcpy(x, &v, sizeof v);
-    for (int half = lanes / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) x[i] = combine(x[i], x[i + half]);
-    return double(x[0]);
+    constexpr int half = sizeof(v) / sizeof(v[0]) / 2;
+    if constexpr (half > 1) {
+        V<ELEMENT<A>, half> parts[2];
+        std::memcpy(parts, &v, sizeof v);
+        return across(combine(parts[0], parts[1]), combine);
+    } else {
+        return double(combine(v[0], v[1]));
+    }
 }
 
 // The sum of the lanes' totals, in an order that is the same at every width.
@@ -108,7 +110,7 @@ template <int N> INLINE double fold(const double *totals) {
     for (int i = 0; i < vectors; i++) v[i] = load(totals + i * LANES<double>);
     for (int half = vectors / 2; half; half /= 2)
         for (int i = 0; i < half; i++) v[i] += v[i + half];
-    return across(v[0], [](double a, double b) { return a + b; });
+    return across(v[0], [](auto a, auto b) { return a + b; });
 }
 
 }  // namespace

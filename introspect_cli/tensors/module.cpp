@@ -108,11 +108,14 @@ u64 glance(const char *bytes, i64 size) {
     constexpr i64 PART = 64, PARTS = 8;
     u64 h[4] = {u64(size) * G, 1, 2, 3};  // four, so that no word waits for the one before it
     auto part = [&h](const char *at, i64 count) {
-        for (i64 i = 0; i < count; i += 8) {
+        auto take = [&h, at](i64 i, size_t bytes) __attribute__((always_inline)) {
             u64 word = 0, &own = h[i / 8 % 4];
-            std::memcpy(&word, at + i, size_t(least<i64>(8, count - i)));
+            std::memcpy(&word, at + i, bytes);
             own = (own ^ word) * 0xBF58476D1CE4E5B9, own ^= own >> 32;
-        }
+        };
+        i64 i = 0;
+        for (; i + 8 <= count; i += 8) take(i, 8);
+        if (i < count) take(i, size_t(count - i));
     };
     if (size <= PART * PARTS) part(bytes, size);
     else for (i64 place = 0; place < PARTS; place++) part(bytes + (size - PART) * place / (PARTS - 1), PART);

@@ -64,6 +64,12 @@ int floats_by_handle(const Functions *torch, PyObject *tensor) {
     return code < 0 ? -1 : code == F16 || code == F32 || code == F64 || code == BF16;
 }
 
+i64 writes_by_handle(const Functions *torch, PyObject *tensor) {
+    if (torch->counter < 0) return -1;
+    const char *own = *(const char **)((char *)tensor + torch->place), *counter = *(const char *const *)(own + torch->counter);
+    return counter ? i64(*(const u32 *)(counter + torch->writes)) : -1;
+}
+
 void fetch(const Functions *torch, PyObject *tensor) {
     constexpr int SIZE = 192, LINE = 64;
     const char *own = *(const char **)((char *)tensor + torch->place);

@@ -28,6 +28,7 @@ struct Functions {
     i64 keys;       // of its dispatch keys in the tensor; -1 if not known
     u64 negation;   // the key of those whose elements are yet to be negated
     i64 hooks;      // of what a tensor's `_backward_hooks` is, in its Python object; -1 if not known
+    i64 counter, writes; // of a pointer to what counts a tensor's writes, in the tensor, and of the number there; -1 if not known
     int (*layout)(void *, i32 *), (*device)(void *, i32 *), (*type)(void *, i32 *), (*dims)(void *, i64 *);
     int (*sizes)(void *, i64 **), (*strides)(void *, i64 **);
     int (*bytes)(void *, i64 *), (*offset)(void *, i64 *), (*address)(void *, const void **);
@@ -41,6 +42,9 @@ HIDDEN void fetch_storage(const Functions *functions, PyObject *tensor);  // the
 HIDDEN u64 begin_by_handle(const Functions *functions, PyObject *tensor);
 // Whether elements are floating point numbers: 1 or 0, -1 for a type that is not known.
 HIDDEN int floats_by_handle(const Functions *functions, PyObject *tensor);
+
+// How often a tensor has been written to; -1 where its `_version` has to be asked.
+HIDDEN i64 writes_by_handle(const Functions *functions, PyObject *tensor);
 
 // The layouts of tensors met before, by shape and element type.
 struct Shapes {  // a hash table of open places, at most half full

@@ -13,7 +13,7 @@ enum Held { RECORD, GUARDED, RECORDER, INTAKE, WATCHED, ELSEWHERE, HELD };
 using Gradients = Holder<HELD>;
 
 Slot ON{{"on"}}, WANTED{{"wanted"}};
-Name VERSION{"_version"}, NODE{"grad_fn"}, NUMBER{"_sequence_nr"},
+Name NODE{"grad_fn"}, NUMBER{"_sequence_nr"},
     GIVE{"_register_hook_dict"}, HOOKS{"_backward_hooks"};
 
 PyObject *TYPE = nullptr, *HOOK = nullptr;
@@ -22,7 +22,7 @@ PyObject *TYPE = nullptr, *HOOK = nullptr;
 
 struct Hook {  // no list unless there are several sites: what the garbage collector counts costs the script its rounds
     PyObject_HEAD
-    PyObject *gradients, *site, *more, *version, *number;
+    PyObject *gradients, *site, *more, *number;
 };
 
 PyObject *sites_of(PyObject *object, void *) {
@@ -71,25 +71,24 @@ void put(PyObject *&place, PyObject *value) {
     if (before) Py_DecRef(before);
 }
 
-Hook *make_hook(PyObject *gradients, PyObject *site, PyObject *version) {
+Hook *make_hook(PyObject *gradients, PyObject *site) {
     Hook *hook = PyObject_New(Hook, (PyTypeObject *)HOOK);
     if (!hook) return nullptr;
     hook->gradients = Py_NewRef(gradients), hook->site = Py_NewRef(site), hook->more = nullptr;
-    hook->version = Py_NewRef(version), hook->number = Py_NewRef(Py_None);
+    hook->number = Py_NewRef(Py_None);
     return hook;
 }
 
 void free_hook(PyObject *object) {
     Hook *self = (Hook *)object;
     PyObject *type = (PyObject *)Py_TYPE(object);
-    for (PyObject *one : {self->gradients, self->site, self->version, self->number}) Py_DecRef(one);
+    for (PyObject *one : {self->gradients, self->site, self->number}) Py_DecRef(one);
     if (self->more) Py_DecRef(self->more);
     PyObject_Free(object);
     Py_DecRef(type);
 }
 
 PyMemberDef MEMBERS[] = {
-    {"version", T_OBJECT_EX, offsetof(Hook, version), READONLY, nullptr},
     {"number", T_OBJECT_EX, offsetof(Hook, number), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
@@ -107,8 +106,7 @@ PyType_Spec HOOK_SPEC = {
 
 // What tells a node from others: its number in the thread that asks; null without an exception where it has none.
 PyObject *number_of(PyObject *node) {
-    PyObject *ask = attribute(node, NUMBER), *number = ask ? PyObject_CallNoArgs(ask) : nullptr;
-    if (ask) Py_DecRef(ask);
+    PyObject *number = PyObject_CallMethodObjArgs(node, NUMBER.get(), nullptr);
     const u64 thread = mix(u64(PyThread_get_thread_ident()) * G);
     PyObject *both = number ? PyLong_FromUnsignedLongLong(thread + PyLong_AsUnsignedLongLongMask(number)) : nullptr;
     if (number) Py_DecRef(number);
@@ -116,15 +114,15 @@ PyObject *number_of(PyObject *node) {
 }
 
 // A dictionary with one hook, a new reference: one whose graph is gone, else a new one.
-PyObject *hooks_with(Gradients *self, PyObject *site, PyObject *version, Hook *&hook) {
+PyObject *hooks_with(Gradients *self, PyObject *site, Hook *&hook) {
     PyObject *key = PyLong_FromLong(0), *hooks = key ? next_dictionary(self->held[WATCHED]) : nullptr;
     hook = hooks && Py_REFCNT(hooks) == 1 ? (Hook *)PyDict_GetItemWithError(hooks, key) : nullptr;
     if (hook && Py_REFCNT((PyObject *)hook) == 1) {  // no graph has it any more
-        put(hook->site, site), put(hook->version, version);
+        put(hook->site, site);
         if (hook->more) Py_DecRef(hook->more), hook->more = nullptr;
         Py_NewRef(hooks);
     } else {
-        hooks = key && (hook = make_hook((PyObject *)self, site, version)) ? PyDict_New() : nullptr;
+        hooks = key && (hook = make_hook((PyObject *)self, site)) ? PyDict_New() : nullptr;
         const bool done = hooks && PyDict_SetItem(hooks, key, (PyObject *)hook) == 0;
         if (hook) Py_DecRef((PyObject *)hook);
         if (!done && hooks) Py_DecRef(hooks), hooks = nullptr;
@@ -137,12 +135,11 @@ PyObject *hooks_with(Gradients *self, PyObject *site, PyObject *version, Hook *&
 // has its own. To set them there by name is to add them to the tensor first, and to take them off.
 bool add_hooks(const Functions *torch, PyObject *tensor, PyObject *node, PyObject *hooks) {
     if (torch->hooks >= 0) {
-        PyObject *give = attribute(node, GIVE), **place = (PyObject **)((char *)tensor + torch->hooks), *own = *place;
-        if (!give) return false;
+        PyObject **place = (PyObject **)((char *)tensor + torch->hooks), *own = *place;
         *place = Py_NewRef(hooks);
-        PyObject *done = PyObject_CallFunctionObjArgs(give, tensor, nullptr);
+        PyObject *done = PyObject_CallMethodObjArgs(node, GIVE.get(), tensor, nullptr);
         *place = own;
-        Py_DecRef(hooks), Py_DecRef(give);
+        Py_DecRef(hooks);
         if (done) Py_DecRef(done);
         return done || (PyErr_Clear(), false);
     }
@@ -162,17 +159,14 @@ bool add_hooks(const Functions *torch, PyObject *tensor, PyObject *node, PyObjec
 }
 
 bool watch_made(Gradients *self, PyObject *tensor, PyObject *site, PyObject *node) {
-    PyObject *known = hook_of(self->held[WATCHED], u64(tensor)), *version = attribute(tensor, VERSION);
-    if (known && (PyObject *)Py_TYPE(known) != HOOK) known = nullptr;
-    PyObject *number = version ? number_of(node) : nullptr;
+    PyObject *known = hook_of(self->held[WATCHED], u64(tensor)), *number = number_of(node);
+    Hook *same = known && (PyObject *)Py_TYPE(known) == HOOK ? (Hook *)known : nullptr;
     bool done = false;
-    Hook *same = (Hook *)known;
-    if (number && same && PyObject_RichCompareBool(same->version, version, Py_EQ) == 1 &&
-        PyObject_RichCompareBool(same->number, number, Py_EQ) == 1) {
+    if (number && same && PyObject_RichCompareBool(same->number, number, Py_EQ) == 1) {
         done = add_site(same, site);
     } else if (number) {
         Hook *hook;
-        PyObject *hooks = hooks_with(self, site, version, hook);
+        PyObject *hooks = hooks_with(self, site, hook);
         if (hooks) {
             put(hook->number, number);
             done = add_hooks(functions_of(self->held[INTAKE]), tensor, node, hooks) && set_hook(self->held[WATCHED], u64(tensor), (PyObject *)hook) &&
@@ -180,7 +174,6 @@ bool watch_made(Gradients *self, PyObject *tensor, PyObject *site, PyObject *nod
             Py_DecRef(hooks);
         }
     }
-    if (version) Py_DecRef(version);
     if (number) Py_DecRef(number);
     return done;
 }
@@ -195,14 +188,11 @@ PyObject *number(PyObject *, PyObject *node) {
     return found ? found : Py_NewRef(Py_None);
 }
 
-PyObject *hook(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
-    if (given != 2) return PyErr_Format(PyExc_TypeError, "a site and a version wanted");
-    return (PyObject *)make_hook(object, arguments[0], arguments[1]);
-}
+PyObject *hook(PyObject *object, PyObject *site) { return (PyObject *)make_hook(object, site); }
 
 PyMethodDef METHODS[] = {
     {"watch", (PyCFunction)(void (*)())watch, METH_FASTCALL, nullptr},
-    {"hook", (PyCFunction)(void (*)())hook, METH_FASTCALL, nullptr},
+    {"hook", hook, METH_O, nullptr},
     {"number", number, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

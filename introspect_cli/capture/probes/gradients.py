@@ -40,13 +40,12 @@ class _Hook:
     pays for a round of the garbage collector.
     """
 
-    __slots__ = ("_probe", "number", "sites", "version")
+    __slots__ = ("_probe", "number", "sites")
     __torch_unserializable__ = True  # pickling a tensor warns of hooks that get lost, unless they are meant to be
 
-    def __init__(self, probe: GradientProbe, site: int, version: int) -> None:
+    def __init__(self, probe: GradientProbe, site: int) -> None:
         self._probe = probe
         self.sites = [site]
-        self.version = version
         self.number: object = None
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
@@ -80,7 +79,7 @@ class GradientProbe:
         self._leaf_handles: list[Any] = []
         self._elsewhere: ById[list[int] | str] = ById()
         self._number_of: Callable[[Any], object] = private_api.node_number
-        self._new_hook: Callable[[int, int], Any] = partial(_Hook, self)
+        self._new_hook: Callable[[int], Any] = partial(_Hook, self)
         self._watch_made: Callable[[torch.Tensor, int], bool] = _leave_to_python
         self.compiled: Any = None
         """What `modules.cpp` is given to watch tensors with; None where nothing is compiled."""
@@ -117,7 +116,6 @@ class GradientProbe:
             elsewhere.append(site)
             return
         key = id(tensor)
-        version = tensor._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
         try:
             node = tensor.grad_fn
         except RuntimeError:
@@ -125,13 +123,13 @@ class GradientProbe:
             return
         known = self._watched.get(key)
         number = None if node is None else self._number_of(node)
-        if known is not None and known.version == version:
+        if known is not None:
             same = _is_on_leaf(known, tensor) if node is None else number is not None and known.number == number
             if same:
                 if not recomputed:
                     known.add(site)
                 return
-        hook = self._new_hook(site, version)
+        hook = self._new_hook(site)
         self._watched[key] = hook
         if node is not None:
             private_api.add_hook(tensor, node, hook)

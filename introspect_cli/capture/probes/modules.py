@@ -65,11 +65,12 @@ class ModuleProbe:
         original = nn.Module.__call__
         guarded, calls = self._guarded, self._calls_of(original)
         called = calls if self.around is None else self.around(calls)
+        is_traced, flags = torch.compiler.is_dynamo_compiling, private_api.compile_flags
 
-        # Dynamo traces into this; the first line is constant there, so nothing of introspect enters a graph.
+        # Dynamo traces into this; the first question is constant there, so nothing of introspect enters a graph.
         @functools.wraps(original)
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - stands in for Module.__call__
-            if torch.compiler.is_compiling() or not guarded.on:
+            if is_traced() or flags._is_compiling_flag or not guarded.on:  # noqa: SLF001 - see `private_api`
                 return original(self, *args, **kwargs)
             return called(self, args, kwargs)
 
