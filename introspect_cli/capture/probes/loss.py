@@ -155,8 +155,6 @@ class Leaves:
         if unnamed:
             names.seek(unnamed)
             names.any_module = all(names.parameters.of(leaf) is not None for leaf in unnamed)
-            for root in names.roots() if names.any_module else ():
-                self._context.clock.root_called(root)
         return names.any_module
 
     def look_again(self) -> None:

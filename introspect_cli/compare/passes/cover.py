@@ -147,7 +147,8 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     ran = (kinds[other_sites] == kind_code(Kind.LOSS)).any()  # else an optimizer steps once more
     silent = _roots_of(alignment, other_sites, {Kind.GRAD} if ran else ())
     silent -= _roots_of(alignment, other_sites, MODULE_KINDS)
-    unseen = of_kinds(kinds[sites], MODULE_KINDS) & np.array([root in silent for root in roots], np.bool_)
+    began = (alignment.phase[sites] == phase_code(Phase.START)) & of_kinds(kinds[sites], {Kind.PARAM, Kind.BUFFER})
+    unseen = (began | of_kinds(kinds[sites], MODULE_KINDS)) & np.array([root in silent for root in roots], np.bool_)
     for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
         hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
         if hidden:
