@@ -194,7 +194,7 @@ def _inside(scene: Scene) -> str:
     if side := "" if changed else _identity_side(scene):
         zero = ", or a parameter of 0 adds nothing" if scene.cause.rests_on(Thing.PARAMETERS) else ""
         return f"{inside}in {side} it returns its input unchanged (switched off or in eval mode{zero})."
-    if side := "" if changed or _mode_recorded(scene) else _frozen_buffers(scene):
+    if side := "" if changed else _frozen_buffers(scene):
         return f"its buffers do not change in {side}: it is in eval mode there."
     if other := scene.step.alignment.b_class.get(scene.union, ""):
         return f"{inside}its class is {scene.first.module_class} in a and {other} in b."
@@ -211,8 +211,7 @@ def _inside(scene: Scene) -> str:
         text += "; or, if it draws random numbers, different ones were drawn before it in this step"
     if scene.steps_before and scene.cause.rests_on(Thing.PARAMETERS):
         text += "; or its parameters changed after they were recorded (.data, numpy)"
-    formats = memory_formats(scene)
-    if formats:
+    if formats := memory_formats(scene):
         text += f"; {' and '.join(formats[:2])}, which may choose another kernel"
     return f"{text}.{scene.rounding_words()}"
 
@@ -256,9 +255,8 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
 
 def changes_within(scene: Scene) -> list[str]:
     """How a module is set up differently, or those inside it whose outputs are not on record."""
-    unseen = scene.unseen_inside
     return attribute_changes(scene) or [
-        f"{each} of {name}" for name in unseen for each in attribute_changes(scene, name)
+        f"{each} of {name}" for name in scene.unseen_inside for each in attribute_changes(scene, name)
     ]
 
 
@@ -275,18 +273,14 @@ def changes_of_losses(scene: Scene) -> list[str]:
     return [f"{name}: {changed}" for name in losses for changed in attribute_changes(scene, name)]
 
 
-def _mode_recorded(scene: Scene) -> bool:
-    """Whether either run says in which mode a module was, so that another one would be among its changes."""
-    trees = [tree.get(scene.site.fqn) for tree in scene.step.modules]
-    return any(module is not None and "training" in dict(module.attributes) for module in trees)
-
-
 def _frozen_buffers(scene: Scene) -> str:
     """The side where the buffers of a module stay as they are in the step, where the other's change."""
+    trees = (tree.get(scene.site.fqn) for tree in scene.step.modules)
+    if any(module is not None and "training" in dict(module.attributes) for module in trees):
+        return ""  # else another mode would be among its changes
     for index, site in enumerate(scene.step.sites):
         if site.kind is Kind.BUFFER and owner_of(site.fqn) == scene.site.fqn:
-            side = untouched_side(scene.table, scene.step.before, int(scene.step.divergences.site[index]))
-            if side:
+            if side := untouched_side(scene.table, scene.step.before, int(scene.step.divergences.site[index])):
                 return side
     return ""
 

@@ -62,8 +62,7 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
         subject, head = head, owner_of(head)
     if step.carried.diverged or inside.get(subject, position) != position:
         return subject, Role.PROPAGATED
-    before = step.divergences.site[:position]  # nothing rests on a file that is saved
-    computed = step.alignment.kind[before] != kind_code(Kind.PRODUCT)
+    computed = step.alignment.kind[step.divergences.site[:position]] != kind_code(Kind.PRODUCT)  # files change nothing
     earlier = bool((computed & ~step.divergences.one_sided[:position]).any())
     other = step.alignment.names_b if step.divergences.row_b[position] < 0 else step.alignment.names_a
     return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
@@ -180,8 +179,7 @@ def _merged(scene: Scene) -> str:
 def _subject(scene: Scene) -> str:
     subject, side = scene.cause.subject, scene.first.only
     if not _missing(scene):  # a module that both have may lack a tensor in one run
-        subject = scene.site.fqn
-        if scene.site.kind not in _TENSORS or not _missing(scene, subject):
+        if scene.site.kind not in _TENSORS or not _missing(scene, subject := scene.site.fqn):
             return ""
     tensor = scene.site.kind in _TENSORS and subject == scene.site.fqn
     kind = scene.site.kind.one.removeprefix("the ") if tensor else "module"
