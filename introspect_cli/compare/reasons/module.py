@@ -279,9 +279,9 @@ def _frozen_buffers(scene: Scene) -> str:
     if any(module is not None and "training" in dict(module.attributes) for module in trees):
         return ""  # else another mode would be among its changes
     for index, site in enumerate(scene.step.sites):
-        if site.kind is Kind.BUFFER and owner_of(site.fqn) == scene.site.fqn:
-            if side := untouched_side(scene.table, scene.step.before, int(scene.step.divergences.site[index])):
-                return side
+        own, number = owner_of(site.fqn) == scene.site.fqn, int(scene.step.divergences.site[index])
+        if site.kind is Kind.BUFFER and own and (side := untouched_side(scene.table, scene.step.before, number)):
+            return side
     return ""
 
 

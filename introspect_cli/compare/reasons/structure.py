@@ -56,8 +56,7 @@ class OneSided(Reason):
 def subject_of(step: Step, position: int) -> tuple[str, Role]:
     """The outermost thing that only the run with this record has, and whether this record is the first of it."""
     names, inside = step.one_sided("a" if step.divergences.row_a[position] >= 0 else "b")
-    subject = step.sites[position].fqn
-    head = owner_of(subject)
+    subject, head = step.sites[position].fqn, owner_of(step.sites[position].fqn)
     while head and head in names:
         subject, head = head, owner_of(head)
     if step.carried.diverged or inside.get(subject, position) != position:
@@ -178,9 +177,10 @@ def _merged(scene: Scene) -> str:
 
 def _subject(scene: Scene) -> str:
     subject, side = scene.cause.subject, scene.first.only
-    if not _missing(scene):  # a module that both have may lack a tensor in one run
-        if scene.site.kind not in _TENSORS or not _missing(scene, subject := scene.site.fqn):
-            return ""
+    if scene.site.kind in _TENSORS and not _missing(scene):  # a module that both have may lack a tensor in one run
+        subject = scene.site.fqn
+    if not _missing(scene, subject):
+        return ""
     tensor = scene.site.kind in _TENSORS and subject == scene.site.fqn
     kind = scene.site.kind.one.removeprefix("the ") if tensor else "module"
     replaced = other_class(scene, owner_of(subject))
