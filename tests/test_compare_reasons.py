@@ -382,10 +382,7 @@ def test_hyperparameters_of_the_parameters_own_group(compare):
     result = compare([before + rows + after[:1]], [before + rows + after[1:]], settings=settings)
     assert "weight_decay 0 -> 0.1" in result.sentence
 
-    rates = (
-        (0.2, 0.4),
-        (0.1, 0.4),
-    )  # a schedule moves them in each group; what the script makes them of is in its group
+    rates = ((0.2, 0.4), (0.2, 0.8))  # a schedule moves them in each group; what the script makes them of is in it
     steps = [
         [*before, *rows, row("optimizer", "param", "Net.b", np.full(3, rate, F32))]
         + [row("optimizer", "hyperparameter", "SGD", r, path=f"[{n}]['lr']") for n, r in enumerate((0.3, rate))]
@@ -397,6 +394,8 @@ def test_hyperparameters_of_the_parameters_own_group(compare):
     )
     settings = tuple({"optimizers": [{"name": "SGD", "groups": one}]} for one in groups)
     assert "the cause is SGD's lr 0.2 -> 0.4." in compare(steps[:1], steps[1:], settings=settings).sentence
+    lean = [one[:3] for one in steps]
+    assert "or its hyper-parameters (lr_scale 0.4 -> 0.8)" in compare(lean[:1], lean[1:], settings=settings).sentence
 
 
 def test_the_first_step_that_an_optimizer_counts_has_no_state_before_it(compare):

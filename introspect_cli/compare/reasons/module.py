@@ -203,8 +203,7 @@ def _inside(scene: Scene) -> str:
         text += "; or, if it draws random numbers, different ones were drawn before it in this step"
     if scene.steps_before and scene.cause.rests_on(Thing.PARAMETERS):
         text += "; or its parameters changed after they were recorded (.data, numpy)"
-    formats = memory_formats(scene)
-    if formats:
+    if formats := memory_formats(scene):
         text += f"; {' and '.join(formats[:2])}, which may choose another kernel"
     return f"{text}.{scene.rounding_words()}"
 
@@ -249,9 +248,8 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
 
 def changes_within(scene: Scene) -> list[str]:
     """How a module is set up differently, or those inside it whose outputs are not on record."""
-    unseen = scene.unseen_inside
     return attribute_changes(scene) or [
-        f"{each} of {name}" for name in unseen for each in attribute_changes(scene, name)
+        f"{each} of {name}" for name in scene.unseen_inside for each in attribute_changes(scene, name)
     ]
 
 
@@ -269,16 +267,12 @@ def changes_of_losses(scene: Scene) -> list[str]:
 
 
 def _frozen_buffers(scene: Scene) -> str:
-    """The side where the buffers of a module stay as they are in the step, where the other's change.
-
-    None where a run has the module's mode on record: another one would be among what changed.
-    """
+    """The side where the buffers of a module stay as they are in the step, where the other's change."""
     trees = (tree.get(scene.site.fqn) for tree in scene.step.modules)
     if any(module is not None and "training" in dict(module.attributes) for module in trees):
-        return ""
+        return ""  # else another mode would be among its changes
     for index, site in enumerate(scene.step.sites):
-        if site.kind is Kind.BUFFER and owner_of(site.fqn) == scene.site.fqn:
-            side = untouched_side(scene.table, scene.step.before, int(scene.step.divergences.site[index]))
-            if side:
-                return side
+        own, number = owner_of(site.fqn) == scene.site.fqn, int(scene.step.divergences.site[index])
+        if site.kind is Kind.BUFFER and own and (side := untouched_side(scene.table, scene.step.before, number)):
+            return side
     return ""

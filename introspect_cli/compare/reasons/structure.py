@@ -63,14 +63,12 @@ class OneSided(Reason):
 def subject_of(step: Step, position: int) -> tuple[str, Role]:
     """The outermost thing that only the run with this record has, and whether this record is the first of it."""
     names, inside = step.one_sided("a" if step.divergences.row_a[position] >= 0 else "b")
-    subject = step.sites[position].fqn
-    head = owner_of(subject)
+    subject, head = step.sites[position].fqn, owner_of(step.sites[position].fqn)
     while head and head in names:
         subject, head = head, owner_of(head)
     if step.carried.diverged or inside.get(subject, position) != position:
         return subject, Role.PROPAGATED
-    before = step.divergences.site[:position]  # nothing rests on a file that is saved
-    computed = step.alignment.kind[before] != kind_code(Kind.PRODUCT)
+    computed = step.alignment.kind[step.divergences.site[:position]] != kind_code(Kind.PRODUCT)  # files change nothing
     earlier = bool((computed & ~step.divergences.one_sided[:position]).any())
     other = step.alignment.names_b if step.divergences.row_b[position] < 0 else step.alignment.names_a
     return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
@@ -175,11 +173,11 @@ def _merged(scene: Scene) -> str:
 def _subject(scene: Scene) -> str:
     subject, side = scene.cause.subject, scene.first.only
     if not _missing(scene):
-        classes = other_class(scene, subject)
-        if classes:
+        if classes := other_class(scene, subject):
             return f"the structure differs: {subject} is {' in a and '.join(classes)} in b; {scene.only_has}."
-        subject = scene.site.fqn  # a module that both have may lack a tensor in one run
-        if scene.site.kind not in _TENSORS or not _missing(scene, subject):
+        if scene.site.kind in _TENSORS:  # a module that both have may lack a tensor in one run
+            subject = scene.site.fqn
+        if not _missing(scene, subject):
             return ""
     tensor = scene.site.kind in _TENSORS and subject == scene.site.fqn
     kind = scene.site.kind.one.removeprefix("the ") if tensor else "module"

@@ -212,7 +212,11 @@ def tuned(scene: Scene) -> list[Difference]:
     others = scene.optimizers[0] != scene.optimizers[1] and all(scene.optimizers)
     if others or scene.cause.rests_on(Thing.GRADIENT_SUM) or _fresh_state(scene)[0]:
         return []  # that comes first
-    return [change for change in changes(scene) if change.name == change.about and not chooses_kernel(change.name)]
+    return [
+        change
+        for change in changes(scene)
+        if change.name == change.about and not chooses_kernel(change.name) and not change.name.startswith(_FACTOR)
+    ]
 
 
 def changes(scene: Scene) -> list[Difference]:
@@ -241,8 +245,12 @@ def changes(scene: Scene) -> list[Difference]:
     rest = [change for change in (*settled, *others) if change.about != "lr"]
     if rates[0] == rates[1]:
         return rest
-    factors = [change for change in rest if change.about.startswith("lr_")]  # a script's note of what rates are made of
+    factors = [change for change in rest if change.about.startswith(_FACTOR)]
     return [Difference(RECORDED, "lr", *rates, "lr"), *(change for change in rest if change not in factors)]
+
+
+_FACTOR = "lr_"
+"""How a script's notes begin of what it makes a group's rates of; no optimizer reads them."""
 
 
 def _rates(scene: Scene) -> tuple[str, str] | None:
