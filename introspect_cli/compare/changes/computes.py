@@ -308,13 +308,6 @@ def resumed(at: CodePlace) -> Depths:
     return merged(at.calling(_SAVES, 1), at.calling(LOADS))
 
 
-def split(at: CodePlace) -> Depths:
-    """What the losses of microbatches become, and their gradients; else what cuts batches."""
-    if at.clues.kind not in {Kind.LOSS, Kind.GRAD}:
-        return batch(at)
-    return merged(gradient(at), farther(loss(at), 1))
-
-
 def saved(at: CodePlace) -> Depths:
     """What is saved, what gives it its values, and calls that are handed it and may change it."""
     program = at.program
@@ -334,6 +327,7 @@ def buffer(at: CodePlace) -> Depths:
 
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _GRADIENTS = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD})
+_LOSSES = frozenset({Kind.LOSS, Kind.GRAD})
 _OF_MODULES = (".forward", ".__init__")
 COMPUTES: dict[str, Callable[[CodePlace], Depths]] = {
     **dict.fromkeys(("module", "own_code", "op"), forward),
@@ -348,7 +342,7 @@ COMPUTES: dict[str, Callable[[CodePlace], Depths]] = {
     "structure": structure,
     **dict.fromkeys(("outside", "by_hand"), outside),
     "product": saved,
-    "split": split,
+    "split": lambda at: merged(gradient(at), farther(loss(at), 1)) if at.clues.kind in _LOSSES else batch(at),
     "resumed": resumed,
     "buffer": buffer,
     "raised": raised,

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from introspect_cli.compare.changes.clues import Nearness, statement_words
 from introspect_cli.compare.settings.differences import Difference, on_one_line
 from introspect_cli.compare.settings.documents import RUN_NOISE, differences
-from introspect_cli.compare.settings.files import FILES, holds_tensors
+from introspect_cli.compare.settings.files import FILES, file_name, holds_tensors, read_by_one
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED
 from introspect_cli.compare.terms.result import SettingChange
 from introspect_cli.compare.terms.watched import lists
@@ -242,10 +241,10 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
     diverged = blame.reason is not None
     changes: list[SettingChange] = []
     recorded = {change.about for change in blame.hyperparameters}
-    resumes = _read_by_one(a, b) if blame.offset else set[str]()
+    resumes = read_by_one(a, b) if blame.offset else set[str]()
     for change in (*blame.hyperparameters, *differences(a, b)):
         weight = blame.weight(change)
-        if change.source == "command" and None in (change.a, change.b) and _file_name(change.a or change.b) in resumes:
+        if change.source == "command" and None in (change.a, change.b) and file_name(change.a or change.b) in resumes:
             weight = SAYS_NOTHING  # it has the run resume, which is compared part by part
         if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
             values = on_one_line(change.a, change.b)
@@ -263,17 +262,6 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
     return tuple(
         change for change in changes if not ((silent[0] and change.a is None) or (silent[1] and change.b is None))
     )
-
-
-def _read_by_one(a: Run, b: Run) -> set[str]:
-    """Names of files that one run alone has read."""
-    read = (run.settings.get(FILES) for run in (a, b))
-    one, two = (set(map(_file_name, files)) if isinstance(files, dict) else set() for files in read)
-    return one ^ two
-
-
-def _file_name(path: object) -> str:
-    return PurePath(str(path)).name
 
 
 def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> list[SettingChange]:
