@@ -327,8 +327,8 @@ def buffer(at: CodePlace) -> Depths:
 
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _GRADIENTS = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD})
+_LOSSES = frozenset({Kind.LOSS, Kind.GRAD})
 _OF_MODULES = (".forward", ".__init__")
-_OF_LOSSES = frozenset({Kind.LOSS, Kind.GRAD})
 COMPUTES: dict[str, Callable[[CodePlace], Depths]] = {
     **dict.fromkeys(("module", "own_code", "op"), forward),
     **dict.fromkeys(("gradient", "collective", "parts"), gradient),
@@ -342,7 +342,7 @@ COMPUTES: dict[str, Callable[[CodePlace], Depths]] = {
     "structure": structure,
     **dict.fromkeys(("outside", "by_hand"), outside),
     "product": saved,
-    "split": lambda at: merged(gradient(at), farther(loss(at), 1)) if at.clues.kind in _OF_LOSSES else batch(at),
+    "split": lambda at: merged(gradient(at), farther(loss(at), 1)) if at.clues.kind in _LOSSES else batch(at),
     "resumed": resumed,
     "buffer": buffer,
     "raised": raised,

@@ -186,3 +186,9 @@ def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Cou
             return None
         out.update(samples[0].tolist())
     return out
+
+
+def shares(reader: Reader) -> float:
+    """Into how many shares of its samples ranks cut a batch: stages of a pipeline are given the same ones."""
+    stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
+    return reader.many / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

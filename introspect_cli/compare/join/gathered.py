@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
+from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut, shares
 from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase
-from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.ranks.whole_reader import Reader
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 
@@ -51,7 +49,7 @@ class Gathered:
         self.factor: int | None = None
         self._shared = SharedOut(sides)
         self._amounts = Amounts((a.layouts, b.layouts)) if splits is not None and splits.differ else None
-        self._ranks = _shares(b) / _shares(a)
+        self._ranks = shares(b) / shares(a)
         self._alone = a.many == b.many == 1
         self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
@@ -213,23 +211,17 @@ class Gathered:
         if self.factor is None or abs(self.factor) == 1 or not self._flows_back:
             return lines
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
+        text = f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: "
         if self._amounts is not None and self._is_scaled:
-            why = "its loss is scaled (GradScaler, or by hand). That is taken into account."
+            text += "its loss is scaled (GradScaler, or by hand). That is taken into account."
         elif self.summed:
-            why = (
+            text += (
                 "the losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
                 "nevertheless, they were divided (a pipeline's schedule does that) or clipped after it."
             )
         else:
-            why = "there the loss is a mean over fewer samples. That is taken into account."
-        which = f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}"
-        return [*lines, f"{which}: {why}"]
-
-
-def _shares(reader: Reader) -> float:
-    """Into how many shares of its samples ranks cut a batch: stages of a pipeline are given the same ones."""
-    stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
-    return reader.many / max((each.of / max(len(each.roots), 1) for each in stages), default=1)
+            text += "there the loss is a mean over fewer samples. That is taken into account."
+        return [*lines, text]
 
 
 # --- which differing rows

@@ -154,7 +154,7 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
         if hidden:
             there = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
             unseen |= there & of_kinds(kinds[sites], inside)
-    return unseen
+    return np.asarray(unseen)
 
 
 def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:

@@ -242,3 +242,15 @@ def unequal_lines(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]
 
 def _line(lines: list[str], at: int) -> str | None:
     return clean(lines[at].strip(), _LONGEST) or None if at < len(lines) else None
+
+
+def read_by_one(a: Run, b: Run) -> set[str]:
+    """Names of files that one run alone has read."""
+    read = (run.settings.get(FILES) for run in (a, b))
+    one, two = (set(map(file_name, files)) if isinstance(files, dict) else set() for files in read)
+    return one ^ two
+
+
+def file_name(path: object) -> str:
+    """The last part of a path."""
+    return PurePath(str(path)).name

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from introspect_cli.compare.settings.differences import Difference, on_one_line
 from introspect_cli.compare.settings.documents import RUN_NOISE, differences
-from introspect_cli.compare.settings.files import FILES, holds_tensors
+from introspect_cli.compare.settings.files import FILES, file_name, holds_tensors, read_by_one
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED
 from introspect_cli.compare.terms.result import SettingChange
 from introspect_cli.compare.terms.watched import lists
@@ -240,12 +239,10 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
     diverged = blame.reason is not None
     changes: list[SettingChange] = []
     recorded = {change.about for change in blame.hyperparameters}
-    one, two = ({PurePath(str(name)).name for name in run.settings.document(FILES)} for run in (a, b))
-    resumes = one ^ two if blame.offset else set[str]()  # files that one run alone has read
+    resumes = read_by_one(a, b) if blame.offset else set[str]()
     for change in (*blame.hyperparameters, *differences(a, b)):
         weight = blame.weight(change)
-        alone = change.source == "command" and None in {change.a, change.b}
-        if alone and PurePath(str(change.a or change.b)).name in resumes:
+        if change.source == "command" and None in (change.a, change.b) and file_name(change.a or change.b) in resumes:
             weight = SAYS_NOTHING  # it has the run resume, which is compared part by part
         if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
             values = on_one_line(change.a, change.b)
