@@ -7,8 +7,8 @@ output of that call agrees, or differs by no more than rounding: it is told, and
 differs by more, or none is on record, the form is what differs first. Two floating point dtypes are no two forms of
 one value: one of them was rounded.
 
-So is a gradient that is sparse in a run: its entries are compared as they are stored, in their order, and say nothing
-beside a dense one. What the optimizer leaves of the parameter and of its state tells whether it was another.
+So is a gradient that is sparse in one run alone: its entries say nothing beside a dense one. What the optimizer leaves
+of the parameter and of its state tells whether it was another.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def form(table: Table, comparison: Comparison) -> Table:
 
 
 def _gradients(table: Table, comparison: Comparison) -> Ids:
-    """Gradients that a run has as sparse tensors, and of which both optimizers make the same."""
+    """Gradients that one run alone has as sparse tensors, and of which both optimizers make the same."""
     alignment, sites = table.alignment, table.site
     left = alignment.phase[sites] == phase_code(Phase.OPTIMIZER)
     rows = np.flatnonzero(left & (alignment.kind[sites] == kind_code(Kind.GRAD)) & (table.state == DIFFERENT))
@@ -64,11 +64,10 @@ def _gradients(table: Table, comparison: Comparison) -> Ids:
         return rows
     (one, two), row_a, row_b = comparison.layouts, table.row_a[rows], table.row_b[rows]
     layout_a, layout_b = table.a.layout[row_a], table.b.layout[row_b]
-    rows = rows[(one.stored[layout_a] | two.stored[layout_b]) & (one.shape[layout_a] == two.shape[layout_b])]
+    rows = rows[(one.stored[layout_a] != two.stored[layout_b]) & (one.shape[layout_a] == two.shape[layout_b])]
     after = np.flatnonzero(left & of_kinds(alignment.kind[sites], (Kind.PARAM, Kind.OPTIMIZER_STATE)))
-    same = {
-        alignment.fqn[site] for site in sites[after[alignment.kind[sites[after]] == kind_code(Kind.PARAM)]].tolist()
-    }
+    params = after[alignment.kind[sites[after]] == kind_code(Kind.PARAM)]
+    same = {alignment.fqn[site] for site in sites[params].tolist()}
     same -= {alignment.fqn[site] for site in sites[after[~np.isin(table.state[after], _AGREE)]].tolist()}
     return np.asarray(rows[[alignment.fqn[site] in same for site in sites[rows].tolist()]])
 
