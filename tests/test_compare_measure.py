@@ -98,6 +98,7 @@ def test_a_factor_is_found_and_noise_is_none():
 
 
 def test_command_lines_are_compared_by_option():
+    assert command_options(["--lr", "1", "--lr", "2", "-I", "x", "-I", "y"]) == {"--lr": "2", "-I": "x", "-I (2)": "y"}
     assert command_options(["data", "--lr", "1e-3", "--amp", "--n=4", "-x", "-3", "model.depth=2"]) == {
         "--lr": "1e-3",
         "--amp": "given",

@@ -36,7 +36,7 @@ def captures(tmp_path_factory, forks):
 
 def judged(case, configuration, captures):
     cell = matrix.judge(CASES[case], CONFIGURATIONS[configuration], captures)
-    return [] if cell.outcome not in {"wrong", "cannot run"} else [*cell.said, cell.sentence]
+    return [] if cell.outcome not in {"wrong", "cannot run"} else [*cell.why, cell.sentence]
 
 
 @pytest.mark.parametrize("case", SLICE)
@@ -69,7 +69,7 @@ def test_what_the_matrix_once_found_false_is_true(case, configuration, captures)
 @pytest.mark.parametrize(("case", "configuration"), ALL, ids=[f"{case.name}-{one.name}" for case, one in ALL])
 def test_what_is_said_is_true_everywhere(case, configuration, captures):
     cell = matrix.judge(case, configuration, captures)
-    assert cell.outcome in {"right", "first seen", "silent", "cannot run"}, [*cell.said, cell.sentence]
+    assert cell.outcome in {"right", "first seen", "silent", "cannot run"}, [*cell.why, cell.sentence]
 
 
 def records(path):

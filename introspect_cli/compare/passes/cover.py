@@ -146,7 +146,7 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
     ran = (kinds[other_sites] == kind_code(Kind.LOSS)).any()  # else an optimizer steps once more
     silent = _roots_of(alignment, other_sites, {Kind.GRAD} if ran else ())
-    silent -= _roots_of(alignment, other_sites, MODULE_KINDS)
+    silent = (silent - _roots_of(alignment, other_sites, MODULE_KINDS)) & _roots_of(alignment, sites, MODULE_KINDS)
     began = (alignment.phase[sites] == phase_code(Phase.START)) & of_kinds(kinds[sites], {Kind.PARAM, Kind.BUFFER})
     unseen = (began | of_kinds(kinds[sites], MODULE_KINDS)) & np.array([root in silent for root in roots], np.bool_)
     for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):

@@ -100,6 +100,8 @@ ARGUMENT = "argument "
 """Begins the names of arguments that stand by themselves; no option has a space in it."""
 
 _ASSIGNED = re.compile(r"[\w.+]+=")
+_AGAIN = re.compile(r"(.+) \(\d+\)")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 def arguments(argv: Iterable[str]) -> dict[str, Any]:
@@ -152,12 +154,14 @@ def command_options(argv: Iterable[str]) -> dict[str, str]:
     """A command line to compare: each option with one value, `given` for a flag, and the rest by position.
 
     What else follows an option is as often a separate argument as a further value, and is never hidden by an
-    option that explains nothing.
+    option that explains nothing. Of a number that is given again the last counts, as for nearly all parsers.
     """
     options = arguments(argv)
     alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
     named: dict[str, str] = {}
-    for name, value in options.items():
+    for given, value in options.items():
+        again = _AGAIN.fullmatch(given)
+        name = again[1] if again and _NUMBER.fullmatch(str(value)) else given
         if isinstance(value, list):
             named[name] = value[0]
             alone += value[1:]
