@@ -141,6 +141,8 @@ class ModuleProbe:
                 self._outermost(module, args, kwargs)
                 if stage is not None and stage.what == "forward" and stage.chunk >= 0:
                     self._of_microbatch(stage, module)
+            if not self._guarded.on:  # that failed: what the call is for is not known
+                return original(module, *args, **kwargs)
         if calls and (calls[-1] is None or not self._recorder.wanted):
             return original(module, *args, **kwargs)
         if not self._recorder.wanted:

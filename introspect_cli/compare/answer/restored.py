@@ -32,7 +32,9 @@ _OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
 def with_origins(answer: DiffResult, compared: Compared) -> DiffResult:
     """The answer with every origin, and with what became of the parts of a checkpoint."""
     outcomes, best = compared.outcomes, compared.best if answer.first is not None else None
-    causes = _origins(best, outcomes) if best is not None else ()
+    first, causes = answer.first, tuple[Origin, ...]()
+    if best is not None and best.first is not None and first is not None and best.first.site == first.site:
+        causes = _origins(best, outcomes)  # of a port, another one leads
     resumed = next((outcome.resumption for outcome in outcomes if outcome.resumption is not None), None)
     if resumed is None:
         return answer.with_findings(Origin, causes)
