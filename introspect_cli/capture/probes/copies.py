@@ -2,7 +2,7 @@
 
 Nothing runs them, no optimizer has them and no file need ever show them, so no other probe sees one. But a variable
 leads to it: from the frames under way when an optimizer steps, through attributes and containers. Looking for them
-takes milliseconds, so it is done after one step, after two, four, eight and so on. What has tensors of the same shapes
+takes milliseconds, so it is done after one step, after two, 16, 128 and so on. What has tensors of the same shapes
 as the parameters of a trained model is watched; where it has changed by the next look, it is recorded in each step from
 then on. What never changes (a checkpoint that was loaded, a frozen teacher) is none. No reference to any of it is kept:
 only where it was, and each step goes that way again.
@@ -71,7 +71,7 @@ class CopiesProbe(GuardedProbe):
         if self._guarded.on:
             with self._guarded:
                 if self._context.clock.ticks >= self._due:
-                    self._due = 2 * self._context.clock.ticks
+                    self._due = 8 * self._due if self._due > 1 else 2
                     self._seek()
                 self._record()
 
