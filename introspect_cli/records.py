@@ -233,6 +233,11 @@ class Layout:
             count *= size
         return count
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the tensor keeps entries and where they stand."""
+        return self.strides.startswith("sparse")
+
 
 @dataclass(frozen=True)
 class Summary:

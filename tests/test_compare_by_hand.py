@@ -46,17 +46,24 @@ class Contrast(nn.Module):
         return product
 
 
-def contrast(*, pace=0.1, late=False, noise=-1.0, every=True):
+def trained(made, held=nn.Module.parameters):
+    """Steps of a model on random batches, from one seed; `held` says which parameters the optimizer has."""
+
     def run():
         torch.manual_seed(0)
-        net = Contrast(pace, late, noise)
-        optimizer = torch.optim.SGD(net.parameters() if every else net.body.parameters(), lr=0.1)
+        net = made()
+        optimizer = torch.optim.SGD(held(net), lr=0.1)
         for _ in range(STEPS):
             optimizer.zero_grad()
             net(torch.randn(8, 4)).square().mean().backward()
             optimizer.step()
 
     return run
+
+
+def contrast(*, pace=0.1, late=False, noise=-1.0, every=True):
+    held = nn.Module.parameters if every else lambda net: net.body.parameters()
+    return trained(lambda: Contrast(pace, late, noise), held)
 
 
 def compared(tmp_path, one, two, **options):
@@ -326,16 +333,7 @@ class Surprised(nn.Module):
 
 
 def surprised(*, power=2, tried=False):
-    def run():
-        torch.manual_seed(0)
-        net = Surprised(power, tried)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            net(torch.randn(8, 4)).square().mean().backward()
-            optimizer.step()
-
-    return run
+    return trained(lambda: Surprised(power, tried))
 
 
 def test_what_ran_inside_and_could_not_be_seen_is_not_called_equal(tmp_path):
@@ -366,16 +364,7 @@ class Kept(nn.Module):
 
 
 def kept(begins):
-    def run():
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(4, 4), Kept(begins), nn.Linear(4, 2))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            net(torch.randn(8, 4)).square().mean().backward()
-            optimizer.step()
-
-    return run
+    return trained(lambda: nn.Sequential(nn.Linear(4, 4), Kept(begins), nn.Linear(4, 2)))
 
 
 def test_a_buffer_follows_from_another_that_its_module_begins_with(tmp_path):

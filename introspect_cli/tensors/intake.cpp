@@ -328,14 +328,8 @@ u64 stand(Intake *self, PyObject *tensor, const Look *seen) {
     Look found;
     if (seen) found = *seen;
     else if (!look(self, tensor, found)) return 0;
-    i64 writes = writes_by_handle(self->functions, tensor);
-    if (writes < 0) {
-        PyObject *version = PyObject_GetAttr(tensor, VERSION);
-        writes = version ? PyLong_AsLongLong(version) : -1;
-        if (version) Py_DecRef(version);
-        if (PyErr_Occurred()) return PyErr_Clear(), 0;
-    }
-    if (!is_there(self, tensor, found)) return 0;
+    const i64 writes = writes_of((PyObject *)self, tensor);
+    if (writes < 0 || !is_there(self, tensor, found)) return 0;
     return mix(mix(found.address ^ G) + u64(writes)) ^ glance((const char *)found.address, found.count * SIZES[found.code]);
 }
 
@@ -405,6 +399,15 @@ PyType_Spec SPEC = {
 PyObject *TYPE = nullptr;
 
 }  // namespace
+
+i64 writes_of(PyObject *object, PyObject *tensor) {
+    const i64 writes = writes_by_handle(((Intake *)object)->functions, tensor);
+    if (writes >= 0) return writes;
+    PyObject *version = PyObject_GetAttr(tensor, VERSION);
+    const i64 asked = version ? PyLong_AsLongLong(version) : -1;
+    if (version) Py_DecRef(version);
+    return PyErr_Occurred() ? (PyErr_Clear(), -1) : asked;
+}
 
 i64 record_at(PyObject *object, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
     Intake *self = (Intake *)object;

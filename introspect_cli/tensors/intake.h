@@ -25,6 +25,8 @@ HIDDEN bool is_intake(PyObject *object);
 struct Functions;
 HIDDEN const Functions *functions_of(PyObject *intake);
 
+HIDDEN i64 writes_of(PyObject *intake, PyObject *tensor);  // how often a tensor was written to; -1 where torch does not count
+
 // Which table of summaries the slots are of that are given out now: another from one step to the next.
 HIDDEN i64 table_of(PyObject *intake);
 // Notes at a site what is in a slot already; false, and nothing is done, where that is of another table than `table`, or the

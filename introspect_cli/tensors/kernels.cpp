@@ -301,8 +301,8 @@ template <class T> INLINE i64 zeros(const T *x, i64 count) {
 
 // ---- the ends of a block: the smallest and the largest number, and the smallest absolute value, lane by lane
 
-constexpr auto LEAST = [](auto a, auto b) { return b < a ? b : a; };  // of numbers, or of the lanes of vectors
-constexpr auto MOST = [](auto a, auto b) { return a < b ? b : a; };
+constexpr auto LEAST = [](auto a, auto b) { return least(a, b); };  // of numbers, or of the lanes of vectors
+constexpr auto MOST = [](auto a, auto b) { return most(a, b); };
 
 template <class T, int N> struct ByValue {
     V<T> lows[N], highs[N], smalls[N];

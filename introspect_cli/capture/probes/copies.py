@@ -22,7 +22,7 @@ from torch import nn
 from introspect_cli.capture.frames import attributes_of, script_frames, variables_of
 from introspect_cli.capture.naming.contents import parameters_in
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.script import leaves_of
+from introspect_cli.capture.probes.script import tensors_of
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.tensors.views import memory_of, unobserved
 from introspect_cli.texts import clean
@@ -58,6 +58,7 @@ class CopiesProbe(GuardedProbe):
         self._due = 1
         self._seen: dict[Way, Hashable] = {}
         self._moving: dict[Way, str] = {}
+        self._sites: dict[Way, tuple[list[str], list[int]]] = {}  # for the paths that a copy had last
         self._recorded = -1
 
     def install(self) -> None:
@@ -88,11 +89,14 @@ class CopiesProbe(GuardedProbe):
         homes = _homes()
         for way, name in self._moving.items():
             held = _followed(way, homes)
-            if held is None or self._is_named(held):
+            found = [] if held is None or self._is_named(held) else tensors_of(held)
+            if not found:
                 continue
-            leaves = [pair for pair in leaves_of(held) if issubclass(type(pair[1]), torch.Tensor)]
-            sites = [self._recorder.site(Site(Phase.OPTIMIZER, Kind.PRODUCT, name, 0, path)) for path, _ in leaves]
-            self._recorder.tensors(sites, [tensor for _, tensor in leaves])
+            paths, tensors = [path for path, _ in found], [tensor for _, tensor in found]
+            if way not in self._sites or self._sites[way][0] != paths:
+                sites = [Site(Phase.OPTIMIZER, Kind.PRODUCT, name, 0, path) for path in paths]
+                self._sites[way] = paths, [self._recorder.site(site) for site in sites]
+            self._recorder.tensors(self._sites[way][1], tensors)
 
     def _seek(self) -> None:
         """Look for copies; those that have changed since they were looked at are recorded from now on."""
@@ -108,7 +112,7 @@ class CopiesProbe(GuardedProbe):
         for way, found in _objects(fewest, most):
             if way in self._moving or self._is_named(found):
                 continue
-            tensors = [leaf for _, leaf in leaves_of(found) if issubclass(type(leaf), torch.Tensor)]
+            tensors = [tensor for _, tensor in tensors_of(found)]
             sizes = _shapes({id(one): one for one in tensors})
             if not any(wanted <= sizes for wanted in shapes) or any(memory_of(one) in held for one in tensors):
                 continue

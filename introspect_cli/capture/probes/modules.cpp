@@ -1,7 +1,6 @@
 // The call of a module that is nothing but a call: known, called by another module in an ordinary forward pass, given
 // tensors and returning one. It is what `recorded` of module_calls.py does; whatever is different goes there.
 #include "probes.h"
-#include "tensor.h"
 
 namespace {
 
@@ -11,7 +10,7 @@ enum Held {
 };
 using Modules = Holder<HELD>;
 
-Name CALLS{"calls"}, PHASE{"phase"}, RUN{"forward"}, NEEDS{"requires_grad"}, CALL{"__call__"}, ITER{"__iter__"}, VERSION{"_version"},
+Name CALLS{"calls"}, PHASE{"phase"}, RUN{"forward"}, NEEDS{"requires_grad"}, CALL{"__call__"}, ITER{"__iter__"},
     MODULES{"_modules"}, DICTIONARY{"__dict__"};
 Slot COUNTS{{"calls"}}, WANTED{{"wanted"}}, STEP{{"step"}}, REFERENCE{{"reference"}}, PLAIN{{"plain"}}, COMPILED{{"compiled"}},
     ON_VALUE{{"on_value"}}, OUTPUTS{{"outputs"}}, MOVED{{"moved"}}, WATCHED{{"watched"}}, PER_CALL{{"forward"}}, INPUTS{{"inputs"}},
@@ -31,15 +30,10 @@ PyObject *innermost(PyObject *calls) {  // of the calls under way, the state of 
 struct Handed {  // what a module of a sequence has just returned in this thread; it refers to nothing
     const Modules *by;
     const PyObject *tensor, *module, *sequence;  // the last: the state of the sequence
-    i64 version, slot, table;
+    i64 writes, slot, table;
     Py_ssize_t place;  // of the module in the sequence, -1 if not known
 };
 thread_local Handed handed{};
-
-i64 version_of(Modules *self, PyObject *tensor) {  // below 0 where torch does not count
-    const i64 writes = writes_by_handle(functions_of(self->held[INTAKE]), tensor);
-    return writes < 0 ? integer(tensor, VERSION) : writes;
-}
 
 bool is_ours(Modules *self, PyObject *type) {  // whether calls of a class's modules come to us, and to nobody before us
     PyObject *entry = attribute(self->held[PROBE], ENTRY), *call = entry ? attribute(type, CALL) : nullptr;
@@ -118,12 +112,12 @@ struct Call {
 void hand_on(Modules *self, const Call &call, PyObject *tensor, i64 slot) {
     PyObject *state = slot >= 0 ? innermost(call.calls) : nullptr;
     if (!state || !attribute_is(state, PLAIN, self->held[SEQUENTIAL]) || !is_ours(self, (PyObject *)Py_TYPE(call.module))) return;
-    handed = {self, tensor, call.module, state, version_of(self, tensor), slot, table_of(self->held[INTAKE]), call.place};
+    handed = {self, tensor, call.module, state, writes_of(self->held[INTAKE], tensor), slot, table_of(self->held[INTAKE]), call.place};
 }
 
 // Whether what goes into a module is what the one before it in its sequence returned; the place of the module is known then.
 bool is_handed(Modules *self, const Handed &last, Call &call, PyObject *tensor) {
-    if (last.by != self || last.tensor != tensor || last.version < 0 || version_of(self, tensor) != last.version) return false;
+    if (last.by != self || last.tensor != tensor || last.writes < 0 || writes_of(self->held[INTAKE], tensor) != last.writes) return false;
     PyObject *state = innermost(call.calls);
     if (!state || state != last.sequence || !is_ours(self, (PyObject *)Py_TYPE(call.module))) return false;
     PyObject *modules = sequence_of(self, state);

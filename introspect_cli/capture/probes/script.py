@@ -87,8 +87,7 @@ class ProductProbe(GuardedProbe):
         self._context.clock.look()
         with unobserved():
             call = self._counts[name] = self._counts.get(name, -1) + 1
-            leaves = [pair for pair in leaves_of(held) if issubclass(type(pair[1]), torch.Tensor)]
-            saved = [pair for pair in leaves if not _is_random(*pair)][:_MOST]
+            saved = [pair for pair in tensors_of(held) if not _is_random(*pair)][:_MOST]
             info = SiteInfo()
             sites = [
                 self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved
@@ -96,17 +95,17 @@ class ProductProbe(GuardedProbe):
             self._recorder.tensors(sites, [tensor for _, tensor in saved])
 
 
-def leaves_of(held: object) -> list[tuple[str, Any]]:
+def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
     """The tensors in what is saved with their places, those in modules too."""
     if issubclass(type(held), nn.Module):
         return [(f"[{name!r}]", tensor) for name, tensor in _in_module(held)]
-    leaves: list[tuple[str, Any]] = []
+    tensors: list[tuple[str, torch.Tensor]] = []
     for path, leaf in flatten(held):
         if issubclass(type(leaf), nn.Module):
-            leaves += [(f"{path}[{name!r}]", tensor) for name, tensor in _in_module(leaf)]
-        else:
-            leaves.append((path, leaf))
-    return leaves
+            tensors += [(f"{path}[{name!r}]", tensor) for name, tensor in _in_module(leaf)]
+        elif issubclass(type(leaf), torch.Tensor):
+            tensors.append((path, leaf))
+    return tensors
 
 
 def _in_module(root: Any) -> list[tuple[str, torch.Tensor]]:

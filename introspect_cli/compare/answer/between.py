@@ -261,9 +261,9 @@ def clues_of(scene: Scene) -> Clues:
 def _handling(scene: Scene) -> set[str]:
     """Names of what a script calls to do to gradients what the records leave possible."""
     if stale_side(scene.step, scene.position):
-        return set(Handling.ZERO_GRAD.value[1])
+        return set(Handling.ZERO_GRAD.calls)
     gone = excluded(scene)
-    names = {word for handling in Handling if handling not in gone for word in handling.value[1]}
+    names = {word for handling in Handling if handling not in gone for word in handling.calls}
     return names | ({"clip_grad_value_"} if Handling.CLIPPING in gone else set())
 
 

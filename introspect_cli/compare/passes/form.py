@@ -131,11 +131,8 @@ def forms_note(table: Table, rows: Ids, comparison: Comparison) -> str:
     one, two = _form(comparison.a, table.a, table.row_a[first]), _form(comparison.b, table.b, table.row_b[first])
     clause = f"in step {table.step} {what(site)} is {one} in a and {two} in b"
     others = sum(table.named(row).kind is site.kind for row in rows.tolist()) - 1
-    more = (
-        f", as {count(others, 'other gradient' if site.kind is Kind.GRAD else 'other input')} of that step"
-        if others
-        else ""
-    )
+    word = "other gradient" if site.kind is Kind.GRAD else "other input"
+    more = f", as {count(others, word)} of that step" if others else ""
     after = f"what {'those modules' if others else 'that module'} returned agrees, or differs by rounding"
     if site.kind is Kind.GRAD:
         after = "what the optimizer made of it agrees"
@@ -146,5 +143,5 @@ def _form(reader: Reader, batch: StepBatch, row: int) -> str:
     if row < 0:
         return "not given"
     layout = reader.layouts[int(batch.layout[row])]
-    sparse = " (sparse)" if layout.strides.startswith("sparse") else ""
+    sparse = " (sparse)" if layout.is_sparse else ""
     return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{sparse}"

@@ -55,6 +55,10 @@ class Handling(Enum):
     ZERO_GRAD = "zero_grad", ("zero_grad", "set_to_none")
     BY_HAND = "a change of the gradient by hand", ()
 
+    def __init__(self, words: str, calls: tuple[str, ...]) -> None:
+        self.words = words
+        self.calls = calls
+
 
 TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATION})
 """What multiplies all gradients by one factor, where a step has one backward pass."""
@@ -78,7 +82,7 @@ def excluded(scene: Scene) -> frozenset[Handling]:
 def _sparse_sides(scene: Scene) -> str:
     """The runs that have it as a sparse tensor, of which a sketch has the entries, and not where they stand."""
     both = zip("ab", (scene.first.a, scene.first.b), strict=True)
-    return "".join(side for side, summary in both if summary is not None and summary.layout.strides[:6] == "sparse")
+    return "".join(side for side, summary in both if summary is not None and summary.layout.is_sparse)
 
 
 def others_equal(scene: Scene, *, also_before: bool = False) -> bool:
@@ -209,7 +213,7 @@ class Gradient(Reason):
         """What may have been done to it, without what the records exclude; `last` where nothing follows in the list."""
         del module
         gone = frozenset[Handling]() if scene is None else excluded(scene)
-        names = [handling.value[0] for handling in Handling if handling not in gone]
+        names = [handling.words for handling in Handling if handling not in gone]
         if Handling.CLIPPING in gone:
             names.insert(0, "clipping by value")
         if not last:

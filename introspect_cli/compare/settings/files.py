@@ -246,8 +246,7 @@ def _line(lines: list[str], at: int) -> str | None:
 
 def read_by_one(a: Run, b: Run) -> set[str]:
     """Names of files that one run alone has read."""
-    read = (run.settings.get(FILES) for run in (a, b))
-    one, two = (set(map(file_name, files)) if isinstance(files, dict) else set() for files in read)
+    one, two = (set(map(file_name, run.settings.document(FILES))) for run in (a, b))
     return one ^ two
 
 
