@@ -306,7 +306,7 @@ def make_tests(directory: Path, jobs: int) -> None:
     """Run the tests that ask about runs, and keep the runs."""
     files = [
         str(path)
-        for path in sorted((TREE / "tests").glob("test_*.py"))
+        for path in sorted((TREE / "tests").glob("*/test_*.py"))
         if _ASKING.search(path.read_text(encoding="utf-8")) and not _LEAVE_LITTLE.fullmatch(path.stem)
     ]
     log = directory / "asked.log"

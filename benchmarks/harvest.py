@@ -1,6 +1,6 @@
 """What tests ask of runs they made: a plugin of pytest that writes down each command, and what becomes of the list.
 
-    FROZEN_LOG=FILE pytest -p harvest --basetemp=DIRECTORY/tests tests/test_diff_command.py ...
+    FROZEN_LOG=FILE pytest -p harvest --basetemp=DIRECTORY/tests tests/commands/test_diff_command.py ...
 
 Tests make many runs that no list of cases has: several ranks, ports, refactorings, resumed and interrupted ones. Each
 command line that a test gives is written down with its directory, and so is each call of the comparison in process,

@@ -2,7 +2,8 @@
 
     python docs/reference.py
 
-The pages are committed, so that they can be read as files; `tests/test_reference.py` fails where they are stale.
+The pages are committed, so that they can be read as files; `tests/repository/test_reference.py` fails where they are
+stale.
 """
 
 from __future__ import annotations

@@ -19,8 +19,6 @@ import pytest
 
 import introspect_cli
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / folder) for folder in ("benchmarks", "docs")]
-
 # Where python is told to keep nothing it compiles, each process compiles all of torch that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

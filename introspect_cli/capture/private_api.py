@@ -1,6 +1,6 @@
 """Every private name of torch that capture leans on, in one place, with what is lost without it.
 
-Each is looked up once, here, with a fallback; `tests/test_private_api.py` notices when one moves. Those of
+Each is looked up once, here, with a fallback; `tests/capture/test_private_api.py` notices when one moves. Those of
 `torch.distributed` are in `torch_distributed`. Attributes of objects, and what `tensors` needs, which may not
 import this file, stand where they are used and are listed below in `ELSEWHERE`; the tests find any other underscore of
 torch's.

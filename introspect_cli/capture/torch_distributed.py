@@ -2,7 +2,7 @@
 
 Process groups and what collectives are given; what DTensor, the tensor parallel styles, `fully_shard` and the stages of
 pipelines know of a rank's share. Each is asked once, here, with what is lost without it, as in `private_api`;
-`tests/test_private_distributed.py` notices when one moves.
+`tests/capture/test_private_distributed.py` notices when one moves.
 
 Tensor and sequence parallel modules pass plain tensors on: a column's output is a rank's columns, and nothing on the
 tensor says so. But what `to_local` returned was made by an autograd node that knows the DTensor it is of; a tensor that

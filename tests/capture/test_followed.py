@@ -1,0 +1,286 @@
+"""Launchers, shell scripts and test runners under capture: what trains below them is recorded, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from sweeps import sliced
+
+from introspect_cli.capture.processes import Role, command_of, described, instead
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.store.read.run import open_run
+
+TRAIN = """\
+import os, sys
+import torch
+class Descent(torch.optim.Optimizer):
+    add_param_group = torch.optim.Optimizer.add_param_group.__wrapped__
+    zero_grad = torch.optim.Optimizer.zero_grad.__wrapped__
+    def step(self):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = Descent(model.parameters(), {})
+for _ in range(2):
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("argv", sys.argv[1:], "PYTHONPATH", os.environ.get("PYTHONPATH"), "follow", "INTROSPECT_FOLLOW" in os.environ)
+assert "torch._dynamo" not in sys.modules
+"""
+"""Torch's own optimizers import its compiler, which takes as long as all the rest of a process."""
+SPAWNS = """\
+import torch.multiprocessing as mp
+import torch
+
+def trains(rank):
+    exec(open("train.py").read(), {})
+
+def loads():
+    data = torch.utils.data.DataLoader(list(range(4)), num_workers=1, multiprocessing_context="spawn")
+    print(list(data))
+
+if __name__ == "__main__":
+    loads()
+    mp.spawn(trains, nprocs=1)
+"""
+FILES = {
+    "train.py": TRAIN,
+    "fails.py": TRAIN + "raise ValueError('too bad')\n",
+    "spawns.py": SPAWNS,
+    "plain.py": "print('no torch here')\n",
+    "own/sitecustomize.py": "import os; os.environ['OWN_SITE'] = 'ran'\n",
+    "site.py": "import os, sys, torch; print(os.environ['OWN_SITE'], [p for p in sys.path if 'capture/follow' in p])\n",
+    "run.sh": '#!/bin/sh\nset -e\npython plain.py\npython train.py "$@"\npython train.py again\n',
+    "Makefile": "train:\n\tpython train.py\n",
+    "test_it.py": "def test_training():\n    exec(open('train.py').read(), {})\n",
+}
+ACCELERATE = [
+    "--cpu",
+    "--num_processes",
+    "1",
+    "--num_machines",
+    "1",
+    "--mixed_precision",
+    "no",
+    "--dynamo_backend",
+    "no",
+]
+TWO = ["--nproc-per-node", "2", "--master-port", "0", "--standalone"]
+COMMANDS = {
+    "direct": ["train.py"],
+    "python": ["python", "train.py"],
+    "python -m": ["python", "-u", "-m", "train"],
+    "torchrun": ["torchrun", *TWO, "train.py", "--lr", "1"],
+    "-m torch.distributed.run": ["-m", "torch.distributed.run", "--standalone", "train.py"],
+    "accelerate launch": ["accelerate", "launch", *ACCELERATE, "train.py"],
+    "-m accelerate": ["-m", "accelerate.commands.launch", *ACCELERATE, "train.py"],
+    "fabric run": ["fabric", "run", "--accelerator", "cpu", "--devices", "1", "train.py"],
+    "uv run": ["uv", "run", "--no-project", "--python", sys.executable, "python", "train.py"],
+    "shell script": ["./run.sh", "1"],
+    "make": ["make", "-s", "train"],
+    "pytest": ["pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
+    "fails": ["python", "fails.py"],
+    "plain": ["python", "plain.py"],
+    "isolated": ["python", "-I", "train.py"],
+    "site": ["python", "site.py"],
+    "spawns": ["--children", "all", "spawns.py"],
+    "spawns, script": ["python", "spawns.py"],
+}
+
+
+FOLLOWED = ["python", "python -m", "torchrun", "-m torch.distributed.run", "accelerate launch", "-m accelerate"]
+FOLLOWED += ["fabric run", "uv run", "shell script", "make", "pytest"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("followed")
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (folder / "run.sh").chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ended(folder):
+    """What came of each command, run once under capture when it is first asked for."""
+
+    @cache
+    def run(name):
+        if COMMANDS[name][0] in {"make", "accelerate", "fabric", "uv"} and shutil.which(COMMANDS[name][0]) is None:
+            pytest.skip(f"there is no {COMMANDS[name][0]}")
+        if name in FOLLOWED:
+            run("direct")
+        bin_ = str(Path(sys.executable).parent)
+        paths = [str(Path(__file__).parents[2]), *([str(folder / "own")] if name == "site" else [])]
+        variables = {"PATH": os.pathsep.join([bin_, os.environ["PATH"]]), "PYTHONPATH": os.pathsep.join(paths)}
+        return subprocess.run(
+            [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "-o", f"run {name}", *COMMANDS[name]],
+            cwd=folder,
+            env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def same_as_direct(folder, name):
+    with open_run(folder / "run direct") as a, open_run(folder / f"run {name}") as b:
+        result = compare_runs(a, b, DiffOptions())
+    return result.verdict.value == "same" and result.counts.steps_compared == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    sliced(FOLLOWED[:-1], ("python", "torchrun", "shell script")),
+)
+def test_what_trains_below_a_launcher_is_recorded_as_it_is_alone(folder, ended, name):
+    assert ended(name).returncode == 0, ended(name).stderr
+    assert same_as_direct(folder, name), ended(name).stderr
+    assert "recorded 2 steps" in ended(name).stderr
+
+
+def test_what_a_test_trains_is_recorded(folder, ended):
+    assert ended("pytest").returncode == 0, ended("pytest").stdout
+    assert same_as_direct(folder, "pytest")
+
+
+@pytest.mark.parametrize("name", ["python", "torchrun"])
+def test_the_script_sees_its_own_environment(folder, ended, name):
+    assert f"PYTHONPATH {Path(__file__).parents[2]} follow False" in ended(name).stdout
+    assert ended(name).stdout.count("argv") == (2 if name == "torchrun" else 1)
+
+
+def test_ranks_of_a_launch_are_one_run(folder, ended):
+    assert ended("torchrun").returncode == 0
+    with open_run(folder / "run torchrun") as run:
+        assert list(run.ranks) == [0, 1]
+    assert ended("torchrun").stderr.count("recorded 2 steps") == 1
+
+
+def test_the_command_line_of_a_launcher_is_recorded(folder, ended):
+    assert ended("torchrun").returncode == 0
+    with open_run(folder / "run torchrun") as run:
+        launcher = run.settings["command"]["launcher"]
+    assert launcher == {"arguments": COMMANDS["torchrun"], "directory": str(folder)}
+
+
+def test_a_second_script_is_a_child_of_the_run(folder, ended):
+    assert "no torch here" in ended("shell script").stdout
+    with open_run(folder / "run shell script" / "children" / "1-train") as run:
+        assert run.manifest["argv"] == ["train.py", "again"]
+        assert run.last_step == 1
+    assert ended("shell script").stderr.count("recorded 2 steps") == 2
+
+
+def test_an_exception_ends_the_run_as_it_ends_the_script(folder, ended):
+    done = ended("fails")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):")
+    assert "introspect_cli" not in done.stderr
+    with open_run(folder / "run fails") as run:
+        assert run.manifest["status"] == "complete"
+        assert run.manifest["exception"] == "ValueError: too bad"
+        assert run.last_step == 1
+
+
+def test_an_end_that_was_not_seen_is_not_reported(folder, ended):
+    assert ended("python").returncode == 0
+    with open_run(folder / "run python") as run:
+        assert (run.manifest["exit_code"], run.manifest["how"]) == (None, "ended")
+
+
+def test_where_nothing_is_recorded_the_line_to_use_is_reported(folder, ended):
+    assert "plain.py ended without importing torch" in ended("plain").stderr
+    assert "no python process with introspect-cli was seen below python" in ended("isolated").stderr
+    assert "use `introspect capture -o 'run isolated' train.py` instead" in ended("isolated").stderr
+    assert not (folder / "run plain").exists()
+
+
+def test_the_projects_own_sitecustomize_runs(ended):
+    assert ended("site").stdout == "ran []\n"
+
+
+def test_all_children_are_those_that_train_and_no_loaders_worker(folder, ended):
+    assert ended("spawns").returncode == 0, ended("spawns").stderr
+    assert ended("spawns, script").returncode == 0
+    names = sorted(path.name for path in (folder / "run spawns" / "children").iterdir())
+    assert names == ["1-trains"]
+    assert "is not recorded" not in ended("spawns").stderr
+    with open_run(folder / "run spawns" / "children" / "1-trains") as run:
+        assert run.last_step == 1
+    assert not (folder / "run spawns, script" / "children").exists()
+    with open_run(folder / "run spawns, script") as run:
+        assert run.manifest["children"] == ["trains"], "it says what it did not record"
+
+
+def test_a_launcher_whose_processes_are_not_followed_is_refused(introspect):
+    done = introspect("capture", "--children", "none", "torchrun", "train.py", new_process=True)
+    assert done.returncode == 2
+    assert "--children none follows none: nothing would be recorded" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "role", "name"),
+    [
+        ("python train.py --lr 1", Role.SCRIPT, "train.py"),
+        ("python -u -W ignore -Xdev train.py", Role.SCRIPT, "train.py"),
+        ("python -um package.train", Role.SCRIPT, "package.train"),
+        ("python --check-hash-based-pycs default train.py", Role.SCRIPT, "train.py"),
+        ("python /env/bin/pytest tests", Role.SCRIPT, "pytest"),
+        ("python /env/bin/torchrun train.py", Role.LAUNCHER, "torchrun"),
+        ("python -m torch.distributed.run train.py", Role.LAUNCHER, "torch.distributed.run"),
+        ("python -u -m deepspeed.launcher.launch x", Role.LAUNCHER, "deepspeed.launcher.launch"),
+        ("python -c from~multiprocessing.spawn~import~spawn_main;", Role.WORKER, "python -c"),
+        ("python -c from~multiprocessing.resource_tracker~import~main;main(3)", Role.HELPER, "python -c"),
+        ("python -m pip install x", Role.HELPER, "pip"),
+        (
+            "python /env/lib/site-packages/torch/_inductor/compile_worker/__main__.py --pickler x",
+            Role.HELPER,
+            "__main__.py",
+        ),
+        ("python", Role.HELPER, "python -c"),
+        ("python -", Role.HELPER, "python -c"),
+    ],
+)
+def test_processes_are_distinguished_by_their_command_lines(words, role, name):
+    process = described([word.replace("~", " ") for word in words.split()])
+    assert (process.role, process.name) == (role, name)
+
+
+def test_scripts_run_in_this_process_and_commands_in_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "noext").write_text("#!/usr/bin/env python\n")
+    (tmp_path / "go.sh").write_text("python train.py\n")
+    asked = {"interpreter": "PY", "module": False}
+    assert command_of(["train.py"], **asked) is None
+    assert command_of(["noext"], **asked) is None
+    assert command_of(["go.sh", "1"], **asked) == ["sh", "go.sh", "1"]
+    assert command_of(["no-such-command"], **asked) is None
+    assert command_of(["package.train"], interpreter="PY", module=True) is None
+    run = ["torch.distributed.run", "train.py"]
+    assert command_of(run, interpreter="PY", module=True) == ["PY", "-m", *run]
+
+
+def test_the_line_to_use_instead_is_one_that_works():
+    line = "-m introspect_cli capture -o run train.py 1"
+    assert (
+        instead(["torchrun", "--x", "train.py", "1"], module=False, output="run")
+        == f"use `torchrun --x {line}` instead"
+    )
+    assert "`introspect capture -o RUN` in the place of `python`" in instead(["make"], module=False, output="run")

@@ -1,0 +1,81 @@
+"""Three training scripts, eager against compiled: the same, or off by rounding; a wrong decomposition is found."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from opcapture import captured, compared
+from test_tap_diff import wrong_backend
+
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.records import Kind
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+SCRIPTS = {
+    # Random numbers of a compiler's own are another thing than rounding.
+    "train_cnn": ("Net", ["--dropout", "0"]),
+    "train_gpt": ("GPT", []),
+    "train_rnn": ("CharacterModel", ["--cell", "rnn"]),
+}
+
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def run(path, monkeypatch, name, *, arguments=(), level="module", **settings):
+    """Capture a fixture whose model compiles itself when it is made, if there are settings to compile it with."""
+    class_name, given = SCRIPTS[name]
+    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, script)
+    spec.loader.exec_module(script)
+    model = getattr(script, class_name)
+    build = model.__init__
+
+    def built(self, *args, **kwargs):
+        build(self, *args, **kwargs)
+        if settings:
+            self.compile(**settings)
+
+    monkeypatch.setattr(model, "__init__", built)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--steps", "2", *given, *arguments])
+    return captured(path, script.main, compile="keep", level=level)
+
+
+@pytest.mark.parametrize("name", [pytest.param("train_cnn", marks=pytest.mark.sweep), "train_gpt"])
+def test_eager_and_compiled_are_the_same(tmp_path, monkeypatch, name):
+    eager = run(tmp_path / "eager", monkeypatch, name)
+    same = compared(eager, run(tmp_path / "same", monkeypatch, name, backend="aot_eager"))
+    assert same.verdict is Verdict.SAME, same.sentence
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["train_cnn", "train_gpt"])
+def test_eager_and_inductor_are_the_same_or_apart_by_rounding(tmp_path, monkeypatch, name):
+    eager = run(tmp_path / "eager", monkeypatch, name)
+    inductor = run(tmp_path / "inductor", monkeypatch, name, backend="inductor")
+    exact = compared(eager, inductor)
+    assert exact.verdict is Verdict.SAME or "rounding" in exact.sentence, exact.sentence
+    near = compared(eager, inductor, rtol=1e-4, atol=1e-6)
+    assert near.verdict is Verdict.SAME, near.sentence
+    assert near.counts.records > 100
+
+
+def test_a_wrong_decomposition_is_found_in_the_first_block_that_runs_it(tmp_path, monkeypatch):
+    eager = run(tmp_path / "eager", monkeypatch, "train_gpt")
+    wrong = run(tmp_path / "wrong", monkeypatch, "train_gpt", backend=wrong_backend())
+    first = compared(eager, wrong).first
+    assert (first.site.fqn, first.site.kind, first.step) == ("GPT.blocks.0.mlp.act", Kind.OUTPUT, 0)
+    assert first.role.value == "origin"
+
+
+def test_what_a_cell_uses_itself_is_not_said_to_be_the_same(tmp_path, monkeypatch):
+    lstm = ("--cell", "lstm")
+    eager = run(tmp_path / "eager", monkeypatch, "train_rnn", arguments=lstm)
+    kept = run(tmp_path / "kept", monkeypatch, "train_rnn", arguments=lstm, backend="aot_eager")
+    result = compared(eager, kept, strict=True)
+    assert result.verdict is Verdict.UNDECIDED
+    assert "all that both runs saw agrees" in result.sentence

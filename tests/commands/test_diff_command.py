@@ -1,0 +1,247 @@
+"""`introspect diff` as a person or a script runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from synthetic import row, write_run
+from test_compare_reasons import MODULES, train
+
+
+@pytest.fixture
+def runs(tmp_path):
+    about = {"modules": MODULES, "settings": {"command": {"argv": ["--lr", "1"]}, "environment": {"PWD": "/x"}}}
+    write_run(tmp_path / "a", train(), **about)
+    write_run(tmp_path / "same", train(), **about)
+    write_run(tmp_path / "other", train("module"), modules=MODULES, settings={"command": {"argv": ["--lr", "2"]}})
+    write_run(tmp_path / "short", train(steps=2), modules=MODULES)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("b", "options", "code"),
+    [
+        ("same", [], 0),
+        ("other", [], 1),
+        ("short", [], 2),
+        ("missing", [], 2),
+        ("same", ["--bisect"], 0),
+        ("other", ["--bisect"], 1),
+        ("short", ["--bisect"], 125),
+        ("missing", ["--bisect"], 125),
+        ("other", ["--kinds", "batch"], 0),
+        ("other", ["--rtol", "0.5"], 0),
+        ("other", ["--steps", "0"], 0),
+        ("short", ["--steps", ":2"], 0),
+        ("other", ["--noise", "other"], 0),
+        ("other", ["--steps", "a"], 2),
+        ("other", ["--kinds", "outputs"], 2),
+        ("other", ["--rename", "x"], 2),
+        ("other", ["--ranks", "3"], 2),
+        ("other", ["--no-such"], 2),
+    ],
+)
+def test_the_exit_status_says_the_verdict(introspect, runs, b, options, code):
+    done = introspect("diff", "a", b, *options, cwd=runs)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert bool(done.stderr) == (not done.stdout)
+    assert done.stderr.count("\n") <= 1
+
+
+def test_bad_usage_with_bisect_cannot_be_tested(introspect, runs):
+    assert introspect("diff", "a", "other", "--bisect", "--kinds", "nonsense", cwd=runs).returncode == 125
+
+
+def test_the_answer_is_a_table_json_or_yaml(introspect, runs):
+    table = introspect("diff", "a", "other", cwd=runs).stdout
+    assert table.startswith("First divergence at step 1: the output of Net.a (Linear) differs")
+    assert "also at step 1" in table
+    assert "\x1b" not in table
+    found = json.loads(introspect("diff", "a", "other", "--format", "json", cwd=runs).stdout)
+    assert found["first"]["fqn"] == "Net.a"
+    assert introspect("diff", "a", "other", "--format", "yaml", cwd=runs).stdout.startswith("format: 1\n")
+
+
+def test_the_first_stands_alone_and_the_rest_of_its_step_is_counted_by_kind(introspect, runs):
+    every = json.loads(introspect("diff", "a", "other", "--all", "--format", "json", cwd=runs).stdout)["divergences"]
+    text = introspect("diff", "a", "other", cwd=runs).stdout
+    assert len(text.splitlines()) <= 24
+    assert text.count("origin") == 1
+    (parameters,) = (shown for shown in text.splitlines() if shown.startswith("parameters after the step"))
+    params = [d for d in every[1:] if d["step"] == 1 and d["kind"] == "param"]
+    largest = max(params, key=lambda d: d["rel_l2"])
+    assert parameters.split()[4] == str(len(params))
+    assert largest["fqn"] in parameters
+    assert f"{len(every) - 1} not listed" in text
+
+
+def test_all_lists_every_divergence(introspect, runs):
+    few = introspect("diff", "a", "other", "--limit", "2", cwd=runs).stdout
+    every = introspect("diff", "a", "other", "--all", cwd=runs).stdout
+    assert few.count("propagated") == 1
+    assert every.count("propagated") > 20
+    assert "not listed" in few
+    assert "not listed" not in every
+
+
+def test_verbose_shows_what_differs_and_no_more(introspect, runs):
+    text = introspect("diff", "a", "other", "-v", "--limit", "1", cwd=runs).stdout
+    (answered,) = text.split("step 1: output of Net.a (Linear)\n")[1].split("46 divergences")[:1]
+    changes = [one.split(maxsplit=1)[1].split(" -> ") for one in " ".join(answered.split()).split(", ")]
+    assert len(changes) >= 4
+    assert all(a != b for a, b in changes)
+    assert "checksum" not in text
+
+
+def test_settings_alone_are_listed_on_request(introspect, runs):
+    done = introspect("diff", "a", "other", "--settings", cwd=runs)
+    assert done.returncode == 1
+    assert "--lr 1 -> 2" in done.stdout
+    assert "diverge at" not in done.stdout
+    assert "rel. L2" not in done.stdout
+    assert introspect("diff", "a", "same", "--settings", cwd=runs).stdout == "No setting that both runs kept differs.\n"
+
+
+def test_no_map_unless_asked_for(runs):
+    script = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    words = [sys.executable, "-m", "introspect_cli", "diff", "a", "other"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], cwd=runs, env={**os.environ, "COLUMNS": "140"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Net.a" in done.stdout
+    assert "Divergence map" not in done.stdout
+
+
+def test_a_map_is_drawn_on_request(introspect, runs):
+    text = introspect("diff", "a", "other", "--map", cwd=runs, env={**os.environ, "PYTHONIOENCODING": "utf-8"}).stdout
+    assert "Divergence map (steps 0 to 3)" in text
+    assert "<- origin" in text
+
+
+def test_no_torch_and_no_deepdiff_for_flat_settings(runs):
+    code = (
+        "import sys; from introspect_cli.cli import main; sys.argv = ['introspect', 'diff', 'a', 'other']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'deepdiff', 'pandas'} & set(sys.modules), set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_still_being_written_is_compared_as_far_as_it_is(introspect, tmp_path):
+    from synthetic import batch
+
+    from introspect_cli.store.write.run_writer import StoreWriter
+
+    write_run(tmp_path / "a", train(steps=3))
+    store = StoreWriter.create(tmp_path / "b")
+    store.write_manifest({"status": "running"})
+    writer = store.rank(0, stats=True, sketch=True, sorted_stats=())
+    writer.append(0, batch(writer, train(steps=3)[0]))
+    done = introspect("diff", "a", "b", cwd=tmp_path)
+    store.abandon()
+    assert done.returncode == 2
+    assert "still being written" in done.stdout
+    assert "equal up to and including step 0" in done.stdout
+
+
+def test_bisect_run_finds_the_commit_with_the_recipe_of_the_docs(tmp_path):
+    """A real repository whose commits write runs by hand; one of them goes wrong, one cannot be run."""
+    repository = tmp_path / "repo"
+    repository.mkdir()
+    tests = Path(__file__).parents[1]
+    environment = {
+        **os.environ,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        **{f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+        "PYTHONPATH": os.pathsep.join([*(str(tests / one) for one in ("support", "compare")), str(tests.parent)]),
+        "REFERENCE": str(tmp_path / "good"),
+    }
+
+    def git(*words):
+        done = subprocess.run(
+            ["git", *words], cwd=repository, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    git("init", "-q")
+    hashes = []
+    for number in range(8):
+        fault = "'module'" if number >= 5 else ""
+        broken = "raise SystemExit(3)\n" if number == 3 else ""
+        text = f"{broken}import sys\nfrom synthetic import write_run\nfrom test_compare_reasons import train\n"
+        (repository / "train.py").write_text(f"# {number}\n{text}write_run(sys.argv[1], train({fault}), force=True)\n")
+        git("add", "-A")
+        git("commit", "-qm", f"change {number}")
+        hashes.append(git("rev-parse", "HEAD").strip())
+    git("checkout", "-q", hashes[0])
+    subprocess.run([sys.executable, "train.py", str(tmp_path / "good")], cwd=repository, env=environment, check=True)
+    script = tmp_path / "check.sh"
+    script.write_text(
+        f'{sys.executable} train.py "$REFERENCE-now" || exit 125\n'
+        f'exec {sys.executable} -m introspect_cli diff --bisect "$REFERENCE" "$REFERENCE-now"\n'
+    )
+    git("bisect", "start", hashes[-1], hashes[0])
+    said = git("bisect", "run", "sh", str(script))
+    assert f"{hashes[5]} is the first bad commit" in said
+
+
+def test_no_color_and_narrow_terminals(runs):
+    env = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "introspect_cli", "diff", "a", "other", "--map"],
+        cwd=runs,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout.isascii()
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert "also at step 1" in done.stdout
+
+
+def test_names_from_strangers_cannot_break_the_table(introspect, tmp_path):
+    name = "Net.[/bold][red]x\x1b[2J\u202egnp\nfoo"
+    for run, value in (("a", 1.0), ("b", 2.0)):
+        steps = [[row("forward", "output", name, value, module_class="\x1b]0;t\x07C", path="['[link]']")]]
+        write_run(tmp_path / run, steps)
+    out = introspect("diff", "a", "b", cwd=tmp_path).stdout
+    assert "[/bold][red]x\\x1b[2J\\u202egnp\\nfoo" in out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+
+
+def test_manifests_and_settings_of_any_shape_are_borne(introspect, tmp_path):
+    strange = {"options": [1], "argv": "x", "not_observed": {"a": 1}, "observed": "abc", "exit_code": [1]}
+    settings = {"optimizers": {"x": [1]}, "command": ["a"], "environment": [1, {"b": 2}], "runtime": None, "git": 3}
+    other = {"optimizers": [{"groups": 3}, 4], "command": {"arguments": 5}, "environment": {}, "runtime": {}, "git": {}}
+    write_run(tmp_path / "a", train(), manifest=strange, settings=settings)
+    write_run(tmp_path / "b", train("fresh"), manifest={"options": {"seed": [1]}}, settings=other)
+    done = introspect("diff", "a", "b", "--all", "--map", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(introspect("diff", "a", "b", "--format", "json", cwd=tmp_path).stdout)["settings"]
+    for view in ([], ["--settings"], ["--tree"]):
+        assert introspect("show", "a", *view, cwd=tmp_path).returncode == 0
+
+
+def test_a_site_with_an_unknown_kind_is_a_damaged_store(introspect, tmp_path, monkeypatch):
+    from introspect_cli.compare.terms.sites import columns
+    from introspect_cli.errors import StoreError
+
+    class Sites:
+        phase, kind, fqn, call, path, module_class = ["forward"], ["telepathy"], ["Net"], [0], [""], [""]
+        key, path_of_file = [1], "a/rank0/sites.arrow"
+
+    with pytest.raises(StoreError, match=r"sites\.arrow is damaged"):
+        columns(Sites())

@@ -1,0 +1,68 @@
+"""Planted faults are found where they are, and equal runs are called equal."""
+
+from __future__ import annotations
+
+import cases
+import localization
+import pytest
+import torch
+
+CASES = cases.load_cases()
+
+
+@pytest.fixture(scope="session")
+def captures(tmp_path_factory, forks):
+    def run(*words, env=()):  # what python reads as it starts is for a process of its own
+        return cases.introspect(*words, env=env) if env else forks(*words)
+
+    return cases.Captures(tmp_path_factory.mktemp("captures"), run)
+
+
+def _marked(case):
+    return pytest.param(case, id=case.name, marks=() if case.in_slice else pytest.mark.sweep)
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
+def test_first_divergence_is_where_the_fault_is(case, captures):
+    answer = cases.compare(*captures.pair(case))
+    assert cases.wrong(case, answer) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_first_divergence_on_a_gpu_is_where_the_fault_is(captures):
+    on_a_gpu = cases.load_cases(cases.FIXTURES / "cases_gpu.yaml")
+    wrong = {case.name: cases.judge(case, captures) for case in on_a_gpu}
+    assert {name: found for name, found in wrong.items() if found} == {}
+
+
+def test_there_are_enough_cases():
+    planted = [case for case in CASES if case.expect]
+    assert len(planted) >= 80
+    assert len(CASES) - len(planted) >= 40
+    assert sum(case.in_slice for case in CASES) >= 20
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_changed_operators_are_counted_too():
+    found = cases.load_operator_cases()
+    assert len(found) >= 20
+    case = found[0]
+    expect = {key: value for key, value in case.expect.items() if key != "line"}
+    lines = (cases.FIXTURES / case.a.script).read_text(encoding="utf-8").splitlines()
+    number = [line.strip() for line in lines].index(case.expect["line"]) + 1
+    answer = {"verdict": "diverged", "status": 1, "sentence": "", "evidence": []}
+    assert cases.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number}"}}) == []
+    assert cases.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number + 1}"}}) != []
+    said = localization.table([(case, True), (case, False)]).splitlines()
+    assert said[-1].split() == ["all", "2", "1", "0", "0"]
+
+
+def test_a_wrong_answer_is_noticed():
+    case = next(case for case in CASES if case.expect)
+    first = {key: case.expect[key] for key in cases.MATCHED if key in case.expect}
+    answer = {"verdict": "diverged", "status": 1, "first": first, "evidence": []}
+    answer["sentence"] = f"because of {case.expect['word']}"
+    assert cases.wrong(case, answer) == []
+    assert cases.wrong(case, {**answer, "first": {**first, "step": 99}}) != []
+    assert cases.wrong(case, {**answer, "sentence": ""}) != []
+    assert cases.wrong(case, {**answer, "verdict": "same", "status": 0, "first": None}) != []

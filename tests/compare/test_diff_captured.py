@@ -1,0 +1,358 @@
+"""Alignment, offsets, noise and exact distances on runs that were really captured, not written by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from opcapture import captured
+from torch import nn
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Role, Verdict
+from introspect_cli.schedule.rules import Schedule
+from introspect_cli.store.read.run import open_run
+
+
+class Block(nn.Module):
+    def __init__(self, width=6):
+        super().__init__()
+        self.up = nn.Linear(width, 8)
+        self.down = nn.Linear(8, width)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, body, head="head"):
+        super().__init__()
+        self.body = body
+        self.add_module(head, nn.Linear(6, 2))
+        self.head_name = head
+
+    def forward(self, x):
+        return getattr(self, self.head_name)(self.body(x))
+
+
+def blocks(count=3):
+    return nn.Sequential(*(Block() for _ in range(count)))
+
+
+def fit(model, wrap=lambda net: net, steps=2, each=lambda net, step: None, optimizer=torch.optim.SGD):
+    """A training run of a model that is built under one seed, and wrapped or changed after that."""
+
+    def work():
+        torch.manual_seed(0)
+        net = wrap(model())
+        stepper = optimizer(net.parameters(), lr=0.05)
+        source = torch.Generator().manual_seed(1)
+        for step in range(steps):
+            each(net, step)
+            loss = net(torch.randn(4, 6, generator=source)).square().mean()
+            stepper.zero_grad()
+            loss.backward()
+            stepper.step()
+
+    return work
+
+
+def net():
+    return Net(blocks())
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """Capture two functions, and any others as noise, and compare."""
+
+    def run(a, b, *noise, options=None, capture=(), only_b=()):
+        paths = [
+            captured(tmp_path / f"run{i}", work, **dict(capture), **(dict(only_b) if i == 1 else {}))
+            for i, work in enumerate((a, b, *noise))
+        ]
+        with contextlib.ExitStack() as stack:
+            one, two, *rest = (stack.enter_context(open_run(path)) for path in paths)
+            return compare_runs(one, two, options or DiffOptions(), rest)
+
+    return run
+
+
+def changed(edit):
+    """A model with the weights of `net`, and then one thing about its structure changed."""
+
+    def wrap(model):
+        with torch.random.fork_rng():
+            edit(model)
+        return model
+
+    return wrap
+
+
+def insert(model):
+    model.body = nn.Sequential(model.body[0], nn.Identity(), *model.body[1:])
+
+
+def remove(model):
+    model.body = nn.Sequential(*model.body[:2])
+
+
+def rename(model):
+    model.body = nn.Sequential(OrderedDict((f"layer{i}", block) for i, block in enumerate(model.body)))
+
+
+def move(model):
+    model.trunk = nn.ModuleDict({"body": model.body})
+    del model.body
+    type(model)  # its class stays
+    model.forward = lambda x: model.head(model.trunk["body"](x))
+
+
+class TestAlignment:
+    def test_one_layer_more_shifts_a_sequential_by_one_and_nothing_else(self, compare):
+        assert compare(fit(net), fit(net, changed(insert))).verdict is Verdict.SAME
+        result = compare(fit(net), fit(net, changed(insert)), options=DiffOptions(strict=True))
+        assert (result.first.site.fqn, result.first.reason) == ("Net.body.1", "structure")
+        assert {d.site.fqn for d in result.divergences} == {"Net.body.1"}
+        assert ("Net.body.1", "Net.body.2") in {(change.a, change.b) for change in result.structure}
+
+    def test_one_layer_less_is_listed_and_what_follows_is_compared(self, compare):
+        result = compare(fit(net), fit(net, changed(remove)), options=DiffOptions(limit=None))
+        assert result.first.site.fqn.startswith("Net.body.2")
+        assert "exists only in a" in result.sentence
+        assert any(d.site.fqn == "Net.head" and d.a is not None and d.b is not None for d in result.divergences)
+
+    def test_renamed_modules_are_suggested_and_then_meet(self, compare):
+        a, b = fit(net), fit(net, changed(rename))
+        assert compare(a, b).verdict is Verdict.SAME
+        diverged = compare(a, b, options=DiffOptions(strict=True, by_value=False))
+        assert diverged.verdict is Verdict.DIVERGED
+        assert any(r"--rename" in str(suggestion) for suggestion in diverged.suggestions)
+        again = compare(a, b, options=DiffOptions(rename=((r"body\.(\d)", r"body.layer\1"),)))
+        assert again.verdict is Verdict.SAME
+
+    def test_a_moved_subtree_meets_by_its_new_path(self, compare):
+        a, b = fit(net), fit(net, changed(move))
+        assert compare(a, b).verdict is Verdict.SAME
+        assert compare(a, b, options=DiffOptions(strict=True, by_value=False)).verdict is Verdict.DIVERGED
+        assert compare(a, b, options=DiffOptions(rename=((r"^Net\.body", "Net.trunk.body"),))).verdict is Verdict.SAME
+
+    def test_one_call_more_does_not_shift_the_others(self, compare):
+        def twice(model):
+            model.forward = lambda x: model.head(model.body[2](model.body(x)))
+            return model
+
+        result = compare(fit(net), fit(net, twice), options=DiffOptions(limit=None))
+        assert (result.first.site.fqn, result.first.site.call) == ("Net.body.2", 1)
+        assert "Net.body.2 runs once in this step of a and twice in b" in result.sentence
+        assert any(d.site.fqn == "Net.head" and d.a is not None and d.b is not None for d in result.divergences)
+
+    @pytest.mark.filterwarnings("ignore:FSDP is switching")
+    @pytest.mark.parametrize("wrapper", ["compile", "checkpoint", "ddp", "fsdp"])
+    def test_wrappers_are_no_difference(self, compare, wrapper, tmp_path):
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+        def wrap(model):
+            if wrapper == "checkpoint":
+                model.body[1] = checkpoint_wrapper(model.body[1])
+                return model
+            if wrapper == "compile":
+                return torch.compile(model, backend="eager")
+            if wrapper == "ddp":
+                return nn.parallel.DistributedDataParallel(model)
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            model.body[1] = FullyShardedDataParallel(model.body[1], device_id=torch.device("cpu"), use_orig_params=True)
+            return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+        hook = sys.excepthook  # torch's process groups put in one of their own
+        distributed = wrapper in {"ddp", "fsdp"}
+        if distributed:
+            store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+            torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            result = compare(fit(net), fit(net, wrap))
+        finally:
+            if distributed:
+                torch.distributed.destroy_process_group()
+                sys.excepthook = hook
+        assert result.first is None
+        assert result.counts.equal > 20
+        assert result.verdict is Verdict.SAME
+        assert ("that only one run could see" in result.sentence) == (wrapper == "compile")
+
+
+class TestOffset:
+    """A run that goes on from a checkpoint against the one that was not interrupted."""
+
+    @staticmethod
+    def runs(fault=1.0):
+        kept = {}
+
+        def loop(model, optimizer, first, last):
+            for step in range(first, last):
+                if step == 3:
+                    kept.setdefault("state", copy.deepcopy((model.state_dict(), optimizer.state_dict())))
+                x = torch.randn(5, 6, generator=torch.Generator().manual_seed(step))
+                loss = model(x).square().mean() * (fault if step == 4 and first else 1.0)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+        def build(seed):
+            torch.manual_seed(seed)
+            model = net()
+            return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+        def whole():
+            loop(*build(0), 0, 6)
+
+        def resumed():
+            model, optimizer = build(9)
+            model.load_state_dict(kept["state"][0])
+            optimizer.load_state_dict(copy.deepcopy(kept["state"][1]))
+            loop(model, optimizer, 3, 6)
+
+        return whole, resumed
+
+    def test_a_resumed_run_is_lined_up_by_itself(self, compare):
+        for options in (DiffOptions(kinds=frozenset()), DiffOptions(offset=3)):
+            result = compare(*self.runs(), options=options, capture={"record": RECORDED})
+            assert result.verdict is Verdict.SAME, result.sentence
+            assert result.counts.steps_compared == 3
+
+    def test_what_parts_after_resuming_is_reported_in_both_numberings(self, compare):
+        result = compare(*self.runs(fault=1.5), capture={"record": RECORDED})
+        assert (result.first.step, result.first.step_b, result.first.reason) == (4, 1, "loss")
+        assert "step 4 of a (step 1 of b)" in result.sentence
+        assert any("--offset 3" in note for note in result.notes)
+
+
+def test_a_fixture_that_goes_on_from_a_checkpoint(introspect, tmp_path):
+    script = Path(__file__).parents[2] / "fixtures" / "train_resume.py"
+    more = ("--resume", "--checkpoint", "c.pt")
+    for name, words in (
+        ("whole", ()),
+        ("first", ("--save-at", "3", "--checkpoint", "c.pt")),
+        ("more", more),
+        ("afresh", (*more, "--fault", "fresh-optimizer")),
+    ):
+        assert introspect("capture", "-q", "-o", name, script, "--steps", "6", *words).returncode == 0
+    same = introspect("diff", "whole", "more")
+    assert same.returncode == 0, same.stdout
+    assert "(--offset 3)" in same.stdout
+    parted = introspect("diff", "whole", "afresh").stdout.replace("\n", " ")
+    assert "step 3 of a (step 0 of b)" in parted
+    assert "did not restore the optimizer state (step 4 -> 1)" in parted
+    assert "betas" not in parted
+
+
+def test_steps_that_one_schedule_left_out_are_no_difference(compare):
+    """What b records at the start of a step that it takes up again is compared with a's step before."""
+    adam = functools.partial(fit, net, steps=5, optimizer=torch.optim.Adam)
+    every = {"steps": Schedule.parse("::2")}
+    result = compare(adam(), adam(), only_b=every)
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert result.counts.steps_compared == 3
+    assert any("Only run a has steps 1, 3" in note for note in result.notes)
+
+    def bend(model, step):
+        if step == 4:
+            with torch.no_grad():
+                model.head.weight.mul_(2)
+
+    result = compare(adam(), adam(each=bend), only_b=every)
+    assert (result.first.step, result.first.site.fqn, result.first.site.kind.value) == (4, "Net.head.weight", "param")
+
+
+def recorded():
+    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.records import Kind
+
+    return CaptureOptions().record - {Kind.RNG}  # a run that goes on has drawn less
+
+
+RECORDED = recorded()
+
+
+class TestNoise:
+    """Two runs that part by the order of a sum, as on a device without deterministic kernels; a third with a fault."""
+
+    @staticmethod
+    def jitter(seed, size=1e-6, fault=0.0):
+        def each(model, step):
+            random = torch.Generator().manual_seed(100 * seed + step)
+            with torch.no_grad():
+                for parameter in model.body[0].parameters():
+                    parameter.mul_(1 + size * torch.randn(parameter.shape, generator=random))
+                if fault and step == 2:
+                    model.head.weight[0, 0] += fault
+
+        return fit(net, steps=4, each=each)
+
+    def test_the_spread_of_equal_runs_passes(self, compare):
+        assert compare(self.jitter(1), self.jitter(2)).verdict is Verdict.DIVERGED
+        result = compare(self.jitter(1), self.jitter(2), self.jitter(3), self.jitter(4))
+        assert result.verdict is Verdict.SAME, result.sentence
+        assert result.counts.within > 50
+
+    def test_a_fault_stands_out_of_it(self, compare):
+        result = compare(self.jitter(1), self.jitter(2, fault=0.01), self.jitter(3), self.jitter(4))
+        assert (result.first.step, result.first.site.fqn, result.first.reason) == (2, "Net.head.weight", "outside")
+        assert result.first.role is Role.ORIGIN
+
+    def test_by_how_much_is_reported(self, compare):
+        result = compare(self.jitter(1), self.jitter(2, size=1e-3), self.jitter(3), self.jitter(4))
+        first = result.first
+        assert first.site.fqn.startswith("Net.body.0")
+        assert 0 < first.floor < 1e-5 < first.rel_l2
+
+
+class TestExact:
+    def test_stored_tensors_give_the_true_distance_and_sketches_an_estimate(self, compare):
+        weights = []
+
+        def bend(model, step):
+            if step == 1:
+                before = model.body[1].up.weight.detach().clone()
+                with torch.no_grad():
+                    model.body[1].up.weight[2] *= 1.25
+                weights.append((before, model.body[1].up.weight.detach().clone()))
+
+        about = {"save_tensors": ("Net.body.1.up.weight", "Net.body.1.up")}
+        kept = compare(fit(net), fit(net, each=bend), capture=about, options=DiffOptions(limit=None))
+        plain = compare(fit(net), fit(net, each=bend), options=DiffOptions(limit=None))
+        place = ("Net.body.1.up.weight", "start")
+
+        def at(result):
+            return next(d for d in result.divergences if (d.site.fqn, d.site.kind.value) == ("Net.body.1.up", "output"))
+
+        assert (kept.first.site.fqn, kept.first.site.phase.value) == place
+        assert at(kept).exact
+        assert not at(plain).exact
+        assert 0.5 < at(plain).rel_l2 / at(kept).rel_l2 < 2
+        before, after = weights[0]
+        diverged = (after - before).norm() / max(after.norm(), before.norm())
+        bent = [d for d in kept.divergences if (d.site.kind.value, d.site.fqn) == ("param", "Net.body.1.up.weight")]
+        assert bent[1].exact
+        assert bent[1].rel_l2 == pytest.approx(float(diverged), rel=0.05)  # an optimizer step later
+
+    def test_it_does_not_matter_which_run_comes_first(self, compare):
+        def bend(model, step):
+            if step == 1:
+                with torch.no_grad():
+                    model.head.weight.mul_(3)
+
+        for capture in ({}, {"save_tensors": ("*",)}):
+            there = compare(fit(net), fit(net, each=bend), capture=capture, options=DiffOptions(limit=None))
+            back = compare(fit(net, each=bend), fit(net), capture=capture, options=DiffOptions(limit=None))
+            one, two = ({d.site: d.rel_l2 for d in r.divergences if d.rel_l2 is not None} for r in (there, back))
+            assert one.keys() == two.keys()
+            np.testing.assert_allclose([one[k] for k in one], [two[k] for k in one], rtol=1e-12)

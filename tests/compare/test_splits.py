@@ -1,0 +1,309 @@
+"""One batch cut into microbatches in several ways: the same training, unless the cut is where a fault is."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.join.wholes import _in_tf32
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.records import Kind, Layout, ModuleInfo
+from introspect_cli.store.read.run import open_run
+
+SCRIPTS = Path(__file__).parents[2] / "fixtures" / "splits"
+QUICK = ("--no-packages", "--no-env", "--no-source", "--quiet")
+FOUR = "--micro 2 --accumulate 4"
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory, forks):
+    """Capture a script with some arguments, once for all tests, and compare two such captures."""
+    folder, runs = tmp_path_factory.mktemp("splits"), {}
+
+    def run(script, arguments, options):
+        key = script, arguments, options
+        if key not in runs:
+            runs[key] = folder / str(len(runs))
+            command = ["capture", *QUICK, *shlex.split(options), "-o", runs[key], SCRIPTS / f"{script}.py"]
+            done = forks(*map(str, command), *shlex.split(arguments), cwd=folder, env=())
+            assert done.returncode == 0, done.stderr
+        return runs[key]
+
+    def compared(a, b, *, script="loop", options="", **how):
+        with open_run(run(script, a, options)) as one, open_run(run(script, b, options)) as two:
+            return compare_runs(one, two, DiffOptions(**how))
+
+    return compared
+
+
+# --- right
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("", "--micro 2"),
+        ("--micro 2", ""),
+        ("--micro 4", "--micro 2"),
+        ("--uneven", "--uneven --micro 2"),
+        ("--uneven", "--uneven --micro 1"),
+        ("--shared", "--shared --micro 2"),
+        ("--inside", "--inside --micro 2"),
+        ("--inside --micro 4", "--inside --micro 2"),
+        ("--clip", "--clip --micro 2"),
+        ("--padded", "--padded --micro 2"),
+        ("--ahead", "--ahead --micro 2"),
+        ("--samples 20", "--samples 20 --micro 2"),
+        ("--norm --fault split", "--norm --fault split"),
+    ],
+)
+def test_two_right_splits_of_a_batch_are_the_same_run(split, a, b):
+    result = split(a, b)
+    assert result.verdict is Verdict.SAME, result.sentence
+    if a != b:
+        assert result.sentence.startswith("Over the samples of each step, the runs are the same: ")
+        assert "only within the tolerance or by extrema and means" in result.sentence
+
+
+def test_it_is_reported_how_each_run_cuts_a_batch_and_what_was_compared(split):
+    notes = split("", "--micro 2").notes
+    assert notes[0].startswith(
+        "The batch of a step is cut differently (a: 8 samples at once, b: 4 microbatches of 2 samples), so whole "
+        "tensors are compared: parts are added up"
+    )
+    assert "else by extrema and means" in notes[0]
+    assert any("every sample is equal" in note for note in notes)
+
+
+def test_gradients_that_agree_prove_a_split_by_lean_records_whatever_differs_after_them(split):
+    result = split("", "--micro 2 --lr 2e-2", options="--record param,grad,loss")
+    assert result.first.site.kind is Kind.PARAM, result.sentence
+    assert "AdamW's lr 0.01 -> 0.02" in result.sentence
+    assert any("batch of a step is cut differently" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("options", ["--record param,grad,loss", "--every 2", "--modules mix", "--level op", "--eval"])
+def test_splits_are_the_same_by_lean_records_too(split, options):
+    result = split("--samples 32", "--samples 32 --micro 2", options=options)
+    assert result.verdict is Verdict.SAME, result.sentence
+
+
+def test_results_of_operators_are_not_counted_as_equal(split):
+    plain = split("", "--micro 2").counts
+    deep = split("", "--micro 2", options="--level op")
+    assert deep.counts.within == plain.within
+    assert deep.counts.records - deep.counts.equal > 50
+    assert "random states and results of operators are not compared" in deep.notes[0]
+
+
+def test_what_was_not_compared_is_not_counted_as_equal(split):
+    whole, padded = split("", "--micro 2"), split("--padded", "--padded --micro 2")
+    assert padded.counts.equal < whole.counts.equal
+    assert any("padded to the longest of their microbatch" in note for note in padded.notes)
+
+
+def test_tf32_gets_the_tolerance_of_half_precision_where_a_gpu_computes_in_it():
+    def computes(device, module="Linear", **switches):
+        run = SimpleNamespace(settings=SimpleNamespace(document={"runtime": switches}.get))
+        layouts, modules = [Layout((2,), "float32", device)], [ModuleInfo("Net.a", module)]
+        return _in_tf32(run, SimpleNamespace(layouts=layouts, modules=modules))
+
+    assert computes("cuda:0", matmul_allow_tf32=True)
+    assert computes("cuda:0", "Conv2d", cudnn_allow_tf32=True, matmul_allow_tf32=False)
+    assert not computes("cuda:0", cudnn_allow_tf32=True, matmul_allow_tf32=False)
+    assert not computes("cpu", matmul_allow_tf32=True)
+
+
+def test_strictly_two_splits_are_two_runs(split):
+    result = split("", "--micro 2", strict=True)
+    assert (result.verdict, result.first.site.kind) == (Verdict.DIVERGED, Kind.BATCH)
+
+
+def test_a_loader_asked_ahead_is_no_divergence_and_another_sample_is(split):
+    result = split("--ahead", "--ahead --micro 2")
+    assert any(note.startswith("DataLoader was asked for batches ahead of their steps") for note in result.notes)
+    result = split("--ahead", "--ahead --micro 2 --swap")
+    assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 1, Kind.INPUT)
+    assert "no data loader was recorded" not in result.sentence
+
+
+HALF = """
+import sys, torch
+from torch import nn
+
+part, since, sample, other = map(int, sys.argv[1:])  # bfloat16 from that step and sample on; when the layer is another
+step = 0
+
+class First(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (1.001 if step == other else 1.0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = First(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=step >= since and second):
+            x = self.inner(x)
+        return self.last(x.float())
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for batch in torch.randn(3, 8, 4):
+    optimizer.zero_grad()
+    for number, own in enumerate(batch.split(part)):
+        second = number * part >= sample
+        (net(own).square().mean() * len(own) / 8).backward()
+    optimizer.step()
+    step += 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("a", "since", "sample", "changed", "said"),
+    [
+        (8, 0, 0, 0, True),
+        (8, 2, 0, 1, True),  # bfloat16 comes a step later
+        (8, 1, 0, 1, True),  # what step 1 begins with was computed in float32
+        (8, 0, 0, 1, False),  # and here in bfloat16
+        (4, 0, 4, 0, True),  # half of each batch, as one rank may
+    ],
+)
+def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_float32(
+    tmp_path, introspect, a, since, sample, changed, said
+):
+    (tmp_path / "train.py").write_text(HALF)
+    for name, words in {
+        "a": (a, since, sample, -1),
+        "cut": (2, since, sample, -1),
+        "other": (2, since, sample, changed),
+    }.items():
+        assert introspect("capture", "-q", "-o", name, "train.py", *words).returncode == 0
+    cut, other = (introspect("diff", "a", name).stdout for name in ("cut", "other"))
+    assert cut.startswith("Over the samples of each step, the runs are the same")
+    assert "0.0001 of the values; those in bfloat16 or float16, and what comes of them, by 0.03." in cut
+    place = f"First divergence at step {changed}: the output of Net.first (First) differs although its inputs"
+    assert other.startswith(place) is said
+
+
+def test_another_sample_in_a_batch_is_a_divergence(split):
+    result = split("", "--micro 2 --swap")
+    assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 1, Kind.BATCH)
+
+
+# --- with a fault
+
+
+@pytest.mark.parametrize(("options"), ["", "--record param,grad,loss", "--record output,grad"])
+def test_losses_that_are_added_up_are_reported_by_their_factor(split, options):
+    result = split("", "--micro 2 --fault summed", options=options)
+    assert (result.verdict, result.first.site.kind, result.first.reason) == (Verdict.DIVERGED, Kind.GRAD, "split")
+    assert "gradients of b are 4 x those of a, " in result.sentence
+    assert "in b the losses of the 4 microbatches of a step are added up, not averaged" in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ("--micro 2 --fault summed", "", "0.25 x those of a, the gradient of Net.tok.weight first: in a the losses"),
+        ("--inside", "--inside --micro 2 --fault summed", "4 x those of a, the gradient of Net.tok.weight first: in b"),
+        ("--micro 4", "--micro 2 --fault summed", "4 x those of a, the gradient of Net.tok.weight first: in b the"),
+        ("--micro 4 --fault summed", "--micro 2 --fault summed", "in both runs the losses of the microbatches of a"),
+        (
+            "--samples 20",
+            "--samples 20 --micro 2 --fault split",
+            "the step has the last 2 microbatches alone, and each loss is divided by 4 there as well",
+        ),
+        ("", "--micro 3 --fault split", "though the microbatches have 3, 3 and 2 samples (the last one is incomplete)"),
+        (
+            "--uneven",
+            "--uneven --micro 2 --fault split",
+            "each microbatch's loss is a mean over its own tokens, and these means have equal weight, though",
+        ),
+        (
+            "--clip",
+            "--micro 2 --fault clipped",
+            "b probably clips, or sets gradients to zero, before",
+        ),
+        ("--inside --dropout 0.3", "--inside --dropout 0.3 --micro 2", "random numbers are drawn just before it: each"),
+        ("--norm", "--norm --micro 2", "its statistics are taken over each part of a batch (8 samples in a, 2 samples"),
+        ("--dropout 0.3", "--dropout 0.3 --micro 2", "each part of a batch draws its own"),
+        ("", "--micro 2 --skip 7", "b takes 8 microbatches with 16 samples in all"),
+    ],
+)
+def test_a_fault_of_a_split_is_reported(split, a, b, said):
+    result = split(a, b)
+    assert (result.verdict, result.first.reason) == (Verdict.DIVERGED, "split"), result.sentence
+    assert said in result.sentence
+
+
+def test_uneven_tokens_are_counted_for_each_microbatch(split):
+    result = split("--uneven", "--uneven --micro 2 --fault split")
+    assert (result.first.step, result.first.site.kind) == (0, Kind.LOSS)
+    counted = result.sentence.partition("microbatches have ")[2].partition(" tokens that count")[0]
+    numbers = [int(number) for number in counted.replace(" and ", ", ").split(", ")]
+    assert len(numbers) == 4
+    assert len(set(numbers)) > 1
+
+
+def test_a_gradient_that_is_set_to_zero_between_microbatches_is_no_split(split):
+    result = split("", "--micro 2 --fault zeroed")
+    assert (result.verdict, result.first.site.kind, result.first.reason) == (Verdict.DIVERGED, Kind.GRAD, "gradient")
+
+
+# --- frameworks
+
+
+@pytest.mark.parametrize(
+    ("script", "package"),
+    [
+        ("accelerated", "accelerate"),
+        pytest.param("trainer", "transformers", marks=pytest.mark.sweep),
+        pytest.param("lightning_loop", "lightning", marks=pytest.mark.sweep),
+    ],
+)
+def test_a_framework_that_accumulates_is_the_same_run_and_its_faults_are_reported(split, script, package):
+    pytest.importorskip(package)
+    right = split("", FOUR, script=script)
+    assert right.verdict is Verdict.SAME, right.sentence
+    wrong = split("", f"{FOUR} --fault summed", script=script)
+    assert (wrong.verdict, wrong.first.reason) == (Verdict.DIVERGED, "split"), wrong.sentence
+    assert "gradients of b are 4 x those of a, " in wrong.sentence
+    flag = "--means" if script == "trainer" else "--uneven"
+    means = split(flag, f"{flag} {FOUR}", script=script)
+    assert (means.verdict, means.first.reason) == (Verdict.DIVERGED, "split"), means.sentence
+    assert "over its own tokens, and these means have equal weight, though the microbatches have" in means.sentence
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("script", ["lightning_loop", "accelerated"])
+def test_a_framework_divides_the_losses_of_an_incomplete_step_by_too_much(split, script):
+    pytest.importorskip(script.partition("_")[0].removesuffix("d"))
+    result = split("--samples 20", f"{FOUR} --samples 20", script=script)
+    assert (result.verdict, result.first.step, result.first.reason) == (Verdict.DIVERGED, 2, "split"), result.sentence
+    assert "losses of b are 0.5 x those of a" in result.sentence
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fault", ["", "--fault summed"])
+@pytest.mark.parametrize("a", [1, 2, 4, 8])
+@pytest.mark.parametrize("b", [1, 2, 4, 8])
+def test_every_split_against_every_other(split, a, b, fault):
+    result = split(f"--micro {a}", f"--micro {b} {fault}")
+    if not fault or b == 8:
+        assert result.verdict is Verdict.SAME, result.sentence
+    elif a == b:
+        assert result.verdict is Verdict.DIVERGED
+    else:
+        assert (result.verdict, result.first.reason) == (Verdict.DIVERGED, "split"), result.sentence
+        assert f"are {8 // b} x those of a" in result.sentence

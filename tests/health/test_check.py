@@ -1,0 +1,296 @@
+"""Every planted illness is named, healthy runs are not, and what was not seen is never called healthy."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import opcapture
+import pytest
+import torch
+from synthetic import row, write_run
+
+import introspect_cli
+from introspect_cli.errors import UsageError
+from introspect_cli.health.check import RULES, check, choose
+from introspect_cli.health.findings import Hit, Level, Rule, observed
+from introspect_cli.health.reading import read_table
+from introspect_cli.records import Kind
+from introspect_cli.store.read.run import open_run
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+ILL = FIXTURES / "ill" / "train_ill.py"
+
+ILLNESSES = {
+    "nan-module": ("nonfinite", 0, "Net.act"),
+    "nan-batch": ("nonfinite", 15, "DataLoader"),
+    "loss-nan": ("loss-nonfinite", 7, "loss"),
+    "overflow-ahead": ("overflow-ahead", 0, "Net.first"),
+    "dead-relu": ("dead-units", 0, "Net.act2"),
+    "saturated-tanh": ("saturated", 0, "Net.act"),
+    "saturated-sigmoid": ("saturated", 0, "Net.act"),
+    "vanishing": ("vanishing-gradients", 0, "Deep"),
+    "exploding": ("exploding-gradients", 0, "Deep"),
+    "no-zero-grad": ("gradients-left-over", 1, "Net"),
+    "unbalanced": ("unbalanced-gradients", 0, "TwoHeads.large"),
+    "constant-output": ("constant-output", 0, "Net.norm.1"),
+    "deaf": ("constant-output", 0, "Sequential.0"),
+    "unused-head": ("no-gradient", 0, "Net.spare"),
+    "detached": ("no-gradient", 0, "Net.first"),
+    "forgotten": ("not-in-optimizer", 0, "Net.second"),
+    "batchnorm-frozen": ("batchnorm-frozen", 0, "Net.norm.running_mean"),
+    "batchnorm-drift": ("batchnorm-drift", 30, "Net.norm.running_var"),
+    "lr-zero": ("zero-learning-rate", 0, "SGD"),
+    "copies": ("never-changes", 0, "Net.first"),
+    "tiny-updates": ("tiny-updates", 0, "Net.first.weight"),
+    "huge-updates": ("huge-updates", 0, "Net."),
+    "idle-state": ("idle-optimizer-state", 0, "Net.first"),
+    "raw-inputs": ("raw-inputs", 0, "Net[0]"),
+    "repeated-batch": ("repeated-batch", 1, "DataLoader"),
+    "one-batch": ("one-batch", 0, "DataLoader"),
+    "loss-spike": ("loss-spike", 20, "loss"),
+    "loss-stuck": ("loss-stuck", 0, "loss"),
+}
+
+
+@pytest.fixture(scope="module")
+def train():
+    spec = importlib.util.spec_from_file_location("train_ill", ILL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.train
+
+
+def found(path):
+    with open_run(path) as run:
+        return check(run)
+
+
+def captured(train, path, illness, steps=30):
+    from introspect_cli.api import capture
+
+    with capture(None, path):
+        train(illness, 60 if illness.startswith("batchnorm") else steps)
+    return found(path)
+
+
+@pytest.mark.parametrize("illness", ILLNESSES)
+def test_a_planted_illness_is_named(train, tmp_path, illness):
+    rule, step, site = ILLNESSES[illness]
+    findings = {finding.rule: finding for finding in captured(train, tmp_path / "run", illness).findings}
+    assert rule in findings
+    assert findings[rule].step == step
+    assert site in findings[rule].site
+    assert findings[rule].evidence
+    assert findings[rule].cause
+
+
+def test_a_frozen_parameter_that_an_optimizer_holds_has_no_gradient_and_none_of_zero(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    net[0].requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def work():
+        for _ in range(8):
+            optimizer.zero_grad()
+            net(torch.ones(2, 2)).sum().backward()
+            optimizer.step()
+
+    result = found(opcapture.captured(tmp_path / "run", work))
+    (said,) = [finding.evidence for finding in result.findings if finding.rule == "no-gradient"]
+    assert said == "it has no gradient at each of 8 steps, though an optimizer holds it"
+
+
+@pytest.mark.parametrize("kind", ["none", "two-heads", "batchnorm"])
+def test_nothing_is_found_in_a_healthy_one(train, tmp_path, kind):
+    assert captured(train, tmp_path / "run", kind).findings == ()
+
+
+HEALTHY = ("train_gpt", "train_cnn", "train_accum", "train_amp", "train_gan", "train_rnn", "train_distill")
+
+
+@pytest.mark.parametrize("script", HEALTHY)
+def test_nothing_is_found_in_healthy_scripts(introspect, tmp_path, script):
+    done = introspect("capture", "-q", "-o", "run", FIXTURES / f"{script}.py")
+    assert done.returncode == 0, done.stderr
+    done = introspect("check", "run")
+    assert done.returncode == 0, done.stdout
+    assert "nothing found" in done.stdout or "remark" in done.stdout
+
+
+def test_the_site_that_made_the_first_nan_is_reported_from_those_that_passed_it_on(train, tmp_path):
+    finding = captured(train, tmp_path / "run", "nan-module").findings
+    made = next(f for f in finding if f.rule == "nonfinite")
+    assert "Root Net.act made them" in made.evidence
+
+
+def test_the_command_says_what_it_found(introspect):
+    assert introspect("capture", "-q", "-o", "run", ILL, "--illness", "loss-nan").returncode == 0
+    done = introspect("check", "run")
+    assert done.returncode == 1
+    assert "error: nonfinite from step 7: loss\n" in done.stdout
+    assert "usually:" in done.stdout
+    document = json.loads(introspect("check", "run", "--format", "json").stdout)
+    assert document["findings"][0]["level"] == "error"
+    assert {f["rule"] for f in document["findings"]} >= {"nonfinite", "loss-nonfinite"}
+    assert "raw-inputs" in document["checked"]
+
+
+def test_exit_codes_follow_the_level_asked_for(introspect, train, tmp_path):
+    captured(train, tmp_path / "run", "raw-inputs", steps=3)
+    assert introspect("check", "run", "--rule", "raw-inputs").returncode == 1
+    assert introspect("check", "run", "--rule", "raw-inputs", "--fail-on", "error").returncode == 0
+    assert introspect("check", "run", "--rule", "raw-*", "--fail-on", "info").returncode == 1
+    assert introspect("check", "run", "--ignore", "*").returncode == 2
+    assert introspect("check", "nowhere").returncode == 2
+    done = introspect("check", "run", "--rule", "raw-input")
+    assert done.returncode == 2
+    assert "did you mean raw-inputs?" in done.stderr
+
+
+def test_the_list_says_of_every_rule_when_it_finds_something_and_fits_a_terminal(introspect):
+    done = introspect("check", "--list")
+    assert done.returncode == 0
+    assert re.findall(r"^([a-z-]+)  (?:error|warning|info)$", done.stdout, re.MULTILINE) == [rule.id for rule in RULES]
+    said = " ".join(done.stdout.split())
+    assert all(f"{rule.about} when: {rule.when}" in said for rule in RULES)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    rules = json.loads(introspect("check", "--list", "--format", "json", "--rule", "loss-*").stdout)["rules"]
+    assert [(each["rule"], each["when"]) for each in rules] == [(rule.id, rule.when) for rule in choose(["loss-*"], [])]
+
+
+def test_each_number_that_a_rule_tells_is_a_constant_that_its_file_decides_by():
+    said = 0
+    for path in (Path(introspect_cli.__file__).parent / "health").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        bodies = [part for node in tree.body if isinstance(node, ast.FunctionDef) for part in node.body]
+        used = {node.id for body in bodies for node in ast.walk(body) if isinstance(node, ast.Name)}
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in {"rule", "rank_rule"}:
+                when, said = call.args[3], said + 1
+                parts = when.values if isinstance(when, ast.JoinedStr) else [when]
+                words = "".join(part.value for part in parts if isinstance(part, ast.Constant))
+                # Names of types and norms, one over or two to the power of a constant, and years of publication.
+                assert not re.search(r"\d", re.sub(r"float(16|32)|L2|1/|2\^-|, (19|20)\d\d\b", "", words)), words
+                assert {node.id for node in ast.walk(when) if isinstance(node, ast.Name)} <= used, words
+    assert said == len(RULES)
+
+
+def test_without_data_no_rule_speaks(tmp_path):
+    path = write_run(tmp_path / "run", [[row("start", "rng", "python", "x")] for _ in range(40)])
+    result = found(path)
+    assert result.findings == ()
+    assert set(dict(result.unseen)) >= {"loss-stuck", "loss-nonfinite", "vanishing-gradients", "repeated-batch"}
+
+
+def test_a_run_without_statistics_is_not_called_healthy(tmp_path):
+    rows = [row("forward", "output", "Net.act", np.zeros(64, np.float32), module_class="ReLU")]
+    path = write_run(tmp_path / "run", [rows] * 20, stats=False)
+    assert "nonfinite" in dict(found(path).unseen)
+    rule = next(rule for rule in RULES if rule.id == "dead-units")
+    assert not any(finding.rule == rule.id for finding in found(path).findings)
+
+
+def test_a_run_without_steps_is_undecided(tmp_path, introspect):
+    write_run(tmp_path / "run", [])
+    assert introspect("check", "run").returncode == 2
+
+
+@pytest.mark.parametrize(("kind", "phase"), [("input", "forward"), ("op_output", "forward"), ("op_output", "backward")])
+def test_an_attention_mask_of_minus_infinity_is_no_illness(tmp_path, kind, phase):
+    mask = np.array([0, -np.inf], np.float32)
+    rows = [row(phase, kind, "Net", mask, path="[0]"), row("forward", "output", "Net", np.ones(2, np.float32))]
+    path = write_run(tmp_path / "run", [rows])
+    assert any(finding.rule == "nonfinite" for finding in found(path).findings) == (phase == "backward")
+
+
+def test_a_step_that_a_scaler_skipped_is_a_remark(tmp_path):
+    weight, bad = np.ones((4, 4), np.float32), np.full((4, 4), np.inf, np.float32)
+
+    def step(gradient, value):
+        return [
+            row("optimizer", "grad", "Net.weight", gradient),
+            row("optimizer", "param", "Net.weight", value),
+        ]
+
+    path = write_run(tmp_path / "run", [step(weight, weight), step(bad, weight), step(weight, weight * 2)])
+    result = found(path)
+    assert [(f.rule, f.step) for f in result.findings if "steps" in f.rule] == [("skipped-steps", 1)]
+    assert not result.reaches(Level.ERROR)
+
+
+def test_ranks_are_folded_and_the_first_is_named(tmp_path):
+    rows = [row("loss", "loss", "loss", np.array(np.nan, np.float32))]
+    result = found(write_run(tmp_path / "run", [rows], ranks=2))
+    assert [(f.rule, f.rank) for f in result.findings] == [("loss-nonfinite", 0), ("nonfinite", 0)]
+
+
+def test_names_from_a_stranger_repaint_nothing(tmp_path, introspect):
+    rows = [row("forward", "output", "Net.\x1b[2J\u202e", np.array([np.nan], np.float32))]
+    write_run(tmp_path / "run", [rows])
+    out = introspect("check", "run").stdout
+    assert "\x1b[2J" not in out
+    assert "\u202e" not in out
+
+
+def test_rules_are_chosen_by_glob():
+    assert [rule.id for rule in choose(["loss-*"], ["*-spike"])] == ["loss-nonfinite", "loss-stuck"]
+    with pytest.raises(UsageError):
+        choose(["nothing-like-it"], [])
+
+
+def test_too_many_cells_are_thinned_and_the_first_nan_is_still_exact(tmp_path):
+    from introspect_cli.health.check import check_tables
+    from introspect_cli.health.reading import read_table
+
+    steps = []
+    for number in range(20):
+        value = np.full(4, np.nan if number >= 7 else number, np.float32)
+        steps.append([row("forward", "output", f"Net.{name}", value) for name in "abcd"])
+    with open_run(write_run(tmp_path / "run", steps)) as run:
+        table = read_table(run.rank(0), most_cells=20)
+        assert table.stride == 4
+        assert len(table.many.steps) == 5
+        result = check_tables("run", [table])
+    assert [(f.rule, f.step, f.site) for f in result.findings] == [("nonfinite", 7, "output Net.a")]
+    assert "one step in 4" in result.notes[0]
+
+
+def test_the_operator_that_made_the_first_nan_is_named_with_its_line(tmp_path):
+    from introspect_cli.records import SiteInfo
+
+    op, _, _ = row("forward", "op_output", "Net", 0, path="aten.log.default")
+    info = SiteInfo("Net", "aten.log.default", "train.py:7")
+    rows = [(op, info, np.array([np.nan], np.float32)), row("forward", "output", "Net", np.array([np.nan], np.float32))]
+    finding = found(write_run(tmp_path / "run", [rows])).findings[0]
+    assert finding.site == "aten.log.default in Net at train.py:7"
+
+
+def test_a_rule_is_a_function_and_a_line_in_its_table(tmp_path):
+    def wide(table):
+        for site in observed(table.pick(Kind.OUTPUT), "outputs"):
+            if table.layout(site).numel > 4:
+                yield Hit(int(table.many.steps[0]), table.name(site), f"{table.layout(site).numel} elements")
+
+    rule = Rule("wide-output", Level.INFO, "outputs of many elements", "more than four", "a wide layer", wide)
+    for name, size in (("small", 3), ("large", 9)):
+        write_run(tmp_path / name, [[row("forward", "output", "Net.layer", np.ones(size, np.float32))]])
+        with open_run(tmp_path / name) as run:
+            result = check(run, (rule,))
+        assert result.checked == ("wide-output",)
+        found = [(finding.rule, finding.site, finding.evidence) for finding in result.findings]
+        assert found == ([("wide-output", "output Net.layer", "9 elements")] if size == 9 else [])
+
+
+def test_a_norm_leaves_out_what_is_not_finite(tmp_path):
+    values = np.array([3.0, 4.0, np.nan, np.inf], np.float32)
+    write_run(tmp_path / "a", [[row("forward", "output", "Net.layer", values)]])
+    with open_run(tmp_path / "a") as run:
+        table = read_table(run.rank(0))
+        (record,) = run.rank(0).records(0)
+    assert table.norms([0])[:, 0] == pytest.approx([5.0])
+    assert record.summary.stats["l2"] == pytest.approx(5.0)

@@ -1,0 +1,279 @@
+"""However a capturing process ends, it ends as the script would, and every step it finished can be read."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sweeps import sliced
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
+
+pytestmark = pytest.mark.usefixtures("quick_python")
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import survival  # noqa: E402 - found by the line above
+from survival import ENVIRONMENT, capture  # noqa: E402 - as above
+
+HEAD = """
+import ctypes, os, shutil, signal, sys
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(net.parameters())
+def train(steps):
+    for _ in range(steps):
+        net(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+train(3)
+print("three", flush=True)
+"""
+
+ENDINGS = {
+    "_exit": ("os._exit(7)", 7),
+    "segfault": ("ctypes.string_at(0)", -signal.SIGSEGV),
+    "abort": ("os.abort()", -signal.SIGABRT),
+    "terminated": ("os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(9)", -signal.SIGTERM),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "interrupted": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+    "exit": ("sys.exit(5)", 5),
+    "exception": ("net(1)", 1),
+    "handled": ("signal.signal(signal.SIGTERM, lambda *a: sys.exit(9)); os.kill(os.getpid(), signal.SIGTERM)", 9),
+}
+OF_ITSELF = ("interrupted", "exit", "exception", "handled")
+"""Endings in which the interpreter goes on long enough for the run to be closed."""
+
+
+@pytest.fixture(scope="module")
+def five_steps(tmp_path_factory):
+    """An undisturbed run of two more steps than the head has."""
+    folder = tmp_path_factory.mktemp("five")
+    (folder / "train.py").write_text(HEAD + "train(2)")
+    process = capture(folder / "train.py", folder / "run")
+    process.communicate()
+    assert process.returncode == 0
+    return folder / "run"
+
+
+def assert_compared(path, whole, note):
+    """Assert that a diff with an undisturbed run compares what is there, and says where it ends."""
+    with open_run(path) as a, open_run(whole) as b:
+        result = compare_runs(a, b, DiffOptions(), [])
+        common = min(len(a.rank(0)), len(b.rank(0)))
+    assert result.verdict is Verdict.UNDECIDED, result.sentence
+    assert f"equal up to and including step {common - 1}, where run" in result.sentence
+    assert result.counts.steps_compared == common
+    assert any(note in said for said in result.notes), result.notes
+
+
+@pytest.mark.parametrize("name", sliced(ENDINGS, ("_exit", "killed", "interrupted", "exit", "handled")))
+def test_a_captured_script_ends_as_the_bare_one(tmp_path, five_steps, name):
+    body, code = ENDINGS[name]
+    (tmp_path / "train.py").write_text(HEAD + body)
+    process = capture(tmp_path / "train.py", tmp_path / "run")
+    out, err = process.communicate()
+    assert process.returncode == code, err.decode()
+    assert out == b"three\n"
+    assert b"introspect" not in err
+    with open_run(tmp_path / "run") as run:
+        reader = run.rank(0)
+        assert [entry.step for entry in reader.steps][:3] == [0, 1, 2]
+        assert all(len(list(reader.records(step))) > 20 for step in range(3))
+        assert run.state is (RunState.COMPLETE if name in OF_ITSELF else RunState.INTERRUPTED)
+        if name in OF_ITSELF:
+            assert run.manifest["exit_code"] == code
+    if name not in OF_ITSELF:
+        assert_compared(tmp_path / "run", five_steps, "interrupted: it holds up to and including step 2")
+
+
+def test_a_run_killed_at_any_instant_can_be_read(tmp_path):
+    """In a process of its own: what other tests have trained here, a fork of this process could not train after."""
+    (tmp_path / "kills.py").write_text(f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(survival.__file__).parent)!r})
+from survival import survive
+done = survive(Path.cwd(), 20, steps=60)
+problems = [str(kill) for kill in done if kill.problem]
+if not any(0 < kill.printed < 60 for kill in done):
+    problems += ["no kill came in between:", *map(str, done)]
+if problems:
+    raise SystemExit("\\n".join(problems))
+""")
+    done = subprocess.run([sys.executable, "kills.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def run_script(tmp_path, body, *options, before=None):
+    (tmp_path / "train.py").write_text(HEAD + body)
+    command = [sys.executable, "-m", "introspect_cli", "capture", "-o", "run", *options, "train.py"]
+    return subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        preexec_fn=before,
+    )
+
+
+def test_a_removed_directory_ends_the_run_and_not_the_script(tmp_path):
+    """The files stay open, so recording goes on unseen; what needs the directory says once that it is gone."""
+    out = run_script(tmp_path, "shutil.rmtree('run'); train(3); print('done'); sys.exit(4)")
+    assert out.returncode == 4
+    assert out.stdout == "three\ndone\n"
+    said = [line for line in out.stderr.splitlines() if line]
+    assert all(line.startswith("introspect: ") for line in said)
+    assert 1 <= len(said) <= 2
+    assert "Traceback" not in out.stderr
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_not_the_script(tmp_path, five_steps):
+    """Writes fail from some size on; the script goes on, the loss is told once, the steps before it are whole."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+    out = run_script(tmp_path, "train(200); print('done'); sys.exit(4)", before=limit)
+    assert out.returncode == 4, out.stderr
+    assert out.stdout == "three\ndone\n"
+    lines = out.stderr.splitlines()
+    assert len(lines) == 2, out.stderr
+    assert "the script goes on, the run ends here" in lines[0]
+    said = re.search(r"(\d+) steps up to step (\d+) can be read in run; then the store was lost", lines[1])
+    assert said, lines[1]
+    with open_run(tmp_path / "run") as run:
+        steps = run.rank(0).steps
+        assert 0 < len(steps) < 203
+        assert (int(said[1]), int(said[2])) == (len(steps), steps[-1].step)
+        assert all(len(list(run.rank(0).records(entry.step))) > 20 for entry in steps)
+    assert_compared(tmp_path / "run", five_steps, "could not see everything: cannot write to")
+
+
+def test_a_full_device_ends_the_run_and_not_the_script(tmp_path):
+    """A write to a device without space fails at once."""
+    body = """
+import errno
+write = os.pwrite
+def full(fd, data, at):
+    if os.readlink(f"/proc/self/fd/{fd}").endswith("records.arrow"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(fd, data, at)
+os.pwrite = full
+train(3); print("done"); sys.exit(4)
+"""
+    out = run_script(tmp_path, body)
+    assert out.returncode == 4, out.stderr
+    assert out.stdout == "three\ndone\n"
+    assert out.stderr.count("the script goes on, the run ends here") == 1
+    assert "Traceback" not in out.stderr
+
+
+def test_unwritable_place_is_refused_before_the_script_starts(tmp_path):
+    (tmp_path / "file").write_text("")
+    out = run_script(tmp_path, "", "-o", "file/run")
+    assert out.returncode == 2
+    assert out.stdout == ""
+    assert out.stderr.count("\n") == 1
+
+
+def test_a_script_out_of_memory_ends_as_the_bare_one(tmp_path):
+    """An allocation that fails raises in the script as it would without us."""
+    body = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
+try:
+    torch.empty(2**40, dtype=torch.uint8)
+except RuntimeError as error:
+    print(type(error).__name__)
+train(2)
+"""
+    out = run_script(tmp_path, body)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout == "three\nRuntimeError\n"
+
+
+def test_a_script_killed_for_its_memory_leaves_a_whole_run(tmp_path, five_steps):
+    """Killed as it grows, without notice, as the system or a watching daemon does to the largest process."""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("no way to see a process grow")
+    body = """
+print(os.getpid(), flush=True)
+held = []
+while len(held) < 50:
+    train(1)
+    held.append(torch.ones(2**24))
+    print(len(held), flush=True)
+"""
+    (tmp_path / "train.py").write_text(HEAD + body)
+    process = capture(tmp_path / "train.py", tmp_path / "run")
+    assert process.stdout is not None
+    process.stdout.readline()
+    pid = int(process.stdout.readline())
+    statm = Path(f"/proc/{pid}/statm")
+    allowed = int(statm.read_text().split()[1]) + 2**29 // resource.getpagesize()
+    while int(statm.read_text().split()[1]) < allowed:
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
+    out, err = process.communicate()
+    assert (process.returncode, err) == (-signal.SIGKILL, b"")
+    ended = 3 + len(out.splitlines())
+    assert ended > 6
+    with open_run(tmp_path / "run") as run:
+        assert run.state is RunState.INTERRUPTED
+        assert ended <= len(run.rank(0).steps) <= ended + 1
+        assert all(len(list(run.rank(0).records(entry.step))) > 20 for entry in run.rank(0).steps)
+    assert verify_run(tmp_path / "run").findings == ()
+    assert_compared(tmp_path / "run", five_steps, "interrupted: it holds up to and including step")
+
+
+def test_an_interrupt_ends_a_captured_script_as_the_bare_one(tmp_path):
+    (tmp_path / "train.py").write_text(HEAD + "while True:\n    print('go', flush=True)\n    train(1)\n")
+    process = capture(tmp_path / "train.py", tmp_path / "run")
+    assert process.stdout is not None
+    for _ in range(5):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert err.rstrip().endswith(b"KeyboardInterrupt")
+    assert b"introspect" not in err
+    with open_run(tmp_path / "run") as run:
+        assert run.state is RunState.COMPLETE
+        assert run.manifest["how"] == "interrupt"
+
+
+def test_reading_while_it_is_written(tmp_path):
+    (tmp_path / "train.py").write_text(HEAD + "print('go', flush=True)\nsys.stdin.read()\n")
+    command = [sys.executable, "-m", "introspect_cli", "capture", "-q", "-o", "run", "train.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.readline()
+    with open_run(tmp_path / "run") as run:
+        assert run.state is RunState.RUNNING
+        assert [entry.step for entry in run.rank(0).steps] == [0, 1, 2]
+    second = run_script(tmp_path, "")
+    assert second.returncode == 2
+    assert "is being written by another capture" in second.stderr
+    process.communicate(b"")
+    assert process.returncode == 0
+    shutil.rmtree(tmp_path / "run")
+    assert os.listdir(tmp_path) == ["train.py"]

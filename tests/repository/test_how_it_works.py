@@ -1,0 +1,70 @@
+"""The one divergence that `docs/understanding/how-it-works.md` follows through all passes is what the passes do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.terms import table as tables
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.walk import walk
+from introspect_cli.store.read.run import open_run
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/understanding/how-it-works.md").read_text(encoding="utf-8")
+COLUMNS = ("EQUAL", "WITHIN", "DIFFERENT", "ONLY_B", "ABSENT")
+
+
+@pytest.fixture(scope="module")
+def followed(forks, tmp_path_factory):
+    """How many rows of the first step are in each state after each pass, and the answer."""
+    place = tmp_path_factory.mktemp("runs")
+    script = ROOT / "fixtures/train_gpt.py"
+    for name, lean, fault in (("a", ["--record", "param,grad,loss,batch"], "none"), ("b", [], "gelu-tanh")):
+        done = forks("capture", "-q", *lean, "-o", name, script, "--steps", "2", "--fault", fault, cwd=place)
+        assert done.returncode == 0, done.stderr
+    seen = []
+
+    def watched(step_pass):
+        def run(*arguments):
+            table = step_pass(*arguments)
+            seen.append((step_pass.__name__, [int(np.sum(table.state == getattr(tables, name))) for name in COLUMNS]))
+            return table
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch, open_run(place / "a") as a, open_run(place / "b") as b:
+        patch.setattr(walk, "pair", watched(walk.pair))
+        patch.setattr(walk, "PASSES", tuple(map(watched, walk.PASSES)))
+        result = compare_runs(a, b, DiffOptions(rtol=1e-5))
+    return seen[: 1 + len(walk.PASSES)], result
+
+
+def test_the_page_lists_every_pass_in_its_order():
+    rows = re.findall(r"^\| `(\w+)` \| [a-z]", PAGE, re.MULTILINE)
+    passes = ["pair", *(step_pass.__name__ for step_pass in walk.PASSES)]
+    first = rows.index("pair")
+    assert rows[first : first + len(passes)] == passes
+
+
+def test_the_example_counts_what_the_passes_leave(followed):
+    rows = re.findall(r"^\| `(\w+)` \|((?: \d* ?\|){5})$", PAGE, re.MULTILINE)
+    written = [(name, [int(cell.strip() or 0) for cell in cells.split("|")[:5]]) for name, cells in rows]
+    assert written == followed[0]
+
+
+def test_the_example_is_answered_as_the_page_says(followed):
+    answer = next(block for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if "ln2" in block)
+    numbers = re.compile(r"\d\.\de-\d+")
+    said, wanted = (numbers.sub("#", text) for text in (followed[1].sentence, " ".join(answer.split())))
+    assert said[: len(wanted)] == wanted
+
+
+def test_the_example_finds_what_the_page_says(followed):
+    (answered,) = re.findall(r"In the example that list holds `(\w+)` alone", PAGE)
+    assert [type(found).__name__ for found in followed[1].findings] == [answered]
+    assert followed[1].code.ranked == ()

@@ -1,0 +1,292 @@
+"""Golden runs: small, kept beside a test, checked by running again; another machine's rounding is told apart."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import torch
+from opcapture import captured
+
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.rerun import golden
+from introspect_cli.rerun.golden import Golden, compared, keep, small_run, tolerance_of
+from introspect_cli.store.read.run import open_run
+
+pytestmark = pytest.mark.usefixtures("quick_python")
+
+pytest_plugins = ["pytester"]
+TRAIN = """\
+import sys
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[1]))
+for _ in range(50):
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def train(scale=1.0, steps=3):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(scale * torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture
+def kept(tmp_path):
+    def run(**about):
+        keep(captured(tmp_path / "a", train), Golden(steps=3, **about), tmp_path / "golden")
+        return tmp_path / "golden"
+
+    return run
+
+
+def test_the_golden_run_of_a_script_is_small_and_checked_by_running_it_again(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = introspect("golden", "save", "-o", "gold", "train.py", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "gold").iterdir()) == ["golden.yaml", "run.zip"]
+    assert sum(path.stat().st_size for path in (tmp_path / "gold").iterdir()) < 50_000
+    assert introspect("golden", "check", "gold").returncode == 0
+    (tmp_path / "train.py").write_text(TRAIN.replace("lr=float(sys.argv[1])", "lr=0.2"))
+    done = introspect("golden", "check", "gold")
+    assert done.returncode == 1
+    assert "First divergence at step 0" in done.stdout
+    assert "lr 0.1 -> 0.2" in done.stdout
+    assert "--all" not in done.stdout, "golden check has no such option"
+    assert "train.py" in introspect("show", "gold").stdout, "every verb reads a golden run"
+
+
+def test_a_short_golden_run_has_its_last_step():
+    assert "0:4,3,5" in small_run(6)
+
+
+def test_a_run_of_the_same_training_is_the_same(kept, tmp_path):
+    path = kept()
+    assert compared(path, golden.read(path), captured(tmp_path / "b", train)).verdict.value == "same"
+
+
+def test_a_tolerance_of_its_own_lets_a_kind_pass_and_no_other(kept, tmp_path):
+    other = captured(tmp_path / "b", lambda: train(scale=1.001))
+    path = kept()
+    assert compared(path, Golden(), other).verdict.value == "diverged"
+    assert compared(path, Golden(tolerance={"": (0.01, 0.01)}), other).verdict.value == "same"
+    loose = {"output": (0.01, 0.01)}
+    assert compared(path, Golden(tolerance=loose), other).verdict.value == "diverged"
+    assert compared(path, Golden(tolerance=loose), other).first.site.kind.value != "output"
+
+
+def test_rounding_on_another_machine_is_distinguished_from_a_change(kept, tmp_path):
+    path = kept()
+    b = captured(tmp_path / "b", lambda: train(scale=1 + 2e-7))
+    said = compared(path, Golden(), b)
+    assert said.verdict.value == "diverged", "the machine is the same"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        b = captured(tmp_path / "c", lambda: train(scale=1 + 2e-7))
+        said = compared(path, Golden(), b)
+        assert said.verdict.value == "undecided"
+        assert f"as small as rounding, and the golden run is of another machine (threads {threads}" in said.sentence
+        assert compared(path, Golden(), captured(tmp_path / "d", lambda: train(scale=1.1))).verdict.value == "diverged"
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_noise_that_repeats_show_is_let_pass(kept, tmp_path):
+    path = kept()
+    new = captured(tmp_path / "b", lambda: train(scale=1.0001))
+    again = captured(tmp_path / "c", lambda: train(scale=1.0002))
+    assert compared(path, Golden(), new).verdict.value == "diverged"
+    assert compared(path, Golden(), new, [again]).verdict.value == "same"
+
+
+def test_what_is_no_golden_run_is_reported(tmp_path, kept):
+    with pytest.raises(StoreError, match="no golden run at"):
+        golden.check(tmp_path / "none")
+    path = kept()
+    with pytest.raises(UsageError, match="run that test to check it"):
+        golden.check(path)
+    (path / "run.zip").write_bytes(b"no zip")
+    with pytest.raises(StoreError, match="cannot be read"):
+        compared(path, Golden(), captured(tmp_path / "b", train))
+    (path / "golden.yaml").write_text("steps: x\n")
+    with pytest.raises(StoreError, match="save it again with --force"):
+        golden.check(path)
+
+
+@pytest.mark.parametrize("text", ["loss", "nothing=1", "loss=x", "loss=-1", "loss=1,2,3"])
+def test_a_tolerance_that_is_none_is_refused(text):
+    with pytest.raises(UsageError, match="is not a tolerance"):
+        tolerance_of([text], 0.0, 0.0)
+    assert tolerance_of(["loss=1e-5,1e-8"], 0.0, 1e-6) == {"": (0.0, 1e-6), "loss": (1e-5, 1e-8)}
+
+
+TESTS = """\
+import pytest, torch
+
+def train():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    for _ in range(3):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def test_training(introspect):
+    introspect.assert_same_training("gold", train)
+
+def test_numbers(introspect):
+    def net():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Linear(4, 1))
+    other = net()
+    introspect.assert_same_numbers(net(), other, torch.ones(2, 4))
+    other[1] = torch.nn.GELU(approximate="tanh")
+    with pytest.raises(AssertionError, match="1 .GELU."):
+        introspect.assert_same_numbers(net(), other, torch.ones(2, 4))
+    introspect.assert_same_numbers(net(), other, torch.ones(2, 4), rtol=0.1)
+"""
+
+
+# An installation brings the plugin by its entry point; a work tree on PYTHONPATH alone does not.
+PLUGIN = (
+    () if entry_points(group="pytest11", name="introspect") else ("-p", "introspect_cli.integrations.pytest_plugin")
+)
+
+
+@pytest.fixture
+def loaded():
+    """An optimizer's first step loads a compiler, which ends a process that loads it twice: pytester forgets it."""
+    importlib.import_module("torch._dynamo")
+
+
+@pytest.mark.usefixtures("loaded")
+def test_the_pytest_plugin_saves_checks_and_says_what_diverged(pytester):
+    def run(lr, *words):
+        pytester.makepyfile(test_it=f"LR = {lr}\n{TESTS}")
+        done = pytester.runpytest_inprocess("-q", *PLUGIN, *words)
+        return done.ret, done.stdout.str()
+
+    code, said = run(0.1)
+    assert code == 1
+    assert "no golden run at" in said
+    assert "--introspect-update" in said
+    assert run(0.1, "--introspect-update")[0] == 0
+    assert run(0.1)[0] == 0
+    code, said = run(0.2)
+    assert code == 1
+    assert "First divergence at step 0" in said
+    assert "lr 0.1 -> 0.2" in said
+    assert "pytest_plugin.py" not in said, "the failure is the test's"
+
+
+LONG_TESTS = """\
+import time
+import pytest, torch
+from introspect_cli.rerun import golden
+
+seen = []
+
+def train(scales={}, pause=0.0):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(90):
+        seen.append(step)
+        model(torch.ones(3, 4) * scales.get(step, 1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(pause * 1.1**step)  # it is ended meanwhile, on a busy machine too
+
+def test_training(introspect, request, monkeypatch):
+    monkeypatch.setattr(golden, "LONG", 0.0)
+    if request.config.getoption("introspect_update"):
+        introspect.assert_same_training("gold", train)
+        return
+    with pytest.raises(AssertionError, match="First divergence at step 3"):  # what is within tolerance ends nothing
+        introspect.assert_same_training("gold", lambda: train({2: 1.001, 3: 2}, 0.1), rtol=0.01)
+    assert 3 <= seen[-1] < 89
+    monkeypatch.undo()
+    with pytest.raises(SystemExit):
+        introspect.assert_same_training("gold", lambda: (train(), exit()))
+"""
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_long_training_of_a_test_ends_soon_after_its_first_divergence(pytester):
+    pytester.makepyfile(test_it=LONG_TESTS)
+    assert pytester.runpytest_inprocess("-q", *PLUGIN, "--introspect-update").ret == 0
+    done = pytester.runpytest_inprocess("-q", *PLUGIN)
+    assert done.ret == 0, done.stdout.str()
+
+
+FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "golden"
+
+
+def test_the_golden_run_in_fixtures_is_small_and_still_the_same(tmp_path, introspect):
+    place = shutil.copytree(FIXTURE, tmp_path / "golden")
+    assert sum(path.stat().st_size for path in (place / "gpt").iterdir()) < 50_000
+    done = introspect("golden", "check", "gpt", cwd=place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "up to and including step 19" in done.stdout
+    text = (place / "train.py").read_text()
+    (place / "train.py").write_text(text.replace("nn.GELU()", "nn.GELU(approximate='tanh')"))
+    done = introspect("golden", "check", "gpt", cwd=place)
+    assert done.returncode == 1, done.stdout
+    assert "the output of GPT.blocks.0.act (GELU) differs" in " ".join(done.stdout.split())
+
+
+@pytest.mark.sweep
+def test_the_plugin_saves_and_checks_where_xdist_runs_the_tests(pytester):
+    pytest.importorskip("xdist")
+    tests = "\n".join(
+        f"def test_{name}(introspect):\n    introspect.assert_same_training('gold/{name}', lambda: train({lr}))\n"
+        for name, lr in (("slow", 0.1), ("fast", 0.2), ("faster", 0.3))
+    )
+    body = TESTS[: TESTS.index("def test_training")].replace("def train():", "def train(lr):").replace("LR", "lr")
+
+    def run(*words):
+        pytester.makepyfile(test_it=body + tests)
+        done = pytester.runpytest_subprocess("-q", "-n", "2", "-p", "no:cacheprovider", *PLUGIN, *words)
+        return done.ret, done.stdout.str()
+
+    assert run("--introspect-update")[0] == 0
+    assert sorted(path.name for path in (pytester.path / "gold").iterdir()) == ["fast", "faster", "slow"]
+    assert run()[0] == 0
+    tests = tests.replace("train(0.2)", "train(0.25)")
+    code, said = run()
+    assert code == 1
+    assert "2 passed" in said
+    assert "lr 0.2 -> 0.25" in said
+
+
+SLOW = TRAIN.replace("for _ in range(50)", "for step in range(60)").replace(
+    "    optimizer.step()", "    __import__('time').sleep(PAUSE * 4**step)\n    optimizer.step()"
+)
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_a_long_golden_check_ends_soon_after_the_first_divergence(tmp_path, introspect, monkeypatch, long):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SLOW.replace("PAUSE", "0"))
+    golden.save(Golden(("train.py", "0.1"), steps=60), tmp_path / "gold")
+    slow = SLOW.replace("PAUSE", "0.1" if long else "0")  # it is ended long before its end
+    (tmp_path / "train.py").write_text(slow.replace("lr=float(sys.argv[1])", "lr=0.2"))
+    monkeypatch.setattr(golden, "LONG", 0.0 if long else 1000.0)
+    result = golden.check(tmp_path / "gold", keep_run=tmp_path / "run")
+    assert (result.verdict, result.first.step) == (Verdict.DIVERGED, 0)
+    with open_run(tmp_path / "run") as run:
+        assert (len(run.rank(0)) < 6) is long

@@ -1,0 +1,263 @@
+"""A store grows by columns: old stores stay readable, and what a reader does not know is kept or passed over."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from opcapture import captured
+from synthetic import row, write_run
+
+from introspect_cli.cli import introspect
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.errors import StoreError
+from introspect_cli.records import Kind, ModuleInfo
+from introspect_cli.render.cards import first_table
+from introspect_cli.statistics import STATISTICS, Statistic
+from introspect_cli.store.format import schemas
+from introspect_cli.store.format.arrow_schema import Column, Malformed
+from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.format.schemas import HEADER, STATISTIC, Columns, parse_columns, record_columns
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.tensors import statistics
+
+STORES = Path(__file__).parents[1] / "stores"
+
+
+def train(rate=0.1):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def with_peak(tmp_path_factory):
+    """A run captured by a version that has one more statistic, which takes two lines in two files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STATISTICS, "peak", Statistic("<f8"))
+        patch.setitem(statistics.FORMULAS, "peak", lambda c: np.maximum(-c.floats[:, 6], c.floats[:, 7]))
+        return captured(tmp_path_factory.mktemp("peak") / "run", train)
+
+
+def outputs(path):
+    with open_run(path) as run:
+        return [record for record in run.rank(0).records(1) if record.site.kind is Kind.OUTPUT]
+
+
+def test_a_statistic_takes_a_line_in_two_files(with_peak):
+    (record,) = outputs(with_peak)
+    assert record.summary.stats["peak"] == record.summary.stats["absmax"]
+    assert verify_run(with_peak).sound
+
+
+def test_a_statistic_that_is_not_known_is_kept_and_shown(with_peak, tmp_path):
+    """Outside of the fixture this version has never heard of it."""
+    assert "peak" not in STATISTICS
+    done = CliRunner().invoke(introspect, ["show", str(with_peak), "--history", "Linear", "--stat", "peak"])
+    assert done.exit_code == 0, done.output
+    assert "peak" in done.output
+    done = CliRunner().invoke(introspect, ["export", str(with_peak), "--format", "csv", "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    rows = [row for row in exported(tmp_path / "out") if row["peak"]]
+    assert rows
+    assert all(float(row["peak"]) == float(row["absmax"]) for row in rows)
+
+
+def exported(path):
+    """The rows of the one table of an export as CSV, by column."""
+    (table,) = path.rglob("*.csv")
+    with table.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+WITH_WIDTH = """
+import sys
+from introspect_cli import statistics
+statistics.DERIVED_STATS["width"] = "max - min"
+from introspect_cli.store.read import step_reader
+step_reader.FORMULAS["width"] = lambda c: c["max"] - c["min"]
+from introspect_cli.cli import main
+main()
+"""
+"""The command, with one more statistic that follows from others: a line in `statistics` and in `store.step_reader`."""
+
+
+def test_a_derived_statistic_takes_a_line_in_two_files(with_peak, tmp_path):
+    """Of a run that was captured before there was any: in a process of its own, as a version of its own."""
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-c", WITH_WIDTH, *words], capture_output=True, text=True, check=True
+        ).stdout
+
+    shown = json.loads(run("show", str(with_peak), "--history", "Linear", "--stat", "width", "--format", "json"))
+    run("export", str(with_peak), "--format", "csv", "-o", str(tmp_path / "out"))
+    rows = [row for row in exported(tmp_path / "out") if row["width"]]
+    assert rows
+    assert all(float(row["width"]) == float(row["max"]) - float(row["min"]) for row in rows)
+    assert shown["stat"] == "width"
+    values = {value for each in shown["histories"] for value in each["values"] if value is not None}
+    assert values
+    assert values <= {float(row["width"]) for row in rows}
+
+
+def test_runs_with_and_without_a_statistic_compare(with_peak, tmp_path):
+    plain = captured(tmp_path / "plain", train)
+    with open_run(with_peak) as a, open_run(plain) as b:
+        assert compare_runs(a, b, DiffOptions()).first is None
+
+
+def test_a_report_shows_every_statistic_of_what_diverged_first(with_peak, tmp_path):
+    other = captured(tmp_path / "other", lambda: train(0.2))
+    with open_run(with_peak) as a, open_run(other) as b:
+        page = first_table(compare_runs(a, b, DiffOptions()).first)
+    for name in ("peak", "absmin", "l2"):
+        assert f'<th scope="row">{name}</th>' in page
+
+
+@pytest.fixture
+def without_var(tmp_path):
+    """A run of a version that kept no variance."""
+    every = dict(STATISTICS)
+    del STATISTICS["var"]
+    try:
+        return write_run(tmp_path / "run", [[row("forward", "output", "A", np.arange(4.0))]])
+    finally:  # in their order, which is that of columns
+        STATISTICS.clear()
+        STATISTICS.update(every)
+
+
+def test_a_statistic_that_is_missing_is_absent_and_never_0(without_var):
+    with open_run(without_var) as run:
+        batch = run.rank(0).read(0)
+        (record,) = run.rank(0).records(0)
+    assert np.isnan(batch.floats["var"]).all()
+    assert record.summary.stats["mean"] == 1.5
+    assert not {"var", "std", "uvar", "l2"} & record.summary.stats.keys()
+    for verb in (["show", "--step", "0"], ["check"], ["diff", str(without_var)]):
+        done = CliRunner().invoke(introspect, [verb[0], str(without_var), *verb[1:]])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+
+
+def written_with(monkeypatch, path, *columns):
+    """A run whose records have more columns than this version writes."""
+    schema = (*record_columns(), *columns)
+    monkeypatch.setattr(schemas, "record_columns", lambda **_: schema)
+    all_columns = StepBatch.columns
+
+    def more(self, schema):
+        return {column.name: np.zeros(len(self), column.type) for column in columns} | all_columns(self, schema)
+
+    monkeypatch.setattr(StepBatch, "columns", more)
+    write_run(path, [[row("forward", "output", "A", 1.5)]])
+    monkeypatch.undo()
+    return path
+
+
+def test_a_column_that_is_not_known_is_passed_over(tmp_path, monkeypatch):
+    path = written_with(monkeypatch, tmp_path / "run", Column("colour", "<u4"))
+    with open_run(path) as run:
+        (record,) = run.rank(0).records(0)
+    assert record.summary.text == "1.5"
+    assert "colour" not in record.summary.stats
+    assert verify_run(path).sound
+
+
+def test_a_column_that_is_needed_and_not_known_is_refused(tmp_path, monkeypatch):
+    path = written_with(monkeypatch, tmp_path / "run", Column("piece", "<u4", role="needed"))
+    with pytest.raises(StoreError, match="'piece', which this version does not know and cannot leave out: install"):
+        open_run(path)
+
+
+ROWS = Columns(record_columns())
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        b"",
+        b"[]",
+        b"{" * 5000,
+        b'{"records":1,"sites":1,"layouts":1,"modules":1}',
+        replace(ROWS, records=ROWS.records[1:]).described(),
+        replace(ROWS, records=(*ROWS.records, ROWS.records[0])).described(),
+        replace(ROWS, records=(*ROWS.records, Column("given", "list<i4>"))).described(),
+        replace(ROWS, records=(*ROWS.records, Column("sketch", "<f4"))).described(),
+        replace(ROWS, sites=(*ROWS.sites, Column("x", "<f8", role=STATISTIC))).described(),
+        replace(ROWS, records=(*ROWS.records, Column("x", "utf8", role=STATISTIC))).described(),
+        replace(ROWS, records=(*ROWS.records, Column("Bad Name", "<f8"))).described(),
+        replace(ROWS, modules=ROWS.modules[1:]).described(),
+        ROWS.described().replace(b'"nans","int64"', b'"nans","float64"'),
+        ROWS.described().replace(b"float32[16]", b"float32[99999]"),
+    ],
+)
+def test_descriptions_that_no_version_writes_are_refused(description):
+    with pytest.raises(Malformed):
+        parse_columns(description)
+
+
+def test_the_description_is_plain_json(tmp_path):
+    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.5)]])
+    data = (path / "rank0" / "index.bin").read_bytes()
+    length = int.from_bytes(data[20:24], "little")
+    description = data[HEADER.size : HEADER.size + length]
+    assert length % 8 == 0
+    assert zlib.crc32(description) == int.from_bytes(data[40:44], "little")
+    assert ["mean", "float64", "statistic"] in json.loads(description)["records"]
+
+
+def test_what_operators_were_given_is_data(tmp_path):
+    path = captured(tmp_path / "run", train, level="op")
+    with open_run(path) as run:
+        reader = run.rank(0)
+        records = list(reader.records(1))
+        numbers = dict(enumerate(reader.sites))
+    (made,) = [record for record in records if record.site.path == "aten.addmm.default"]
+    written = [numbers[number][0].kind if number >= 0 else None for number in made.given.inputs]
+    assert written == [Kind.PARAM, None, Kind.PARAM]
+    assert all(not record.summary.text for record in records if record.site.kind is Kind.OP_OUTPUT)
+    assert all(record.given is None for record in records if record.site.kind is not Kind.OP_OUTPUT)
+    backward = [record for record in records if record.given and record.given.forward >= 0]
+    assert {numbers[record.given.forward][0].path for record in backward} >= {"aten.addmm.default"}
+
+
+def test_attributes_of_modules_and_their_changes(tmp_path):
+    first = ModuleInfo("A.drop", "Dropout", attributes=(("p", "0.1"), ("training", "True")))
+    later = replace(first, attributes=(("p", "0.2"), ("training", "True")), step=3)
+    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.5)]], modules=[first, later])
+    with open_run(path) as run:
+        assert run.rank(0).modules == [first]
+        assert run.rank(0).module_rows == [first, later]
+
+
+def test_modules_made_anew_each_step_give_no_new_names(tmp_path):
+    def work(steps):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            head = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+            optimizer.zero_grad()
+            head(model(torch.randn(2, 4))).square().mean().backward()
+            optimizer.step()
+
+    sizes = []
+    for steps in (3, 12):
+        path = captured(tmp_path / str(steps), lambda steps=steps: work(steps)) / "rank0"
+        sizes.append([(path / f"{name}.arrow").stat().st_size for name in ("sites", "layouts", "modules")])
+    assert sizes[0] == sizes[1]

@@ -1,0 +1,170 @@
+"""`introspect verify` finds what is damaged, says what is sound, and its exit code can be scripted."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from store_attacks import TENSOR, build
+from synthetic import row, write_run
+
+from introspect_cli.commands.stores import verify
+from introspect_cli.errors import StoreError
+from introspect_cli.records import Kind
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.write import rank_writer
+
+FORMAT_2 = Path(__file__).parents[1] / "stores" / "format2"
+
+
+def test_a_sound_run_is_called_sound(tmp_path):
+    build(tmp_path / "run")
+    report = verify_run(tmp_path / "run")
+    assert report.sound
+    assert (report.ranks, report.steps, report.records, report.documents, report.tensors) == (2, 8, 40, 3, 1)
+    assert (report.state, report.last_step) == (RunState.COMPLETE, 3)
+
+
+def is_sound(path):
+    try:
+        return verify_run(path).sound
+    except StoreError:  # the bit made it a newer format
+        return False
+
+
+def test_every_byte_of_a_run_is_checked(tmp_path):
+    """One flipped bit anywhere in a closed run is found, in whatever file."""
+    files = build(tmp_path / "run")
+    rng = np.random.default_rng(3)
+    for name, data in files.items():
+        places = range(len(data)) if len(data) < 300 else rng.choice(len(data), 60, replace=False)
+        for at in places:
+            changed = bytearray(data)
+            changed[at] ^= 1 << int(rng.integers(8))
+            (tmp_path / "run" / name).unlink()
+            (tmp_path / "run" / name).write_bytes(changed)
+            assert not is_sound(tmp_path / "run"), (name, at)
+        (tmp_path / "run" / name).write_bytes(data)
+    assert verify_run(tmp_path / "run").sound
+
+
+def test_findings_do_not_stop_at_the_first(tmp_path):
+    files = build(tmp_path / "run")
+    for name in ("settings/git.yaml", f"tensors/{TENSOR:016x}.safetensors", "rank1/sites.arrow"):
+        (tmp_path / "run" / name).write_bytes(files[name][:-20] + bytes(20))
+    (tmp_path / "run" / "extra\n").write_text("")
+    (tmp_path / "run" / "settings" / "x.json").write_text("")
+    report = verify_run(tmp_path / "run")
+    text = "\n".join(report.findings)
+    for part in (
+        "git.yaml: it was altered",
+        "its data is not",
+        "rank1/sites.arrow: ",
+        "'extra\\n' is not",
+        "'x.json' is not",
+    ):
+        assert part in text
+    assert report.documents == 2
+    assert report.steps == 8  # the records are sound all the same
+
+
+def test_digests_are_computed_again(tmp_path, monkeypatch):
+    """A writer that counted wrongly would be found, though every CRC is right."""
+
+    right = rank_writer.step_digest
+
+    def wrong(keys, sums, statuses, left_out):
+        return right(keys, sums + np.uint64(1), statuses, left_out)
+
+    monkeypatch.setattr(rank_writer, "step_digest", wrong)
+    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.0)]])
+    assert "do not add up to the digest" in verify_run(path).findings[0]
+
+
+def test_keys_are_computed_again(tmp_path, monkeypatch):
+    from introspect_cli.records import Site
+
+    real = Site.key
+    monkeypatch.setattr(Site, "key", lambda site: real(site) ^ 1)
+    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.0)]])
+    monkeypatch.setattr(Site, "key", real)
+    assert "with the key of another site" in verify_run(path).findings[0]
+
+
+def test_an_interrupted_run_is_not_damage(tmp_path):
+    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.0)]], complete=False)
+    report = verify_run(path)
+    assert report.sound
+    assert report.state is RunState.INTERRUPTED
+
+
+def test_many_findings_are_counted(tmp_path):
+    path = write_run(tmp_path / "run", [])
+    for number in range(150):
+        (path / f"x{number}").touch()
+    report = verify_run(path)
+    assert len(report.findings) == 100
+    assert report.omitted == 50
+    assert "50 more findings" in CliRunner().invoke(verify, [str(path)], standalone_mode=False).output
+
+
+def test_the_command_says_what_is_sound_and_what_is_not(tmp_path, introspect):
+    files = build(tmp_path / "run")
+    sound = introspect("verify", "run")
+    assert (sound.returncode, sound.stderr) == (0, "")
+    assert (
+        sound.stdout == "sound: 8 steps with 40 records, 3 documents, 1 tensor; closed properly, last complete step 3\n"
+    )
+    data = files["rank0/records.arrow"]
+    (tmp_path / "run" / "rank0" / "records.arrow").write_bytes(data[:2000] + b"!" + data[2001:])
+    damaged = introspect("verify", "run")
+    assert damaged.returncode == 1
+    assert "damaged: run/rank0/records.arrow: the records of step 0 are not those that were indexed\n" in damaged.stdout
+    assert "still sound: 7 steps with 35 records" in damaged.stdout
+    missing = introspect("verify", "nowhere")
+    assert missing.returncode == 2
+    assert missing.stdout == ""
+    assert missing.stderr.startswith("introspect: there is no run at nowhere")
+
+
+def test_records_cut_short_leave_the_steps_before_them_sound(tmp_path, introspect):
+    files = build(tmp_path / "run")
+    records = tmp_path / "run" / "rank0" / "records.arrow"
+    records.write_bytes(files["rank0/records.arrow"][:-100])
+    damaged = introspect("verify", "run")
+    assert damaged.returncode == 1
+    assert "damaged: run/rank0/records.arrow: it ends before step 3, which the index names\n" in damaged.stdout
+    assert "still sound: 7 steps with 35 records" in damaged.stdout
+    assert "its end is not" not in damaged.stdout
+    shown = introspect("show", "run")
+    assert shown.returncode == 2
+    assert "it ends before step 3" in shown.stderr
+
+
+def test_a_store_of_format_2_is_read_for_ever(tmp_path):
+    """Written by introspect 0.1 and kept as it was; a reader that cannot read it needs a new format."""
+    shutil.copytree(FORMAT_2, tmp_path / "run")
+    report = verify_run(tmp_path / "run")
+    assert report.findings == ()
+    with open_run(tmp_path / "run") as run:
+        assert run.state is RunState.COMPLETE
+        assert run.manifest["format"] == 2
+        assert run.settings["environment"] == {"HOME": "x", "LIST": [1, 2.5, None, True]}
+        np.testing.assert_array_equal(run.tensor(TENSOR), np.arange(12, dtype=np.float32).reshape(3, 4))
+        reader = run.rank(1)
+        assert reader.entry(3).chain.hex() == "85b079968915ddfc875cd867ab3590dd"
+        records = list(reader.records(2))
+    assert [record.site.kind for record in records] == [
+        Kind.BATCH,
+        Kind.OUTPUT,
+        Kind.LOSS,
+        Kind.HYPERPARAMETER,
+        Kind.GRAD_OUTPUT,
+    ]
+    assert records[1].summary.stats["mean"] == 2.0
+    assert records[1].summary.stats["l2"] == pytest.approx(4.0)
+    assert records[2].summary.text == "1.0"

@@ -1,0 +1,348 @@
+"""The GPU kernels against the torch operations, run on the CPU by Triton's interpreter.
+
+Not collected by its name: `test_gpu_kernels.py` runs it in a process of its own, since Triton decides when it is
+imported whether it interprets. By hand: TRITON_INTERPRET=1 pytest tests/support/gpu_interpreted.py
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from sweeps import sliced
+from test_tensors_kernels import EIGHTS, EVERY, STRIDED, by_torch, example
+from test_tensors_kernels import assert_same as close
+
+from introspect_cli.records import Part
+from introspect_cli.tensors import checksum, places
+from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.gpu import elements, kernels, launch
+from introspect_cli.tensors.gpu import engine as engines
+from introspect_cli.tensors.gpu.buffers import DeviceRows
+from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+
+CPU = torch.device("cpu")
+ROUNDED = 2e-5
+"""The interpreter adds up the sums of columns one by one, a GPU in a tree."""
+assert_same = partial(close, rel=ROUNDED)
+
+
+class Interpreted:
+    """Launches by running the kernel at once, and remembers what was launched."""
+
+    def __init__(self):
+        self.launched = []
+
+    def __call__(self, variant, programs, _stream, arguments):
+        self.launched.append((variant, programs))
+        launch.function_of(variant)[(programs,)](*arguments, *variant)
+
+
+class Made:
+    """An engine whose device is the CPU."""
+
+    def __init__(self, **wanted):
+        self.rows = DeviceRows(CPU)
+        self.launcher = Interpreted()
+        self.engine = DeviceEngine(CPU, self.rows, self.launcher, stream=lambda _index: 0, **wanted)
+
+    def one(self, tensor, first=0):
+        self.engine.one(0, self.engine.prepare(tensor), tensor.data_ptr(), first)
+        return self.rows.hand_over().rows()
+
+    def many(self, tensors):
+        self.engine.many([(slot, [self.item(tensor)]) for slot, tensor in enumerate(tensors)])
+        return self.rows.hand_over().rows()
+
+    def item(self, tensor, first=0):
+        return Item(self.engine.prepare(tensor), tensor.data_ptr(), first)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _language_patched_once_a_launch():
+    """Triton looks through its language for what to interpret at each call of a function: a third of the time."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    look = getattr(interpreter, "_patch_lang", None)
+    homes, seen = {}, set()
+
+    def look_once(fn):
+        """Beyond the kernel itself, only where a function has the language under a module not looked at yet."""
+        if fn.__name__ in {kernels.summarise.__name__, elements.transpose.__name__}:
+            seen.clear()
+            return look(fn)
+        if fn not in homes:
+            language = interpreter.tl, interpreter.tl.core
+            homes[fn] = tuple(any(each is home for each in fn.__globals__.values()) for home in language)
+        if homes[fn] in seen:
+            return None
+        seen.add(homes[fn])
+        return look(fn)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if look is not None:
+            patch.setattr(interpreter, "_patch_lang", look_once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def made():
+    return Made()
+
+
+def at(first, tensor):
+    """The row of a tensor whose first element has an index in the whole tensor."""
+    return by_torch(tensor, runs=[(first, tensor)])
+
+
+@pytest.mark.parametrize("dtype", EVERY, ids=str)
+def test_every_type(made, dtype):
+    for count in (17, 2500):
+        x = example(dtype, (count,))
+        assert_same(made.one(x), by_torch(x))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("count", [2, 15, 16, 511, 512, 2047, 2048, 2049, 70_003])
+@pytest.mark.parametrize("dtype", EVERY, ids=str)
+def test_every_type_and_many_sizes(made, dtype, count):
+    x = example(dtype, (count,))
+    assert_same(made.one(x), by_torch(x))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    sliced([torch.float32, torch.float16, torch.int64, torch.complex64, torch.uint8], (torch.float32, torch.complex64)),
+    ids=str,
+)
+@pytest.mark.parametrize("stride", STRIDED)
+def test_strides_are_followed_without_a_copy(made, dtype, stride):
+    x = STRIDED[stride](example(dtype, (70, 30)))
+    if x.numel() > 5000:
+        x = x[:100]
+    dense = x.contiguous().clone(memory_format=torch.contiguous_format)
+    row = made.one(x)
+    assert_same(row, by_torch(dense))
+    variant = made.launcher.launched[-1][0]
+    assert (variant.dims > 0) != x.is_contiguous()
+    if variant.dims:  # the same elements in the same order, so the same roundings
+        assert row.tobytes() == made.one(dense).tobytes()
+
+
+MATRICES = {
+    "images with channels last": (torch.bfloat16, (2, 72, 8, 16), lambda x: x.to(memory_format=torch.channels_last)),
+    "of odd sizes": (torch.bfloat16, (3, 65, 7, 7), lambda x: x.to(memory_format=torch.channels_last)),
+    "volumes": (torch.uint8, (2, 17, 4, 5, 6), lambda x: x.to(memory_format=torch.channels_last_3d)),
+    "one transposed matrix": (torch.float32, (70, 130), lambda x: x.t().contiguous().t()),
+    "at an odd address": (torch.float64, (67, 66), lambda x: x.t().reshape(-1).repeat(2)[1:4423].reshape(66, 67).t()),
+    "complex numbers": (torch.complex64, (2, 18, 66), lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize("what", MATRICES)
+def test_matrices_are_transposed_to_the_bit(made, what):
+    dtype, shape, laid_out = MATRICES[what]
+    x = laid_out(example(dtype, shape))
+    assert not x.is_contiguous()
+    copy = made.engine.transposed(x, made.engine.prepare(x))
+    assert copy.is_contiguous()
+    bits = torch.uint8 if dtype == torch.uint8 else torch.int16 if dtype == torch.bfloat16 else torch.int32
+    assert torch.equal(copy.view(bits), x.contiguous().view(bits))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(80, 60)[:, ::2],
+        torch.zeros(20, 30, 40).permute(2, 1, 0),
+        torch.zeros(2, 50, 30, 4).transpose(1, 2),
+        torch.zeros(2, 3, 30, 40).to(memory_format=torch.channels_last),
+    ],
+    ids=["with gaps", "turned round", "rows of vectors", "three colours"],
+)
+def test_no_other_layout_is_taken_for_matrices(made, x):
+    assert made.engine.transposed(x, made.engine.prepare(x)) is None
+
+
+def test_indices_beyond_32_bits_in_a_strided_tensor(made):
+    x = example(torch.float32, (30, 40)).t()
+    prepared = made.engine.prepare(x)
+    wide = engines.Prepared(
+        prepared.plan,
+        None,
+        prepared.unaligned._replace(narrow=False),
+        prepared.programs,
+        prepared.layout,
+        prepared.lookup,
+        prepared.kept,
+    )
+    made.engine.one(0, wide, x.data_ptr())
+    assert made.rows.hand_over().rows().tobytes() == made.one(x).tobytes()
+
+
+@pytest.mark.parametrize("first", sliced([1, 16, 511, 512, 3000, (1 << 33) + 77, (1 << 40) + 512], (1, (1 << 33) + 77)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64], ids=str)
+def test_elements_are_keyed_by_their_index_in_the_whole(made, dtype, first):
+    x = example(dtype, (1100,))
+    assert_same(made.one(x, first), at(first, x))
+
+
+CASES = {
+    "nothing finite": torch.tensor([float("nan"), float("inf"), -float("inf")] * 50),
+    "one number": torch.full((3000,), 0.1),
+    "one number in float64": torch.full((3000,), 0.1, dtype=torch.float64),
+    "zeros of both signs": torch.cat([torch.zeros(900), -torch.zeros(700)]),
+    "a far mean": torch.randn(5000) + 1e6,
+    "a farther mean": torch.randn(5000, dtype=torch.float64) + 1e9,
+    "a ramp": torch.arange(9000.0),
+    "a step": torch.cat([torch.full((4000,), 7.0), torch.randn(4000) * 1e-3]),
+    "large": torch.randn(5000) * 1e37,
+    "whose sum overflows": torch.full((5000,), 3e38),
+    "large in float64": torch.randn(3000, dtype=torch.float64) * 1e75,
+    "small": torch.randn(5000) * 1e-30,
+    "subnormal": torch.arange(1, 3000, dtype=torch.int32).view(torch.float32),
+    "one outlier": torch.cat([torch.randn(4000) * 1e-3, torch.tensor([1e4])]),
+    "nothing finite at first": torch.cat([torch.full((2048,), float("nan")), torch.randn(2100) * 1e-2 + 1e5]),
+    "finite ones among others": torch.where(torch.arange(6000) % 3 == 0, float("inf"), torch.randn(6000)),
+    "large integers": torch.tensor([2**62, -(2**62), 2**53 + 1, -1] * 100),
+    "unsigned": torch.tensor([2**63 + 2**62, 5] * 100, dtype=torch.uint64),
+    "complex with infinities": torch.complex(torch.tensor([1.0, float("inf"), float("nan")] * 9), torch.ones(27)),
+    "huge complex": torch.randn(100, dtype=torch.complex128) * 1e300,
+    "tiny complex": torch.randn(100, dtype=torch.complex128) * 1e-300,
+}
+
+
+def test_what_comes_again_is_summarised_again_only_where_it_changed(made):
+    x = example(torch.float32, (9000,))
+    prepared, token = made.engine.prepare(x), (1, 0, 0)
+    made.engine.one(0, prepared, x.data_ptr(), token=token)
+    made.engine.one(1, prepared, x.data_ptr(), token=token)
+    x[5000] += 1.0  # which the token does not tell
+    made.engine.one(2, prepared, x.data_ptr(), token=token)
+    rows = made.rows.hand_over().rows()
+    assert rows[1].tobytes() == rows[0].tobytes()
+    assert rows[2].tobytes() == made.one(x).tobytes() != rows[0].tobytes()
+    launched = [variant.stats for variant, _ in made.launcher.launched[-6:-1]]
+    assert launched == [True, False, True, False, True], "the checksum first, where it may be the same"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_that_make_trouble(made, case):
+    x = CASES[case]
+    mine, wanted = made.one(x), by_torch(x)
+    assert mine[0, : r.ZEROS + 1].tolist() == wanted[0, : r.ZEROS + 1].tolist()
+    a, b = mine.view(np.float64)[0], wanted.view(np.float64)[0]
+    # the absolute value of a complex number may be rounded another way
+    assert a[r.MIN : r.ABSMIN + 1] == pytest.approx(b[r.MIN : r.ABSMIN + 1], rel=1e-14 if x.is_complex() else 0, abs=0)
+    spread = np.sqrt(b[r.M2] / max(1, int(mine[0, r.FINITE])))
+    assert a[r.MEAN] == pytest.approx(b[r.MEAN], rel=1e-6, abs=1e-6 * spread if np.isfinite(spread) else None)
+    for word in (r.M2, r.M4, r.ABSSUM):
+        if np.isfinite(b[word]):  # what would overflow float64 is absent
+            assert a[word] == pytest.approx(b[word], rel=ROUNDED, abs=0), word
+    if "one number" in case:
+        assert a[r.M2] == a[r.M3] == a[r.M4] == 0.0
+
+
+@pytest.mark.parametrize("dtype", EIGHTS, ids=str)
+def test_every_byte_of_a_small_type(made, dtype):
+    x = torch.arange(256, dtype=torch.uint8).view(dtype)
+    assert_same(made.one(x), by_torch(x))
+
+
+MIXED = [
+    torch.randn(64, 48),
+    torch.randn(3000),
+    torch.randn(50, 50).t(),
+    torch.randn(7),
+    torch.tensor(3.0),
+    torch.randn(4, 8, 6, 6).to(memory_format=torch.channels_last),
+    torch.randn(5000).bfloat16(),
+    torch.randint(9, (300,)),
+    torch.randn(20).to(torch.float8_e5m2),
+    torch.randn(20).to(torch.float8_e4m3fn),
+    torch.randn(9_000),
+]
+
+
+def test_many_at_once_are_as_each_alone(made):
+    alone = [made.one(x) for x in MIXED]
+    made.launcher.launched.clear()
+    together = made.many(MIXED)
+    for row, expected in zip(together, alone, strict=True):
+        assert row.tobytes() == expected[0].tobytes()
+    # those that are read alike went together
+    assert (
+        len(made.launcher.launched) == len({variant for variant, _ in made.launcher.launched}) + 1
+    )  # two tables of 8 bits
+    assert len(made.launcher.launched) < len(MIXED)
+
+
+def test_tables_are_cut_where_programs_run_out(made, monkeypatch):
+    alone = [made.one(x) for x in MIXED]
+    monkeypatch.setattr(engines, "TABLE_PROGRAMS", 3)
+    for row, expected in zip(made.many(MIXED[1:4]), alone[1:4], strict=False):
+        assert row.tobytes() == expected[0].tobytes()
+
+
+def test_the_row_does_not_depend_on_how_many_programs_share_it_but_for_rounding(made, monkeypatch):
+    x = example(torch.float32, (9_011,))
+    for most in (1, 2, 64):
+        monkeypatch.setattr(launch.Plan, "programs", lambda _plan, _first=0, most=most: most)
+        assert_same(Made().one(x), by_torch(x))
+
+
+@pytest.mark.parametrize("box", [((0, 0), (9, 40)), ((3, 0), (5, 40)), ((2, 7), (6, 13)), ((0, 39), (9, 1))])
+def test_shards_are_summarised_in_one_launch(made, box):
+    whole = example(torch.float32, (9, 40))
+    (top, left), (height, width) = box
+    shard = whole[top : top + height, left : left + width].contiguous()
+    runs = list(places.runs(shard, whole.shape, Part((((top, height),), ((left, width),)))))
+    made.launcher.launched.clear()
+    made.engine.many([(0, [made.item(run, offset) for offset, run in runs])])
+    assert_same(made.rows.hand_over().rows(), by_torch(shard, runs=runs))
+    assert len(made.launcher.launched) == 1
+
+
+def test_shards_add_up_to_the_whole(made):
+    whole = example(torch.bfloat16, (30, 100))
+    total = 0
+    for top in range(0, 30, 7):
+        shard = whole[top : top + 7].contiguous()
+        total += int(made.one(shard, top * 100)[0, r.RAW])
+    assert total & checksum.MASK == int(made.one(whole)[0, r.RAW])
+
+
+@pytest.mark.parametrize("wanted", [{"stats": False}, {"sketch": False}, {"stats": False, "sketch": False}], ids=str)
+def test_what_is_not_wanted_says_nothing(wanted):
+    only = Made(**wanted)
+    for count in (900, 9000):
+        x = example(torch.float32, (count,))
+        row, every = only.one(x), by_torch(x)
+        assert row[0, r.RAW] == every[0, r.RAW]
+        floats, empty = row.view(np.float64)[0], r.empty(1).view(np.float64)[0]
+        if not wanted.get("stats", True):
+            assert row[0, 1:6].tolist() == [0] * 5
+            assert floats[6:14].tolist() == empty[6:14].tolist()
+        if not wanted.get("sketch", True):
+            assert not floats[r.SKETCH :].any()
+
+
+def test_a_row_is_the_same_each_time(made):
+    x = example(torch.float32, (9_000,))
+    assert made.one(x).tobytes() == made.one(x).tobytes()
+    lane = next(iter(made.engine._lanes.values()))
+    assert not lane.counters.any()
+
+
+def test_flipped_bits_are_seen(made):
+    x = torch.randn(3000)
+    before = made.one(x)[0, r.RAW]
+    for place in (0, 511, 512, 2999):
+        bits = x.view(torch.int32)
+        bits[place] ^= 1 << (place % 32)
+        assert made.one(x)[0, r.RAW] != before
+        bits[place] ^= 1 << (place % 32)
+    assert made.one(x)[0, r.RAW] == before

@@ -1,0 +1,103 @@
+"""The GPU kernels without a GPU: what they compute, by Triton's interpreter; what they compile to, by its compilers."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sweeps import sliced
+
+pytest.importorskip("triton")
+compiler = pytest.importorskip("triton.compiler")
+if "constexprs" not in inspect.signature(compiler.ASTSource).parameters:
+    pytest.skip("the kernels are for a newer triton than this one", allow_module_level=True)
+
+ROOT = Path(__file__).parents[2]
+_SOURCE = ROOT / "benchmarks" / "gpu_offline.py"
+
+
+def interpreted(*options):
+    """Run the tests of the kernels where Triton interprets them: it decides that when it is imported."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(ROOT / "tests" / "support" / "gpu_interpreted.py"),
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+    ]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_the_kernels_compute_what_the_torch_operations_do():
+    interpreted()
+
+
+@pytest.mark.sweep
+def test_the_kernels_compute_it_for_every_type_and_many_sizes():
+    interpreted("-m", "sweep")
+
+
+@pytest.fixture(scope="module")
+def offline():
+    spec = importlib.util.spec_from_file_location("gpu_offline", _SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_offline"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+    yield
+    patch.undo()
+
+
+SPILLED = 200
+"""Bytes of memory that a thread may take for want of registers: what tiles with NaN need may lie there."""
+
+
+@pytest.mark.parametrize("target", sliced(["sm_80", "sm_90", "sm_100", "gfx942"], ("sm_90", "gfx942")))
+def test_the_kernels_compile_for_every_gpu_and_spill_next_to_nothing(offline, target):
+    for what in ("all three, float32", "checksum, float32", "a table of bfloat16", "matrices of bfloat16"):
+        used = offline.compiled(offline.VARIANTS[what], target)
+        assert used.spilled <= SPILLED, what
+        assert used.registers <= 255, what
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_every_variant_compiles_and_spills_little(offline, target):
+    spilled = {what: offline.compiled(variant, target).spilled for what, variant in offline.VARIANTS.items()}
+    assert max(spilled.values()) <= SPILLED, spilled
+
+
+def test_elements_are_read_in_vectors_where_all_is_aligned(offline):
+    aligned, unaligned = (
+        offline.assembly(offline.VARIANTS[f"checksum, float32{how}"], "sm_90").count("ld.global.v4.b32")
+        for how in ("", ", unaligned")
+    )
+    assert aligned >= unaligned + 4, "four rows of a tile, each in vectors of four"
+    for what in ("checksum, bfloat16", "matrices of bfloat16"):
+        assert "ld.global.v2.b32" in offline.assembly(offline.VARIANTS[what], "sm_90")
+
+
+def test_the_last_program_sees_what_the_others_wrote(offline):
+    """Rows are written before the count is raised, by an atomic that orders memory; and read past the first cache."""
+    text = offline.assembly(offline.VARIANTS["all three, float32"], "sm_90")
+    count = text.index("atom.global.gpu.acq_rel.add.u32")
+    before, after = text[:count], text[count:]
+    assert before.rindex("bar.sync") > before.rindex("st.global")
+    assert "ld.global.cg" in after
+    assert "ld.global.cg" not in before

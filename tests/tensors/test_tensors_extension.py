@@ -1,0 +1,200 @@
+"""The compiled extension: how it is built and loaded, every level of the processor, and doing without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import introspect_cli
+from introspect_cli.machine import DISABLE_VARIABLE
+from introspect_cli.tensors import cpu, kernels
+from introspect_cli.tensors import rows as r
+
+ROOT = Path(introspect_cli.__file__).parent.parent
+BACKEND = ROOT / "build_backend.py"
+
+SCRIPT = f"""
+import json, sys
+import torch
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
+from summaries import taken
+from introspect_cli.tensors import kernels
+from introspect_cli.tensors.summarizer import Summarizer
+made = Summarizer(threads=2)
+x = torch.randn(300_000, generator=torch.Generator().manual_seed(1))
+for tensor in (x, x[:1000].half(), x.view(500, 600).t(), x[:77].to(torch.float8_e5m2), x.to(torch.complex64)):
+    made.add(tensor)
+table = taken(made)
+made.close()
+json.dump({{
+    "reason": kernels.REASON,
+    "checksums": [int(value) for value in table.checksum],
+    "means": table.floats["mean"].tolist(),
+}}, sys.stdout)
+"""
+
+
+def run(*command, path=ROOT, **environment):
+    env = {key: value for key, value in os.environ.items() if not key.startswith("INTROSPECT_")}
+    env |= {"PYTHONPATH": str(path), **environment}
+    return subprocess.run([sys.executable, *command], env=env, cwd=path, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return json.loads(run("-c", SCRIPT).stdout)
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    """A directory with the package as it is where nothing could compile it."""
+    path = tmp_path_factory.mktemp("without")
+    shutil.copytree(
+        ROOT / "introspect_cli", path / "introspect_cli", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    return path
+
+
+def assert_same_numbers(found, wanted):
+    assert found["checksums"] == wanted["checksums"]
+    assert found["means"] == pytest.approx(wanted["means"], rel=1e-6, abs=1e-6)
+
+
+def test_torch_operations_compute_the_same_where_nothing_is_compiled(compiled, without):
+    found = json.loads(run("-c", SCRIPT, path=without).stdout)
+    assert compiled["reason"] == ""
+    assert found["reason"] == "they were not compiled when introspect was installed"
+    assert_same_numbers(found, compiled)
+
+
+def test_kernels_can_be_switched_off(compiled):
+    found = json.loads(run("-c", SCRIPT, **{DISABLE_VARIABLE: "1"}).stdout)
+    assert found["reason"] == f"{DISABLE_VARIABLE} is set"
+    assert_same_numbers(found, compiled)
+
+
+def test_a_capture_without_kernels_says_so_in_one_line(without, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import torch\ntorch.nn.Linear(2, 2)(torch.ones(2))\n")
+    done = run("-m", "introspect_cli", "capture", "-o", str(tmp_path / "run"), str(script), path=without)
+    (line,) = [line for line in done.stderr.splitlines() if "no compiled kernels" in line]
+    assert "they were not compiled" in line
+    assert "install introspect-cli again" in line
+
+
+def test_kernels_older_than_their_sources_are_not_used(tmp_path):
+    shutil.copytree(ROOT / "introspect_cli", tmp_path / "introspect_cli", ignore=shutil.ignore_patterns("__pycache__"))
+    command = ("-c", "from introspect_cli.tensors import kernels; print(kernels.REASON)")
+    assert run(*command, path=tmp_path).stdout.strip() == ""
+    with (tmp_path / "introspect_cli" / "tensors" / "intake.cpp").open("a") as source:
+        source.write("// another line\n")
+    assert run(*command, path=tmp_path).stdout.strip() == "their sources changed after they were compiled"
+    for pattern in ("*.cpp", "*.h"):  # as a wheel leaves it
+        for path in (tmp_path / "introspect_cli").rglob(pattern):
+            path.unlink()
+    assert run(*command, path=tmp_path).stdout.strip() == ""
+
+
+def every_sort():
+    """Tensors whose summaries take every way through the kernels."""
+    generator = torch.Generator().manual_seed(3)
+    for count in (0, 1, 33, 1000, 20_011):
+        x = torch.randn(count, generator=generator) * 3 + 0.5
+        yield from (x.to(dtype) for dtype in cpu.CODES if not str(dtype).startswith(("torch.bits", "torch.float4")))
+        yield x.relu()
+        yield x * 1e38
+        yield x.double() * 1e308
+        yield torch.complex(x.double() * 1e200, x.double())
+        yield x.masked_fill(torch.arange(count) % 700 == 5, float("nan")).masked_fill(x > 5, float("inf"))
+        yield x.half().masked_fill(x > 5, -float("inf")) * 1e-6
+        # which zero is the smallest, and which the largest, where there are both
+        yield -x.relu()
+        yield x.abs().masked_fill(x > 3, -0.0)
+        yield (-x.abs()).masked_fill(x > 3, 0.0).masked_fill(x < -3, -0.0)
+        yield torch.where(x > 0, 0.0, -0.0)
+
+
+def test_every_level_of_the_processor_computes_the_same_bits():
+    assert kernels.KERNELS is not None, kernels.REASON
+    levels = kernels.KERNELS.levels()
+    assert levels[0] == "baseline"
+    found = {}
+    for level in levels:
+        kernels.KERNELS.use(level)
+        try:
+            engine = cpu.Engine(threads=1)
+            rows = []
+            for tensor in every_sort():
+                rows.append(r.empty(1))
+                engine.fill(rows[-1][0], tensor, with_stats=True, with_sketch=True)
+        finally:
+            kernels.KERNELS.use(levels[-1])
+        found[level] = [row.tobytes() for row in rows]
+    assert len(set(found[levels[0]])) > 90
+    for level in levels[1:]:
+        different = [number for number, row in enumerate(found[level]) if row != found[levels[0]][number]]
+        assert different == [], level
+
+
+def test_an_unknown_level_and_a_wrong_call_are_errors():
+    with pytest.raises(ValueError, match="not a level of this processor: 'i386'"):
+        kernels.KERNELS.use("i386")
+    with pytest.raises(TypeError, match="4 integers wanted, 1 arguments given"):
+        kernels.KERNELS.alike(1)
+    with pytest.raises(TypeError):
+        kernels.KERNELS.alike(1, 2, "3", 4)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("objdump"), reason="reads the symbols of an ELF file")
+def test_the_extension_needs_no_newer_library_than_a_manylinux_wheel_may():
+    extension = kernels.KERNELS
+    listed = subprocess.run(["objdump", "-T", "-p", extension.__file__], capture_output=True, text=True, check=True)
+    listed = listed.stdout
+    versions = [tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([\d.]+)", listed)]
+    assert max(versions) <= (2, 17)
+    needed = {name for name in re.findall(r"NEEDED +(\S+)", listed) if not name.startswith("ld-linux-")}
+    assert needed <= {"libc.so.6", "libm.so.6"}, "beside the loader, which every process has"
+    assert ".abi3." in extension.__file__
+
+
+@pytest.fixture(scope="module")
+def backend():
+    pytest.importorskip("setuptools", minversion="77")
+    spec = importlib.util.spec_from_file_location("build_backend", BACKEND)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_compiler_is_asked_of_the_package_index_where_there_is_none(backend, monkeypatch):
+    monkeypatch.setattr(backend.sys, "platform", "linux")
+    monkeypatch.setattr(backend.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(backend, "installed_compiler", lambda: None)
+    assert backend._compiler_requirement() == ["ziglang"]
+    monkeypatch.setattr(backend.platform, "machine", lambda: "s390x")
+    assert backend._compiler_requirement() == []
+    monkeypatch.setattr(backend.platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("INTROSPECT_NO_KERNELS", "1")
+    assert backend._compiler_requirement() == []
+    monkeypatch.delenv("INTROSPECT_NO_KERNELS")
+    monkeypatch.setattr(backend, "installed_compiler", lambda: ["c++"])
+    assert backend._compiler_requirement() == []
+
+
+def test_a_compiler_that_is_too_old_is_none(backend, monkeypatch, tmp_path):
+    for name in ("c++", "g++", "clang++"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(backend.sysconfig, "get_config_var", lambda name: "g++ -pthread" if name == "CXX" else None)
+    assert backend.installed_compiler() is None
