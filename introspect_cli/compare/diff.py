@@ -11,9 +11,7 @@ from introspect_cli.compare.answer.port_answer import by_flow
 from introspect_cli.compare.answer.restored import with_origins
 from introspect_cli.compare.checkpoints.moment import is_checkpoint, strictly
 from introspect_cli.compare.join.closeup import samples_note
-from introspect_cli.compare.reasons.device import fault_sentence, on_one_device
 from introspect_cli.compare.terms.names import renamer
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.compare.terms.watched import chooses_modules
 from introspect_cli.errors import UsageError
@@ -22,6 +20,7 @@ from introspect_cli.selection import check_selection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.store.ranks.tasks import Work
     from introspect_cli.store.read.run import Run
 
@@ -65,10 +64,4 @@ def compare_runs(
     if by_rank and answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
         lines = [samples_note(a, b, answer.first), compared.unchanged if bitwise else ""]
-    answer = replace(answer, evidence=(*answer.evidence, *filter(None, lines)))
-    if by_rank and noise and on_one_device([a, b, *noise]):
-        # what a against each says of the device, without tolerance
-        exact = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
-        fault = fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
-        answer = replace(answer, notes=(*answer.notes, *([fault] if fault else ())))
-    return answer
+    return replace(answer, evidence=(*answer.evidence, *filter(None, lines)))

@@ -73,7 +73,6 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
         map=None,
         tree=(),
         strip=(),
-        suspect=None,
     ).with_findings(StructureChange, _changes(flow))
 
 

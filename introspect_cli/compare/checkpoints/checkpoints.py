@@ -78,7 +78,6 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         training=None,
         evaluation=None,
         strip=(),
-        suspect=None,
         tree=(),
     ).with_findings(StructureChange, ())
 
