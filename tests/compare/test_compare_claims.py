@@ -239,12 +239,6 @@ class TestBatches:
         tokens[0], tokens[-1] = 7, 8
         assert "same values" not in compare(batches(tokens[:128]), batches(tokens[1:])).sentence
 
-    def test_the_order_of_sets_is_suspected_where_nothing_pins_it(self, compare):
-        plain = {"settings": {"environment": {"HOME": "/x"}}}
-        pinned = {"settings": {"environment": {"PYTHONHASHSEED": "0"}}}
-        assert "PYTHONHASHSEED is not set" in compare(batches(X), batches(X[::-1].copy()), **plain).sentence
-        assert "PYTHONHASHSEED" not in compare(batches(X), batches(X[::-1].copy()), **pinned).sentence
-
     def test_of_several_batches_a_step_the_equal_ones_are_reported(self, compare):
         def steps(last):
             return [
