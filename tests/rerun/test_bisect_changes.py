@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_reference import schema
+from answer_schema import schema
 
 from introspect_cli.compare.answer.endings import Raised
 from introspect_cli.compare.changes.statements import Change, Side

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PYTHON
-from test_bisect import git, introspect
+from interpreter import PYTHON
+from repositories import git, introspect
 
 from introspect_cli.rerun import commits, place
 from introspect_cli.rerun.git import Repository

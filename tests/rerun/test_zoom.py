@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from repositories import git
 from synthetic import row, write_run
-from test_bisect import git
 
 from introspect_cli.rerun.recipe import UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import Variant, capture
