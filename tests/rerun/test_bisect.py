@@ -117,7 +117,7 @@ def test_steps_are_limited_and_the_work_tree_is_kept_on_request(repository: Path
     assert "scale the hidden layer" in answer.stdout
     kept = repository.parent / "kept"
     assert set(steps_of(kept).values()) == {3}
-    assert (kept / "worktree" / "train.py").exists()
+    assert list((kept / "tree" / "0").rglob("train.py"))
 
 
 def test_revisions_that_do_not_run_are_skipped(repository: Path):
