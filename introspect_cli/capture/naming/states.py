@@ -122,6 +122,10 @@ class ParameterName(Named):
                 return True
         return False
 
+    def place_of(self, tensor: torch.Tensor) -> tuple[weakref.ref[Any], str] | None:
+        """Which module holds the tensor, and under which name; None where no module does."""
+        return next((place for holder in self._holders if holder.holds(tensor) and (place := holder.place)), None)
+
     @property
     def is_alive(self) -> bool:
         """Whether anybody still holds what has this name."""
@@ -145,6 +149,11 @@ class Holder:
     def is_alive(self) -> bool:
         """Whether the owner is."""
         return self._owner() is not None
+
+    @property
+    def place(self) -> tuple[weakref.ref[Any], str] | None:
+        """The module, and the attribute; None where it is an optimizer."""
+        return (self._owner, self._place) if isinstance(self._place, str) else None
 
     def same_owner(self, other: Holder) -> bool:
         """Whether it is the same owner's."""
