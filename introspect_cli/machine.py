@@ -58,10 +58,8 @@ def load(name: str) -> ModuleType:
     """The extension of a dotted name.
 
     Raises:
-        IntrospectError: it was not compiled, cannot be loaded, or was compiled from other sources.
+        ImportError: it was not compiled, cannot be loaded, or was compiled from other sources.
     """
-    from introspect_cli.errors import IntrospectError
-
     remedy = "with a C++ compiler on this machine, install introspect-cli again"
     try:
         extension = import_module(name)
@@ -73,4 +71,4 @@ def load(name: str) -> ModuleType:
         if digest() in {"", getattr(extension, "SOURCES", None)}:
             return extension
         why, remedy = "their sources changed after they were compiled", "run `python setup.py build_ext --inplace`"
-    raise IntrospectError(f"no compiled kernels: {why}; {remedy}")
+    raise ImportError(f"no compiled kernels: {why}; {remedy}")

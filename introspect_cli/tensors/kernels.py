@@ -34,12 +34,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from introspect_cli.errors import IntrospectError
 from introspect_cli.machine import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-KERNELS: Any = load("introspect_cli.tensors._kernels")
+try:
+    KERNELS: Any = load("introspect_cli.tensors._kernels")
+except ImportError as error:
+    raise IntrospectError(str(error)) from None
 """The extension; this module cannot be imported without it."""
 
 

@@ -22,7 +22,6 @@ from introspect_cli.tensors import rows as r
 @pytest.fixture(scope="module")
 def engine():
     made = cpu.Engine(threads=1)
-    assert made.kernels is not None, kernels.REASON
     yield made
     made.close()
 
