@@ -17,13 +17,14 @@ What was not recorded is never taken to agree.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.step.size import LEAST_BOUND
-from introspect_cli.compare.terms.distance import distances, factor_of, relative
+from introspect_cli.compare.terms.distance import distances, relative
 from introspect_cli.compare.terms.sites import of_kinds, phase_code
 from introspect_cli.compare.terms.table import ABSENT, DEAD, DIFFERENT, EQUAL, WITHIN, Because, Table
 from introspect_cli.compare.terms.words import what
@@ -160,6 +161,40 @@ def _batches(table: Table, comparison: Comparison) -> Ids:
     both = rows[~more]
     more[~more] = np.not_equal(*_amounts(table, both, comparison))
     return rows if more.all() else rows[:0]
+
+
+# --- factors
+
+
+def factor_of(table: Table, rows: Ids, close: float) -> float:
+    """C where b is c times a in each of some differing rows, by means, extrema and sketches; NaN where it is none.
+
+    A power of two rounds nothing, so it has to fit in bits; another factor has to fit up to `close`, and not at all
+    where that is 0.
+    """
+    one, two = ((batch, of_run[rows]) for batch, of_run in ((table.a, table.row_a), (table.b, table.row_b)))
+    factor = np.nan
+    for name in ("mean", "min", "max"):
+        if name not in table.a.floats or name not in table.b.floats:
+            return np.nan
+        first, second = (np.asarray(batch.floats[name], np.float64)[at] for batch, at in (one, two))
+        with np.errstate(all="ignore"):
+            factor = float(second[0] / first[0]) if name == "mean" else factor
+        bits = math.isfinite(factor) and factor > 0 and math.frexp(factor)[0] == _POWER_OF_TWO
+        close = 0.0 if bits else close
+        if not (math.isfinite(factor) and factor > 0) or factor == 1 or not (bits or close):
+            return np.nan
+        if not np.allclose(second, first * factor, rtol=close, atol=0, equal_nan=True):
+            return np.nan
+    if table.a.sketch is None or table.b.sketch is None:
+        return factor
+    mine, others = (np.asarray(batch.sketch[at], np.float64) for batch, at in (one, two) if batch.sketch is not None)
+    far = np.linalg.norm(others - mine * factor, axis=1) > close * np.linalg.norm(others, axis=1)
+    return np.nan if far.any() else factor
+
+
+_POWER_OF_TWO = 0.5
+"""What `frexp` leaves of a power of two."""
 
 
 # --- words

@@ -12,7 +12,6 @@ layer begins with. Two such values can only be of different sizes.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.terms.sites import Ids, Mask
-    from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.read.run import Run
 
@@ -160,37 +158,6 @@ def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask
         if name in a.counts and name in b.counts:
             same &= np.asarray(a.counts[name])[rows_a] == np.asarray(b.counts[name])[rows_b]
     return same
-
-
-def factor_of(table: Table, rows: Ids, close: float) -> float:
-    """C where b is c times a in each of some differing rows, by means, extrema and sketches; NaN where it is none.
-
-    A power of two rounds nothing, so it has to fit in bits; another factor has to fit up to `close`, and not at all
-    where that is 0.
-    """
-    one, two = ((batch, of_run[rows]) for batch, of_run in ((table.a, table.row_a), (table.b, table.row_b)))
-    factor = np.nan
-    for name in ("mean", "min", "max"):
-        if name not in table.a.floats or name not in table.b.floats:
-            return np.nan
-        first, second = (np.asarray(batch.floats[name], np.float64)[at] for batch, at in (one, two))
-        with np.errstate(all="ignore"):
-            factor = float(second[0] / first[0]) if name == "mean" else factor
-        bits = math.isfinite(factor) and factor > 0 and math.frexp(factor)[0] == _POWER_OF_TWO
-        close = 0.0 if bits else close
-        if not (math.isfinite(factor) and factor > 0) or factor == 1 or not (bits or close):
-            return np.nan
-        if not np.allclose(second, first * factor, rtol=close, atol=0, equal_nan=True):
-            return np.nan
-    if table.a.sketch is None or table.b.sketch is None:
-        return factor
-    mine, others = (np.asarray(batch.sketch[at], np.float64) for batch, at in (one, two) if batch.sketch is not None)
-    far = np.linalg.norm(others - mine * factor, axis=1) > close * np.linalg.norm(others, axis=1)
-    return np.nan if far.any() else factor
-
-
-_POWER_OF_TWO = 0.5
-"""What `frexp` leaves of a power of two."""
 
 
 def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:

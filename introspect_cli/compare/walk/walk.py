@@ -227,8 +227,8 @@ class Walk:
         if begins and comparison.causes is not None:
             lead = choose(step, positions, self.structure, self.began, new_values=self.new_values)
             if lead is not None:
-                self._list(*lead[:3])
-                positions = [position for position in positions if position != lead[3]]
+                self._list(lead.step, lead.position)
+                positions = [position for position in positions if position != lead.stands_for]
         lost = shown_by(step, outcome.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
