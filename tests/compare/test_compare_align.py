@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from small_runs import train
 from synthetic import row, write_run
-from test_compare_reasons import train
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.steps import differing, pair_steps
@@ -545,7 +545,7 @@ class TestMap:
         assert self.cells(result, "Net.new") == (float("inf"),) * 4
 
     def test_the_tree_marks_the_origin(self, diff):
-        from test_compare_reasons import MODULES
+        from small_runs import MODULES
 
         about = {"modules": MODULES}
         result = diff(train(), train("between"), DiffOptions(want_map=True), about_a=about, about_b=about)

@@ -219,6 +219,7 @@ class Loss(Reason):
         scales = _scaler_words(scene)
         if scales:
             return f"{text}; {scene.the_cause_is} the scale of GradScaler: {scales}.{scene.rounding_words()}"
+        model = "".join(f", or in {fact.of}, whose call was not seen" for fact in unseen if fact.of)
         targets = "" if seen.known in {Known.EQUAL, Known.WITHIN} and not unseen else " or the targets"
         uneven = uneven_ranks(scene)
         if uneven:
@@ -226,7 +227,7 @@ class Loss(Reason):
                 f"{text}; {scene.the_cause_is} that {' and '.join(uneven)}: the mean of their means is not the mean "
                 f"over all samples. Else it is in the loss code{targets}."
             )
-        causes = f"(reduction, mask, weighting, scale){targets}.{scene.rounding_words()}"
+        causes = f"(reduction, mask, weighting, scale){targets}{model}.{scene.rounding_words()}"
         return f"{text}; {scene.the_cause_is} in the loss code {causes}"
 
 
