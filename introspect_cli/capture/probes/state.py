@@ -10,14 +10,17 @@ sample of the memory. A tensor with another count, address or sample than when i
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import stateless
 
 from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.script import tensors_in_module
 from introspect_cli.capture.probes.written import Loose, Written
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Kind, Phase
@@ -27,7 +30,6 @@ from introspect_cli.tensors.views import unobserved
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
     from torch import nn
 
     from introspect_cli.capture.context import Context
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.held import Stepping
 
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
+GIVEN = "(given)"
+"""The path of a parameter with which `functional_call` runs a module, and of the module's own after it."""
+
 _BOTH = _PARAMETERS | _BUFFERS
 
 
@@ -66,7 +71,38 @@ class StateProbe(GuardedProbe):
         self.hear(self._context.clock.on_after_optimizer, self.buffers_after)
         self.hear(self._context.clock.on_look, self._look_again)
         self.hear(self._context.clock.on_restart, self._restarted)
+        self._patches.watch(
+            stateless, "_functional_call", self._guarded, self._swapping, compiling=torch.compiler.is_compiling
+        )
         super().install()
+
+    def _swapping(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None] | None:
+        """Record the tensors with which `functional_call` runs a module, and after it those that the module holds."""
+        given = dict(zip(("module", "parameters_and_buffers"), args, strict=False)) | kwargs
+        module, values = given["module"], given["parameters_and_buffers"]
+        if not (self._recorder.wanted and isinstance(values, dict) and self._context.names.find(module)):
+            return None
+        with unobserved():
+            self._turn()
+            held, names = dict(tensors_in_module(module)), self._context.names.parameters
+            swapped = [
+                (name, value, held[key])
+                for key, value in values.items()
+                if key in held and value is not held[key] and (name := names.of(held[key])) and name.watched
+            ]
+            names_of, others, own = zip(*swapped, strict=True) if swapped else ((), (), ())
+            self._write_again(names_of, others)
+            return lambda _result: self._write_again(names_of, own)
+
+    def _write_again(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor]) -> None:
+        """Record what stands under these names in a forward pass from now on."""
+        with unobserved():
+            sites = []
+            for name in names:
+                call = self._again[name.fqn, Phase.FORWARD] = self._again.get((name.fqn, Phase.FORWARD), -1) + 1
+                sites.append(self._context.site(name, Phase.FORWARD, Kind.PARAM, GIVEN, call))
+            self._recorder.tensors(sites, list(tensors), sampled=False)
+            self._written.recorded(list(tensors))
 
     def _restarted(self, kept: int | None) -> None:
         """Steps are counted anew; where the current one is not kept, nothing is on record."""
