@@ -96,7 +96,7 @@ class Probes:
             operators=options.level == "op",
             samples=not SAMPLED.isdisjoint(options.record),
         )
-        if KERNELS is not None and KERNELS.has_crc32():
+        if KERNELS.has_crc32():
             self.rank.compiled = KERNELS
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
@@ -204,6 +204,11 @@ class Probes:
             if settings.changed:
                 settings.changed = False
                 yield name, settings.document
+
+    @property
+    def ran_unseen(self) -> dict[str, dict[str, list[str]]]:
+        """What of the models ran without being seen."""
+        return self._modules.unseen.document
 
     def _remark(self, sentence: str) -> None:
         if sentence not in self.notes:

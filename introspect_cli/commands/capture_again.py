@@ -60,25 +60,22 @@ def repeat(
 def _compared(outputs: Sequence[Path]) -> tuple[int, str]:
     """Compare every run with the first; a difference found decides."""
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.reasons.device import fault_sentence
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.result import Verdict
     from introspect_cli.store.read.run import open_run
 
     steps, undecided, differs = 0, "", ""
-    results = []
     with open_run(outputs[0]) as first:
         for number, output in enumerate(outputs[1:], 2):
             with open_run(output) as other:
                 result = compare_runs(first, other, replace(DiffOptions(), limit=1), [])
-            results.append(result)
             if result.verdict is Verdict.DIVERGED or result.counts.diverged:
                 differs = differs or f"not deterministic: run {number} differs from run 1. {result.sentence}"
             if result.verdict is Verdict.UNDECIDED:
                 undecided = undecided or f"cannot tell: {result.sentence}"
             steps = result.counts.steps_compared
     if differs:
-        return DIVERGED, f"{differs} {fault_sentence(results)}".rstrip()
+        return DIVERGED, differs
     if undecided:
         return UNDECIDED, undecided
     return SAME, f"deterministic: {len(outputs)} runs agree in all {steps:,} steps"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
 _MOST_CELLS = 20
+_NAMED = 3
 _SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
 """Statistics in a step's table, and when each column is left out."""
 
@@ -76,6 +77,7 @@ def _facts(run: Overview) -> list[tuple[str, str]]:
         ("steps", _steps(run)),
         ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
+        ("seen", f"calls of {count(run.called, 'module')}{_unseen(manifest)}" if run.called else ""),
         ("perturbed", _perturbed(manifest)),
         (
             "first step",
@@ -89,6 +91,14 @@ def _facts(run: Overview) -> list[tuple[str, str]]:
     return facts
 
 
+def _unseen(manifest: dict[str, Any]) -> str:
+    """What ran of the models without being seen."""
+    unseen = manifest.get("ran_unseen")
+    names = list(map(clean, unseen)) if isinstance(unseen, dict) else []
+    some = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
+    return f"; {count(len(names), 'module')} ran without being seen: {some}" if names else ""
+
+
 def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
     """A file holds one moment, and nothing of what ran."""
     kinds = sorted(Kind, key=lambda kind: kind is Kind.RNG)
@@ -98,7 +108,7 @@ def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
         ("holds", ", ".join(f"{kind.several}: {amount:,}" for kind, amount in parts)),
         ("elements", f"{run.parameters:,} in all parameters" if run.parameters else ""),
         ("size", f"{human_size(run.size)} {_where(run)}"),
-        ("its tensors", "introspect show CHECKPOINT --step 0 lists them, --settings its plain values"),
+        ("its tensors", "introspect show step 0 CHECKPOINT lists them, show settings its plain values"),
     ]
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from neutrality import watched
+from small_runs import MODULES, SGD, train
 from synthetic import row, site, summary, write_run
-from test_compare_reasons import MODULES, SGD, train
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
@@ -238,12 +238,6 @@ class TestBatches:
         tokens = np.random.default_rng(1).integers(0, 50, 129)
         tokens[0], tokens[-1] = 7, 8
         assert "same values" not in compare(batches(tokens[:128]), batches(tokens[1:])).sentence
-
-    def test_the_order_of_sets_is_suspected_where_nothing_pins_it(self, compare):
-        plain = {"settings": {"environment": {"HOME": "/x"}}}
-        pinned = {"settings": {"environment": {"PYTHONHASHSEED": "0"}}}
-        assert "PYTHONHASHSEED is not set" in compare(batches(X), batches(X[::-1].copy()), **plain).sentence
-        assert "PYTHONHASHSEED" not in compare(batches(X), batches(X[::-1].copy()), **pinned).sentence
 
     def test_of_several_batches_a_step_the_equal_ones_are_reported(self, compare):
         def steps(last):

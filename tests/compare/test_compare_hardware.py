@@ -1,25 +1,21 @@
-"""When runs accuse a device of computing wrongly, and when not; memory formats; back ends of attention."""
+"""Hardware among the settings; memory formats; back ends of attention."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import synthetic
 import torch
 from opcapture import captured
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.reasons.device import fault_sentence
 from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.records import Layout, ModuleInfo
+from introspect_cli.records import ModuleInfo
 from introspect_cli.store.read.run import open_run
 
 F32 = np.float32
 MODULES = (ModuleInfo("Net", "Net"), ModuleInfo("Net.fc", "Linear", "", ("weight",)))
 GPU = {"name": "H100", "uuid": "GPU-1234"}
-THREADS = {"runtime": {"threads": 1}}
-LOOKS = "looks like a fault of the hardware"
 
 
 def steps(wrong=None, by=0.5, module_class="Linear"):
@@ -42,69 +38,6 @@ def named(module_class):
     return [("Net", "Net"), ("Net.fc", module_class)]
 
 
-@pytest.fixture
-def on_gpu(monkeypatch):
-    monkeypatch.setattr(
-        synthetic, "Layout", lambda shape, dtype, _device="", strides="": Layout(shape, dtype, "cuda:0", strides)
-    )
-
-
-@pytest.fixture
-def notes(tmp_path, on_gpu):
-    """What a diff of run a with run b, and run c as noise, notes."""
-
-    def run(*wrong, gpus=(GPU, GPU, GPU), extra=(THREADS,) * 3, noise=True, **about):
-        paths = [
-            write_run(
-                tmp_path / name,
-                steps(at, **about),
-                modules=MODULES,
-                settings={"hardware": {"gpus": [gpu]}, **more},
-                force=True,
-            )
-            for name, at, gpu, more in zip("abc", wrong, gpus, extra, strict=True)
-        ]
-        with open_run(paths[0]) as a, open_run(paths[1]) as b, open_run(paths[2]) as c:
-            return " ".join(compare_runs(a, b, DiffOptions(), [c] if noise else []).notes)
-
-    return run
-
-
-def test_three_runs_that_diverge_at_other_products_each_time_accuse_the_device(notes):
-    said = notes(None, 1, 3)
-    assert LOOKS in said
-    assert "H100 GPU-1234" in said
-    assert "step 1, the output of Net.fc (Linear)" in said
-    assert "step 3, the output of Net.fc (Linear)" in said
-
-
-def test_two_runs_alone_accuse_no_hardware(notes):
-    assert LOOKS not in notes(None, 1, 3, noise=False)
-
-
-def test_runs_that_diverge_at_the_same_place_accuse_nobody(notes):
-    assert LOOKS not in notes(None, 1, 1)
-    assert LOOKS not in notes(1, None, None)
-
-
-def test_a_run_that_is_equal_accuses_nobody(notes):
-    assert LOOKS not in notes(None, 1, None)
-
-
-def test_another_device_another_setting_or_no_identifier_accuses_nobody(notes):
-    other = {"name": "H100", "uuid": "GPU-9999"}
-    assert LOOKS not in notes(None, 1, 3, gpus=(GPU, GPU, other))
-    assert LOOKS not in notes(None, 1, 3, gpus=({"name": "H100"},) * 3)
-    two = {"runtime": {"threads": 2}}
-    assert LOOKS not in notes(None, 1, 3, extra=(THREADS, two, two))
-    assert LOOKS not in notes(None, 1, 3, extra=({}, {}, {})), "nothing is known of settings"
-
-
-def test_what_is_no_product_or_as_small_as_rounding_accuses_nobody(notes):
-    assert LOOKS not in notes(None, 1, 3, module_class="Dropout")
-    assert LOOKS not in notes(None, 1, 3, by=2e-7)
-
-
 def test_an_identifier_alone_is_no_reason(tmp_path):
     for name, uuid in (("a", "GPU-1"), ("b", "GPU-2")):
         hardware = {"hardware": {"gpus": [{"name": "H100", "uuid": uuid}]}}
@@ -114,7 +47,6 @@ def test_an_identifier_alone_is_no_reason(tmp_path):
     assert [change.name for change in result.settings] == ["gpus[0].uuid"]
     assert not result.settings[0].explains
     assert "uuid" not in result.sentence
-    assert fault_sentence([result, result]) == ""
 
 
 def test_a_gpu_that_one_run_alone_used_is_named_and_not_what_comes_with_it(tmp_path):

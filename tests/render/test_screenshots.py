@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pictures
 import pytest
+from pages import pair, step_rows
 from rich.console import Console
 from rich.text import Text
 from synthetic import write_run
-from test_report import pair, step_rows
 
 from introspect_cli.records import ModuleInfo
 
@@ -57,7 +57,7 @@ def on_a_terminal(*words, cwd):
     [
         ("diff", ("diff", "a", "b"), "origin"),
         ("show", ("show", "a"), "steps"),
-        ("tree", ("show", "c", "--tree"), "Net"),
+        ("tree", ("show", "tree", "c"), "Net"),
         ("check", ("check", "a"), "rule"),
     ],
 )

@@ -1,22 +1,17 @@
-"""One call of a module: what goes in, what comes out, and where it stands among the calls under way.
-
-Most calls are nothing but a call: of a module that is known, made by another one in an ordinary forward pass, given
-tensors and returning one. `modules.cpp` takes them without a frame of Python and without the questions that are asked
-here; what it leaves comes here, and so does every call where there is no extension.
-"""
+"""One call of a module: what goes in, what comes out, and where it stands among the calls under way."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import (
+    has_own_call,
     hides,
     how_hidden,
     is_plain_call,
@@ -27,6 +22,7 @@ from introspect_cli.capture.naming.contents import (
     wrapped,
 )
 from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
+from introspect_cli.capture.probes.own_calls import tensors_given
 from introspect_cli.records import EVALUATED, Kind, Phase
 
 if TYPE_CHECKING:
@@ -47,6 +43,8 @@ class Stack(threading.local):
         self.phase = Phase.FORWARD
         self.outer = Phase.FORWARD
         self.in_graph = False
+        self.own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
+        """The last call of a module whose class has a `__call__` of its own, and the tensors it was given."""
 
 
 class ModuleCalls:
@@ -71,7 +69,7 @@ class ModuleCalls:
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Make a call, and record it."""
-        calls = self.stack.calls
+        calls, own = self.stack.calls, self.stack.own
         state: ModuleState | None = None
         call = -1
         # The script may watch torch's functions itself; it must see its own calls only.
@@ -83,46 +81,14 @@ class ModuleCalls:
             result = original(module, *args, **kwargs)
         finally:
             del calls[depth:]
+            self.stack.own = own
         if state is not None and call >= 0 and self._guarded.on:
-            self.left(module, state, call, result)
+            with self._guarded:
+                if self._context.parts.is_grouped and torch_distributed.from_call(result) is not None:
+                    state.tagged, state.plain = True, None
+                with private_api.no_torch_function():
+                    self._leave(module, state, call, result)
         return result
-
-    def left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
-        """Record what has come out of a module."""
-        with self._guarded:
-            if self._context.parts.is_grouped and torch_distributed.from_call(result) is not None:
-                state.tagged, state.plain = True, None
-            with private_api.no_torch_function():
-                self._leave(module, state, call, result)
-            if type(result) is torch.Tensor and state.plain is type(module) and self.values.outputs and state.watched:
-                known = state.forward[call : call + 1]
-                if not known or known[0].output is None:
-                    self.values.output_sites(state, call)  # for the extension, which takes the next such call
-
-    def learn(self, module: nn.Module, state: ModuleState, args: tuple[torch.Tensor, ...]) -> bool:
-        """Look at the first call of a module, or its first so often in a step, for the extension, which takes it then.
-
-        It is called by another in an ordinary forward pass and given tensors; True if a call of it is nothing but that.
-        """
-        with self._guarded:
-            if state.plain is not type(module):
-                if private_api.DYNAMO_GRAPH_MARK in module.__dict__ or not is_plain_call(module):
-                    return False
-                state.plain = None if may_be_shares(state, module, args) else type(module)
-            if state.plain is not None and self.values.inputs and state.watched:
-                self.values.input_sites(state, state.counted(self._recorder.step, Phase.FORWARD), len(args))
-            return state.plain is not None
-        return False
-
-    def by_hand(self, value: torch.Tensor, site: int, gradient: int) -> int | None:
-        """Record a tensor that the extension leaves to us: too large for it, or met before, or of a new shape.
-
-        Returns:
-            the slot of its summary; None where only its gradient is to be watched, or something failed.
-        """
-        with self._guarded:
-            return self.values.plain_tensor(value, site, gradient)
-        return None
 
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -173,6 +139,11 @@ class ModuleCalls:
             state.compiled = True
         elif caller is state and state.compiled:
             return state, -1  # the compiler gave up and runs the module that its wrapper stands for
+        if type(module) is not state.plain and has_own_call(type(module)):
+            given = tensors_given(args, kwargs)
+            if caller is state and self.stack.own == (state, given):
+                return state, -1  # handed on: `__call__` to `forward`, or to the one of the class above
+            stack.own = state, given
         if type(module) is not state.plain and is_plain_call(module) and not is_compiled and not state.compiled:
             state.plain = None if may_be_shares(state, module, args) else type(module)
         call = state.next_call(self._recorder.step, stack.phase)

@@ -15,7 +15,6 @@ from introspect_cli.compare.answer.verdict import agreeing, diverges_words, sepa
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.copies import copies_words
-from introspect_cli.compare.reasons.device import suspect
 from introspect_cli.compare.reasons.random_state import draws_before, unseeded, unseeded_sentence
 from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
@@ -118,7 +117,6 @@ def _diverging(
         suggestions=suggest_renames(best.paired.a, best.paired.b, best.match.asked) if renamed else (),
         map=best.heat.result() if best.heat is not None else None,
         tree=tree_of(scene.step, first, scene.cause) if options.want_map else (),
-        suspect=suspect(scene),
         strip=strip_of(scene.step, first.site),
         training=training or Separate(Verdict.DIVERGED, sentence, first),
         evaluation=evaluation,

@@ -11,7 +11,6 @@ from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.random_state import side_that_draws
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.settings.hyperparameters import in_words
 from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import RANDOM, Cause, Thing
@@ -178,10 +177,6 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
 
 def _inside(scene: Scene) -> str:
     """What inside the module the cause may be."""
-    searching = next((name for name in scene.optimizers[0] if name.startswith("LBFGS")), "") if scene.site.call else ""
-    if searching:
-        between = "changes the parameters between calls within a step, and may have done so differently"
-        return f"{searching} {between}{in_words(scene.hyperparameters)}."
     changed, inside = changes_within(scene), f"{scene.the_cause_is} inside this module: "
     if side := "" if changed else _identity_side(scene):
         zero = ", or a parameter of 0 adds nothing" if scene.cause.rests_on(Thing.PARAMETERS) else ""

@@ -9,7 +9,6 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import parent_call
-from introspect_cli.compare.reasons.random_state import unseeded
 from introspect_cli.compare.reasons.ranks import uneven_ranks
 from introspect_cli.compare.reasons.stale import stale_side
 from introspect_cli.compare.step.rests_on import (
@@ -24,7 +23,7 @@ from introspect_cli.compare.step.rests_on import (
     trained,
 )
 from introspect_cli.compare.terms.distance import shapes_differ
-from introspect_cli.compare.terms.evidence import Cause, Known, Thing, answer, those
+from introspect_cli.compare.terms.evidence import Cause, Known, Thing, answer
 from introspect_cli.compare.terms.names import FORWARD
 from introspect_cli.compare.terms.table import DIFFERENT
 from introspect_cli.compare.terms.words import is_kept, often, same_values, what
@@ -60,7 +59,7 @@ class Batch(Reason):
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
             return f"{text} its dtype is different: the data is converted differently."
         why = "it is shuffled or shifted differently." if same_values(scene.first) else _before(scene)
-        return f"{text} {why}{_hash_seed(scene)}"
+        return f"{text} {why}"
 
 
 _OTHER_DRAWS = "one run drew other random numbers (in an evaluation, for shuffling or augmentation)"
@@ -103,19 +102,6 @@ def drawn_otherwise(scene: Scene) -> bool:
 def more_batches(scene: Scene) -> str:
     """That one run alone draws a batch."""
     return f"only {scene.first.only} draws {what(scene.site)}: a different number of batches."
-
-
-def _hash_seed(scene: Scene) -> str:
-    """That nothing pins the order of sets, where the data differs though the random states do not."""
-    environments = [settings.document("environment") for settings in scene.documents]
-    if not all(environments) or not those(scene.cause.evidence, Known.EQUAL):
-        return ""
-    seeds = {str(environment.get("PYTHONHASHSEED", "random")) for environment in environments}
-    blamed = [change for change in scene.settings if change.explains and change.weight >= 0.8]
-    held = [change for change in blamed if change.source == "loaders" and ": dataset." in change.name]
-    if seeds != {"random"} or len(held) < len(blamed) or unseeded(scene):  # what a data set holds was made by code
-        return ""
-    return " PYTHONHASHSEED is not set, so what depends on the order of a set of strings differs in every process."
 
 
 class Script(Reason):
@@ -233,6 +219,7 @@ class Loss(Reason):
         scales = _scaler_words(scene)
         if scales:
             return f"{text}; {scene.the_cause_is} the scale of GradScaler: {scales}.{scene.rounding_words()}"
+        model = "".join(f", or in {fact.of}, whose call was not seen" for fact in unseen if fact.of)
         targets = "" if seen.known in {Known.EQUAL, Known.WITHIN} and not unseen else " or the targets"
         uneven = uneven_ranks(scene)
         if uneven:
@@ -240,7 +227,7 @@ class Loss(Reason):
                 f"{text}; {scene.the_cause_is} that {' and '.join(uneven)}: the mean of their means is not the mean "
                 f"over all samples. Else it is in the loss code{targets}."
             )
-        causes = f"(reduction, mask, weighting, scale){targets}.{scene.rounding_words()}"
+        causes = f"(reduction, mask, weighting, scale){targets}{model}.{scene.rounding_words()}"
         return f"{text}; {scene.the_cause_is} in the loss code {causes}"
 
 

@@ -15,19 +15,15 @@ from introspect_cli.compare.reasons.module import Module, attribute_changes, cha
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.settings.beginning import filled, filled_on_ranks
 from introspect_cli.compare.step.rests_on import updates_by_hand
-from introspect_cli.compare.step.size import has_nonfinite
 from introspect_cli.compare.terms.evidence import Cause, Known, answer, those
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, OTHER, WITHIN
 from introspect_cli.compare.terms.words import how_far, listed, some, thing, what
-from introspect_cli.records import Kind, Phase, Summary, perturbed_by
+from introspect_cli.records import Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step.step import Step
-
-_TINY, _HUGE = 1e-20, 1e15
-"""No initialisation makes a tensor whose largest value is beyond."""
 
 TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
@@ -93,12 +89,6 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
             f"{text}. The steps before step {scene.first.step} {scene.absent}, so the runs diverged there or began "
             "with a different initialisation, seed or checkpoint."
         )
-    wild = _wild(a, "a") or _wild(b, "b")
-    if wild:
-        return (
-            f"{text}: {wild}, as in memory that was never written to (to_empty, torch.empty); or a different "
-            "initialisation, seed or checkpoint."
-        )
     owner = scene.site.fqn.rpartition(".")[0]
     setup = attribute_changes(scene, owner) if scene.site.kind is Kind.BUFFER else []
     if setup:
@@ -113,15 +103,6 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
         f"{text}; the cause is a different initialisation or seed, a different checkpoint, or a change by the "
         "script before it was recorded."
     )
-
-
-def _wild(summary: Summary | None, run: str) -> str:
-    """What is odd about values that somebody is to have initialised; "" for nothing."""
-    stats = summary.stats if summary is not None else {}
-    if has_nonfinite(stats):
-        return f"in {run} some of it is not finite"
-    largest = max(abs(stats.get("min", 0.0)), abs(stats.get("max", 0.0)))
-    return f"in {run} its largest value is {largest:.1e}" if 0 < largest < _TINY or largest > _HUGE else ""
 
 
 def initial_tensors(step: Step) -> tuple[int, int]:

@@ -73,21 +73,6 @@ class Reach:
         return max(self.steps, key=lambda step: step.times)
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """A device that may have computed the first divergence wrongly.
-
-    Attributes:
-        device: its name and identifier.
-        step: the step, in words.
-        place: the matrix product, in words.
-    """
-
-    device: str
-    step: str
-    place: str
-
-
 class Restored(str, Enum):
     """What became of a part of a checkpoint."""
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.clues import CodeChanges
-from introspect_cli.compare.terms.findings import Reach, Resumption, StructureChange, Suspect
+from introspect_cli.compare.terms.findings import Reach, Resumption, StructureChange
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
@@ -278,7 +278,6 @@ class DiffResult:
         counts: how much was compared.
         map: modules by steps, when asked for.
         tree: modules with their state at the first diverging step, when asked for.
-        suspect: the device, where the first divergence is a matrix product that nothing on record explains.
         strip: the first diverging step in the order it ran.
         findings: what else was found; a property below gives those of each type.
         training: the answer for training alone.
@@ -302,7 +301,6 @@ class DiffResult:
     counts: Counts = field(default_factory=Counts)
     map: DivergenceMap | None = None
     tree: tuple[TreeNode, ...] = ()
-    suspect: Suspect | None = None
     strip: tuple[StripCell, ...] = ()
     findings: tuple[Finding, ...] = ()
     training: Separate | None = None
