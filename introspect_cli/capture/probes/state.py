@@ -61,8 +61,11 @@ class StateProbe(GuardedProbe):
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
         self._again: dict[tuple[str, Phase], int] = {}
+        self._given: dict[tuple[str, Phase], int] = {}
         self._loose = Loose(context)
         self._step = self._called = -1
+        self.within: Callable[[], Phase | None] = lambda: None
+        """The phase of the module calls under way; None where none is, or its calls are not recorded."""
 
     def install(self) -> None:
         """Listen for roots and for optimizer steps."""
@@ -80,7 +83,8 @@ class StateProbe(GuardedProbe):
         """Record the tensors with which `functional_call` runs a module, and after it those that the module holds."""
         given = dict(zip(("module", "parameters_and_buffers"), args, strict=False)) | kwargs
         module, values = given["module"], given["parameters_and_buffers"]
-        if not (self._recorder.wanted and isinstance(values, dict) and self._context.names.find(module)):
+        phase = self.within() if self._recorder.wanted else None  # an outermost call is looked at when it begins
+        if phase is None or not isinstance(values, dict) or self._context.names.find(module) is None:
             return None
         with unobserved():
             self._turn()
@@ -91,17 +95,17 @@ class StateProbe(GuardedProbe):
                 if key in held and value is not held[key] and (name := names.of(held[key])) and name.watched
             ]
             names_of, others, own = zip(*swapped, strict=True) if swapped else ((), (), ())
-            self._write_again(names_of, others)
-            return lambda _result: self._write_again(names_of, own)
+            self._write_given(names_of, others, phase)
+            return lambda _result: self._write_given(names_of, own, phase)
 
-    def _write_again(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor]) -> None:
+    def _write_given(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor], phase: Phase) -> None:
         """Record what stands under these names in a forward pass from now on."""
         with unobserved():
             sites = []
             for name in names:
-                call = self._again[name.fqn, Phase.FORWARD] = self._again.get((name.fqn, Phase.FORWARD), -1) + 1
-                sites.append(self._context.site(name, Phase.FORWARD, Kind.PARAM, GIVEN, call))
-            self._recorder.tensors(sites, list(tensors), sampled=False)
+                call = self._given[name.fqn, phase] = self._given.get((name.fqn, phase), -1) + 1
+                sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
+            self._recorder.tensors(sites, list(tensors))
             self._written.recorded(list(tensors))
 
     def _restarted(self, kept: int | None) -> None:
@@ -140,6 +144,7 @@ class StateProbe(GuardedProbe):
             # What the step before left is on record, unless that step was not captured or nobody recorded it.
             self._step, clock = self._recorder.step, self._context.clock
             self._again.clear()
+            self._given.clear()
             self._fresh.clear()
             if self._recorder.resumed or clock.unseen_steps or not clock.has_optimizer:
                 self._started.clear()
