@@ -11,7 +11,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.clues import CodeChanges
-from introspect_cli.compare.terms.findings import Reach, Resumption, StructureChange
+from introspect_cli.compare.terms.findings import Certainty, Reach, Resumption, StructureChange
+from introspect_cli.compare.terms.findings import Finding as Explains
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
@@ -129,6 +130,27 @@ class SettingChange:
     b: str | None
     explains: bool = False
     weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What may have caused the first divergence: a changed statement, or a setting that differs.
+
+    Attributes:
+        kind: `statement` or `setting`.
+        name: the statement's scope, or the setting.
+        a: its value in run a, or its text there; None where only b has it.
+        b: the same of b.
+        certainty: on record, where the records show that it is this setting; else likely.
+        line: `file:line` of a statement; of a setting, the sources that have it.
+    """
+
+    kind: str
+    name: str
+    a: str | None
+    b: str | None
+    certainty: Certainty
+    line: str
 
 
 @dataclass(frozen=True)
@@ -267,6 +289,10 @@ class DiffResult:
         verdict: same, diverged or undecided.
         sentence: the answer in plain words.
         why: of the sentence, what follows the place of the first divergence; "" where it names none.
+        equal: what the first divergence rests on and is equal, or what else is known of it, in words.
+        explains: what explains the first divergence, that on record first.
+        left: where nothing on record explains it, what may have made it, in words.
+        causes: statements and settings that may have caused it, in one list, the likeliest first.
         evidence: what was equal and what was not, that makes the first divergence what it is.
         before: of the evidence, what agrees before the first divergence.
         first: the first divergence; None unless diverged.
@@ -290,6 +316,10 @@ class DiffResult:
     verdict: Verdict
     sentence: str
     why: str = ""
+    equal: tuple[str, ...] = ()
+    explains: tuple[Explains, ...] = ()
+    left: tuple[str, ...] = ()
+    causes: tuple[Candidate, ...] = ()
     evidence: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     first: Divergence | None = None
