@@ -28,7 +28,8 @@ from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.changes.minimise import place_of
 from introspect_cli.rerun.changes.search import prove
-from introspect_cli.rerun.places.worktree import Repository, link, work_tree
+from introspect_cli.rerun.git import Repository, work_tree
+from introspect_cli.rerun.place import link
 from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, log_of, logged
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def captured(options: argparse.Namespace, repository: Repository, commit: str) -
     keep = options.keep or options.prove
     with work_tree(repository, options.output / "trees" / commit[:12], commit, keep=keep) as tree:
         place = tree.root / options.directory
-        link(Path.cwd(), tree.root, options.link)
+        for path in options.link:
+            link(Path.cwd() / path, tree.root / path)
         if options.setup:
             logged(options.setup, log_of(run).with_suffix(".setup.log"), place)
         words = ("--seed", str(options.seed), *options.words)

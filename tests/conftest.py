@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+from interpreter import PYTHON
 
 import introspect_cli
 
@@ -37,7 +38,8 @@ os.environ.setdefault("PYTHONHASHSEED", "0")
 # pytest's workers are given a terminal's width; what is printed to a pipe is not wrapped, with and without workers.
 os.environ.pop("COLUMNS", None)
 
-PYTHON = sys.executable
+pytest_plugins = ["projects", "repositories"]  # fixtures that several files use
+
 PACKAGE = str(Path(introspect_cli.__file__).parent)
 
 

@@ -205,6 +205,11 @@ class Probes:
                 settings.changed = False
                 yield name, settings.document
 
+    @property
+    def ran_unseen(self) -> dict[str, dict[str, list[str]]]:
+        """What of the models ran without being seen."""
+        return self._modules.unseen.document
+
     def _remark(self, sentence: str) -> None:
         if sentence not in self.notes:
             self.notes.append(sentence)

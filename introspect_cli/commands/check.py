@@ -15,7 +15,7 @@ _WIDEST = 80  # of the list of rules, which is read as help is
 Examples:
   introspect check runA
   introspect check --list --rule 'loss-*'
-  introspect check --ignore raw-inputs --fail-on error runA
+  introspect check --ignore one-batch --fail-on error runA
   introspect check --rule 'loss-*' --format json runA
   introspect check --copies run             (thousands of ranks, in seconds)
 

@@ -177,7 +177,7 @@ def _captured(
 
 def _revisions(*words: str | None) -> list[str]:
     """The words at which nothing is, and that git knows as revisions."""
-    from introspect_cli.rerun.places.worktree import Repository
+    from introspect_cli.rerun.git import Repository
 
     repository = Repository.around(Path.cwd())
     if repository is None:

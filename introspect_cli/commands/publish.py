@@ -79,10 +79,10 @@ def publish(
 
     alone = rank or None
 
-    def look() -> None:  # some send at times of their own
+    def between() -> None:  # some send at times of their own
         opened_places.each(lambda place: place.look() if isinstance(place, Remote) else None)
 
-    count, state = follow(run, take, wait=wait, rank=alone, look=look) if opened_places else (0, RunState.RUNNING)
+    count, state = follow(run, take, wait=wait, rank=alone, between=between) if opened_places else (0, RunState.RUNNING)
     if files and state is not RunState.RUNNING and count and not rank:
         _files(run, name, opened_places, sources=sources)
     return opened_places.close(count, name)

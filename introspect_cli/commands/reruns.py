@@ -211,7 +211,7 @@ def zoom(
     Without runs, the last two below introspect-runs/ are taken.
 
     The recorded command lines are executed: zoom only into runs that you trust. Each runs where it ran if its files are
-    unchanged, else in a work tree of its commit, with operators recorded and whole tensors kept around the first
+    unchanged, else in a copy with its recorded sources, with operators recorded and whole tensors kept around the first
     divergence. zoom warns when a run does not reproduce its numbers, and then shows what the runs hold.
     """
     from introspect_cli.compare.terms.options import DiffOptions

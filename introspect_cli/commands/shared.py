@@ -122,7 +122,11 @@ engine_option = click.option(
 
 
 link_option = click.option(
-    "--link", "links", multiple=True, metavar="PATH", help="Data outside of git that a revision needs; may be repeated."
+    "--link",
+    "links",
+    multiple=True,
+    metavar="PATH",
+    help="Link data where the script runs, instead of copying it; may be repeated.",
 )
 
 

@@ -17,11 +17,10 @@ from introspect_cli.exit_codes import SAME
 if TYPE_CHECKING:
     from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.health.check import Look
+    from introspect_cli.render.blocks import Block
     from introspect_cli.store.read.run import Run
 
-_PAUSE = 1.0
 _REST = 4
-_PATIENCE = 5
 _SLOW = 1.0
 """Seconds that a look may take before it says how many steps the run went on meanwhile."""
 _LOOKS = 30
@@ -47,37 +46,32 @@ def watch(run: str | None, against: str | None, *, once: bool, **asked: Any) -> 
     The screen is drawn again as steps come, and the command ends when the run does. In a pipe it prints a
     line each time it looks, and draws the screen at the end.
     """
-    from introspect_cli.errors import StoreError
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.render.check_text import watch_blocks, watch_line
     from introspect_cli.render.console import Screen
+    from introspect_cli.store.read.poll import poll
 
-    path, screen, failed, last = run or last_runs(1)[0], Screen(), 0, None
+    path, screen = run or last_runs(1)[0], Screen()
     looks: deque[tuple[float, int]] = deque(maxlen=_LOOKS)
+    steps: list[object] = []
     with ExitStack() as stack:
         ask = _question(stack, against, path, asked)
         draw = None if once else stack.enter_context(screen.live())
-        while True:
+
+        def look(run: Run) -> tuple[Look, DiffResult | None, list[Block]]:
             began = time.monotonic()
-            try:
-                seen, compared = _look(path, ask)
-                failed = 0
-            except StoreError:  # a writer may be about to replace a file
-                failed += 1
-                if once or last is None or failed > _PATIENCE:
-                    raise
-                time.sleep(_PAUSE)
-                continue
+            seen, compared = _look(path, run, ask)
             seen = _with_rate(seen, looks, began)
             reference = None if against is None else (against, compared)
             blocks = watch_blocks(seen, screen.width, reference, ascii_only=not screen.unicode)
             if draw is not None:
                 draw(blocks)
-            elif not once and not seen.over and (last is None or seen.steps != last.steps):
+            elif not once and not seen.over and [seen.steps] != steps[-1:]:
                 click.echo(watch_line(seen))
-            last = seen
-            if once or seen.over:
-                break
-            time.sleep(max(_PAUSE, _REST * (time.monotonic() - began)))
+            steps.append(seen.steps)
+            return seen, compared, blocks
+
+        seen, compared, blocks = poll(path, look, opened=open_any, rest=_REST, wait=not once)
     if draw is None:
         screen.draw(blocks)
     if compared is None or not (seen.over or compared.first is not None):
@@ -131,14 +125,13 @@ def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str,
     return compared
 
 
-def _look(path: str, ask: Any) -> tuple[Look, DiffResult | None]:
+def _look(path: str, run: Run, ask: Any) -> tuple[Look, DiffResult | None]:
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.health.check import look
 
     began = time.monotonic()
-    with open_any(path) as run:
-        seen, compared = look(run), None if ask is None else ask(run)
+    seen, compared = look(run), None if ask is None else ask(run)
     if seen.over or time.monotonic() - began < _SLOW:
         return seen, compared
-    with open_any(path) as run:  # what took so long is behind
-        return replace(seen, behind=(run.last_step or 0) - (seen.last or 0)), compared
+    with open_any(path) as now:  # what took so long is behind
+        return replace(seen, behind=(now.last_step or 0) - (seen.last or 0)), compared

@@ -11,7 +11,7 @@ from introspect_cli.compare.answer.port_answer import by_flow
 from introspect_cli.compare.answer.restored import with_origins
 from introspect_cli.compare.checkpoints.moment import is_checkpoint, strictly
 from introspect_cli.compare.join.closeup import samples_note
-from introspect_cli.compare.terms.names import Renaming, renamer
+from introspect_cli.compare.terms.names import renamer
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.compare.terms.watched import chooses_modules
 from introspect_cli.errors import UsageError
@@ -41,26 +41,6 @@ def compare_runs(
         StoreError: a store turns out to be damaged.
         UsageError: nothing can be meant by the options for these runs.
     """
-    answer = _compare(a, b, options, noise, work)
-    return replace(answer, suggestions=_helpful(answer, (a, b), options, noise, work)) if answer.suggestions else answer
-
-
-def _helpful(
-    answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, noise: Sequence[Run], work: Work | None
-) -> tuple[Renaming, ...]:
-    """Of the renames that an answer suggests, those under which more records agree; each is tried with those before."""
-    kept, best = [], answer.counts.equal + answer.counts.within
-    for renaming in answer.suggestions:
-        rename = (*options.rename, renaming)
-        tried = _compare(*runs, replace(options, rename=rename), noise, work).counts
-        if tried.equal + tried.within > best:
-            kept.append(renaming)
-            options, best = replace(options, rename=rename), tried.equal + tried.within
-    return tuple(kept)
-
-
-def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None) -> DiffResult:
-    """The answer, with what it suggests not tried yet."""
     options = check_selection(options, (a, b), renamer(options.rename, {}))
     asked, checkpoints = options, is_checkpoint(a) and is_checkpoint(b)
     if not checkpoints and (is_checkpoint(a) or is_checkpoint(b)):

@@ -188,6 +188,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "values-of-script": "values of the script (targets, masks, weights)",
     "preparation": "the script's preparation of it (preprocessing, noise, masks, positions)",
     "passed-over": "a model that ran without gradients, which was not recorded",
+    "ran-unseen": "a call of a module that was not seen",
     "step-before": "a step before that is not recorded",
     "code-of-value": "the code that computes it",
     "not-recorded": "what was not recorded",

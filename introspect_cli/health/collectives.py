@@ -1,4 +1,4 @@
-"""The collectives of ranks held against one another: which is missing, doubled, in another order, or not what it says.
+"""The collectives of ranks held against one another: missing, doubled, or in another order.
 
 All ranks of a group must call the same collectives in one order. Where they do not, the n-th of one rank meets the n-th
 of another: shapes that differ hang or fail, equal ones silently add up what does not belong together. Lines of the
@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
-from introspect_cli.health.exchanged import Call, Messages, is_message, wrong_result
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind
 from introspect_cli.store.write.launch import IN_FLIGHT
-from introspect_cli.texts import clean, count, group_size
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,35 @@ if TYPE_CHECKING:
 _MOST = 1 << 22
 
 
+class Call(NamedTuple):
+    """One collective of one rank.
+
+    Attributes:
+        what: the operation with dtype and shapes, as `all_reduce sum of float32 [4]`.
+        source: `file:line`.
+        rows: rows of what goes in and comes out, by path.
+    """
+
+    what: str
+    source: str
+    rows: Mapping[str, int]
+
+    @property
+    def where(self) -> str:
+        """It and its line."""
+        return f"{self.what} at {self.source}" if self.source else self.what
+
+    @property
+    def operation(self) -> str:
+        """`all_reduce`."""
+        return self.what.split(" ", 1)[0]
+
+
+def _is_message(group: str) -> bool:
+    """Whether a group's calls are sends and recvs between two ranks, which need not come in one order."""
+    return group.startswith("messages of")
+
+
 class Collectives(Gathered):
     """The collectives of each step.
 
@@ -37,8 +65,6 @@ class Collectives(Gathered):
         seen: whether any rank recorded any.
         calls: of the latest step: those of each rank, by group and number.
         mismatched: the first that ranks call differently, by group.
-        wrong: the first whose result is not what goes in makes, by group.
-        messages: sends and recvs.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -55,27 +81,22 @@ class Collectives(Gathered):
         self.seen = any(self._sites.values())
         self.calls: dict[int, dict[tuple[str, int], Call]] = {}
         self.mismatched: dict[str, Hit] = {}
-        self.wrong: dict[str, Hit] = {}
-        self.messages = Messages()
 
     def step(self, now: AlignedStep) -> None:
         """Compare the collectives of a step."""
         if not self.seen:
             return
         self.calls = {rank: self._calls(rank, batch) for rank, batch in now.batches.items()}
-        self.messages.step(now.step, self.calls)
         by_group: dict[str, dict[int, list[Call]]] = {}
         for rank, calls in self.calls.items():
             for group, number in sorted(calls, key=lambda key: key[1]):
-                if not is_message(group):
+                if not _is_message(group):
                     by_group.setdefault(group, {}).setdefault(rank, []).append(calls[group, number])
         for group, sequences in by_group.items():
             mismatch = compare(sequences, group, f"in step {now.step}")
             if mismatch is not None:
                 rank, evidence = mismatch
                 self.mismatched.setdefault(group, Hit(now.step, group, evidence, rank))
-            elif group not in self.wrong:
-                self._results(now, group, sequences)
 
     def _calls(self, rank: int, batch: StepBatch) -> dict[tuple[str, int], Call]:
         """The collectives of a rank, by group and number."""
@@ -88,20 +109,9 @@ class Collectives(Gathered):
             if dot:
                 call = call._replace(rows={**call.rows, f".{value}": row})
             else:
-                call = call._replace(what=batch.text[row].strip("'\""), sequence=int(batch.sequence[row]))
+                call = call._replace(what=batch.text[row].strip("'\""))
             calls[group, number] = call
         return calls
-
-    def _results(self, now: AlignedStep, group: str, sequences: Mapping[int, Sequence[Call]]) -> None:
-        """Look at what comes out: whether it is what must come of what went in."""
-        first = min(sequences)
-        for number, call in enumerate(sequences[first]):
-            calls = {rank: sequences[rank][number] for rank in sequences}
-            wrong = wrong_result(now, calls, complete=len(sequences) == group_size(group))
-            if wrong is not None:
-                evidence = f"collective {number} of {group} in step {now.step} ({call.where}): {wrong[1]}"
-                self.wrong[group] = Hit(now.step, group, evidence, wrong[0])
-                return
 
 
 def compare(
@@ -171,7 +181,7 @@ def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
     hits = []
     for step, groups in sorted(steps.items()):
         for group, ranks in groups.items():
-            if is_message(group) or len(ranks) < 2:
+            if _is_message(group) or len(ranks) < 2:
                 continue
             mismatch = compare(ranks, group, f"in step {step}, which did not end,", whole=False)
             if mismatch is not None:
@@ -206,14 +216,13 @@ def _begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
 @rank_rule(
     "collectives",
     Level.ERROR,
-    "a collective is missing, doubled, mismatched or in another order on a rank, or its result is wrong",
-    "seen with --record default,collective, in a hang too; a send without a recv counts, and results are "
-    "checked of reductions, gathers, broadcasts, scatters and all_to_all",
+    "a collective is missing, doubled, mismatched or in another order on a rank",
+    "seen with --record default,collective, in a hang too",
     "a call that only some ranks make, a loop of another length, an order that depends on the rank",
 )
 def collectives(ranks: Ranks) -> Iterator[Hit]:
     collectives = ranks.of(Collectives)
     under_way = _under_way(list(ranks.readers.values()))
     observed(collectives.seen or under_way, "collectives (capture --record default,collective)")
-    hits = chain(collectives.mismatched.values(), collectives.messages.wrong(), collectives.wrong.values(), under_way)
+    hits = chain(collectives.mismatched.values(), under_way)
     yield from sorted(hits, key=lambda hit: hit.step)

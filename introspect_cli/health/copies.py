@@ -164,7 +164,6 @@ class Copies(Gathered):
         layouts: parameters whose shapes or dtypes differ from rank to rank, by FQN.
         dtypes: the first step in which a module's output has another dtype on some ranks, by FQN.
         unequal: in the latest step, the rows of gradients in `grads` that began to differ and are no multiples.
-        reduced: in the latest step, the rows of the gradients that are equal, or multiples.
         rejoined: the first step that begins with equal copies of all that had differed: averaged, as in local SGD.
     """
 
@@ -178,13 +177,12 @@ class Copies(Gathered):
     layouts: dict[str, Hit] = field(default_factory=dict)
     dtypes: dict[str, Hit] = field(default_factory=dict)
     unequal: dict[str, Rows] = field(default_factory=dict)
-    reduced: list[Rows] = field(default_factory=list)
     rejoined: int | None = None
     _since: dict[str, Difference] = field(default_factory=dict)  # of parameters whose copies are not equal
 
     def step(self, now: AlignedStep) -> None:
         """Compare the copies of each parameter, of its gradient, and the dtypes of each output."""
-        self.unequal, self.reduced = {}, []
+        self.unequal = {}
         for number in now.in_order(Kind.PARAM, Kind.GRAD, Kind.OUTPUT):
             site, rows = now.sites[number], now.rows[number]
             if len(rows) < 2:
@@ -232,8 +230,6 @@ class Copies(Gathered):
                     self.unequal[fqn] = rows
             elif difference is None and fqn in self._since:
                 self.stale.setdefault(fqn, self._since[fqn])
-        if difference is None or difference.is_multiple:
-            self.reduced.append(rows)
 
 
 def _difference(now: AlignedStep, rows: Rows) -> Difference | None:

@@ -1,8 +1,7 @@
 """What ranks that train one model are given, samples and settings, and by what their gradients are scaled.
 
 The gradient of a bias adds up to that of its module's output. So what an optimizer takes tells, beside what the
-backward passes of all ranks gave, whether they were averaged. And gradients that were clipped have the norm that they
-were clipped to: where different gradients of all ranks have one norm, each rank clipped by itself.
+backward passes of all ranks gave, whether they were averaged.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
-from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import is_data_parallel, share_samples, unlike
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.health.outputs import uneven_ends, used_up
-from introspect_cli.health.reduction import REDUCTIONS, passed_back
+from introspect_cli.health.reduction import passed_back
 from introspect_cli.records import SCALER, Kind, Phase
 from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from introspect_cli.health.aligned import Rows, Value
+    from introspect_cli.health.aligned import Rows
 
 _SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
 _RANK_LOCAL = frozenset({"local_rank", "host", "hostname", "pid", "process_id"})
@@ -204,10 +202,9 @@ def _flat(settings: object) -> Iterator[tuple[str, object]]:
                 yield name, value
 
 
-# --- sums in place of means, and clipping by a local norm
+# --- sums in place of means
 
 _NEAR, _TELLS = 1e-5, 1e-3
-_ONE_NORM, _OTHER = 1e-6, 1e-3
 
 
 @dataclass
@@ -217,26 +214,19 @@ class Scaling(Gathered):
     Attributes:
         summed: the first step in which a gradient is the sum of what the ranks' backward passes gave, by FQN.
         averaged: parameters whose gradient is the mean of these.
-        clipped: the first step in which all ranks' gradients have one norm though they differ.
-        compared: whether norms of different gradients were compared.
     """
 
     summed: dict[str, int] = field(default_factory=dict)
     averaged: set[str] = field(default_factory=set)
-    clipped: Hit | None = None
-    compared: bool = False
 
     def step(self, now: AlignedStep) -> None:
-        """Compare what optimizers take with what backward passes gave, and the ranks' norms."""
-        if len(now.batches) < max(self.ranks.run.world_size, 2):
+        """Compare what optimizers take with what backward passes gave."""
+        if len(now.batches) < max(self.ranks.run.world_size, 2) or not self._share_samples():
             return
         gradients = {now.sites[number].fqn: now.rows[number] for number in now.of(Kind.GRAD, Phase.OPTIMIZER)}
-        if self._share_samples():
-            for fqn, numbers in self.ranks.adding_up.items():
-                if fqn in gradients:
-                    self._compare(now, fqn, gradients[fqn], [now.rows[n] for n in numbers if n in now.rows])
-        if self.clipped is None:
-            self._norms(now, gradients)
+        for fqn, numbers in self.ranks.adding_up.items():
+            if fqn in gradients:
+                self._compare(now, fqn, gradients[fqn], [now.rows[n] for n in numbers if n in now.rows])
 
     def _share_samples(self) -> bool:
         """Whether all ranks train one model, each on other samples."""
@@ -268,42 +258,6 @@ class Scaling(Gathered):
             return None
         return sum(value.total for value in parts.values() if value.numel)
 
-    def _norms(self, now: AlignedStep, gradients: Mapping[str, Rows]) -> None:
-        """Look at the norms of the parts that optimizers take, and of what goes into reductions."""
-        parts: dict[int, list[Value]] = {rank: [] for rank in now.batches}
-        for rows in gradients.values():
-            for rank, row in rows.items():
-                part = now.layout(rank, row).part
-                if part is not None and not part.owed and part.numel:
-                    parts[rank].append(now.value(rank, row))
-        self._one_norm(now, parts, "the parts of gradients that each optimizer takes have")
-        sent: dict[int, list[Value]] = {rank: [] for rank in now.batches}
-        for rank, calls in self.ranks.of(Collectives).calls.items():
-            for call in calls.values() if rank in sent else ():
-                if call.operation in REDUCTIONS:
-                    went = [row for path, row in call.rows.items() if path.startswith(".in")]
-                    sent[rank] += [now.value(rank, row) for row in went]
-        self._one_norm(now, sent, "what goes into the reductions of each rank has")
-
-    def _one_norm(self, now: AlignedStep, values: Mapping[int, list[Value]], words: str) -> None:
-        kept = {rank: [value for value in values[rank] if value.numel > 1 and value.squares > 0] for rank in values}
-        if not all(kept.values()) or len({len(several) for several in kept.values()}) > 1:
-            return
-        base, *others = kept.values()
-        if all(
-            abs(one.squares - two.squares) <= _OTHER * one.squares
-            for other in others
-            for one, two in zip(base, other, strict=True)
-        ):
-            return  # equal copies have one norm
-        self.compared = True
-        norms = [sum(value.squares for value in several) ** 0.5 for several in kept.values()]
-        if max(norms) - min(norms) <= _ONE_NORM * max(norms) and self.clipped is None:
-            evidence = (
-                f"{words} one norm, {norms[0]:.6g}, though they differ: each rank clips by the norm of these alone"
-            )
-            self.clipped = Hit(now.step, "grad norm", evidence)
-
 
 @rank_rule(
     "summed-gradients",
@@ -326,20 +280,3 @@ def summed_gradients(ranks: Ranks) -> Iterator[Hit]:
         if scaling.averaged:
             evidence += f"; that of {min(scaling.averaged)} is the mean"
         yield Hit(step, f"grad {fqn}", evidence)
-
-
-@rank_rule(
-    "local-clip",
-    Level.WARNING,
-    "each rank clips its gradients by a norm of its part of them",
-    "norms of different gradients are equal on all ranks, to rounding",
-    "clip_grad_norm_ on local shards, or before the reduction; the norm has to be that of all ranks",
-)
-def local_clip(ranks: Ranks) -> Iterator[Hit]:
-    scaling = ranks.of(Scaling)
-    needs = (
-        "gradients of which each rank has a part, or what goes into reductions (capture --record default,collective)"
-    )
-    observed(scaling.compared, needs)
-    if scaling.clipped is not None:
-        yield scaling.clipped

@@ -207,9 +207,6 @@ LASTING = 5
 SATURATED = 0.05
 """Mean derivative of a squashing function, relative to its largest, below which it counts as saturated."""
 
-FLAT = 22
-"""Binary digits by which a spread must be below the mean to be rounding: float32 keeps 24."""
-
 _NO_ZEROS = ("Dropout", "Embedding", "Pad", "Mask")
 
 
@@ -280,44 +277,3 @@ def saturated(table: Table) -> Iterator[Hit]:
             slope_now = f"{max(slope[-1], 0):.1%} of the largest, under {SATURATED:.0%} since step {steps[start]}"
             text = f"its mean derivative is {slope_now}"
             yield table.hit(site, steps[start], text)
-
-
-@rule(
-    "constant-output",
-    Level.WARNING,
-    "outputs that are constant, or do not depend on what goes in",
-    f"at the last {LASTING} steps or more, an output's standard deviation is below 2^-{FLAT} of its mean while "
-    "its input varies; or its bits stay while its input's change",
-    "a detached or overwritten input, a collapsed layer, or a normalisation over a single value",
-)
-def constant_output(table: Table) -> Iterator[Hit]:
-    sites = observed(table.tensors(Kind.OUTPUT, phase=Phase.FORWARD), "outputs of modules with statistics")
-    for site in sites:
-        column = table.column(site)
-        rows = np.flatnonzero((column.layout >= 0) & ~(column.floats["bad"] > 0))
-        mean, var = (column.floats[name][rows].astype(np.float64) for name in ("mean", "var"))
-        with np.errstate(invalid="ignore"):
-            flat = (mean != 0) & (np.sqrt(var) <= np.abs(mean) * 2.0**-FLAT)  # all zero is the dead rule's
-        start = lasting(flat, LASTING)
-        given = _of_input(table, site, "var")
-        if start is not None and not (len(given) and np.median(given) == 0):
-            step = int(column.steps[rows[start]])
-            yield table.hit(site, step, f"all its values are {mean[-1]:.4g} since step {step}")
-            continue
-        if (since := _unmoved(table, site)) is not None:
-            text = f"the same bits at every step since step {since}, though its inputs differ"
-            yield table.hit(site, since, text)
-
-
-def _unmoved(table: Table, site: int) -> int | None:
-    """The step since which an output has not changed while an input of the same call has, if so to the end."""
-    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
-    if given is None:
-        return None
-    column, inputs = table.column(site), table.column(given)
-    rows = np.flatnonzero((column.layout >= 0) & (inputs.layout >= 0))
-    out, into = column.checksum[rows], inputs.checksum[rows]
-    if len(rows) <= LASTING or column.floats["zeros"][rows[-1]] == 1 or (column.floats["bad"][rows] > 0).any():
-        return None
-    start = lasting((out[1:] == out[:-1]) & (into[1:] != into[:-1]), LASTING)
-    return None if start is None else int(column.steps[rows[start]])

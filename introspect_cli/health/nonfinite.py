@@ -254,37 +254,3 @@ def loss_spike(table: Table) -> Iterator[Hit]:
                 yield table.hit(site, steps[position], text)
                 break
     observed(long_enough, f"more than {SPIKE_HISTORY} steps with a finite loss")
-
-
-LARGE = 10.0
-"""Root-mean-square of an input above which it is not normalised; mean 0 and variance 1 are advised."""
-
-OFFSET = 10.0
-"""Standard deviations that an input's mean may be away from zero."""
-
-OFTEN = 0.5
-"""Share of the steps in which an input must be so."""
-
-
-@rule(
-    "raw-inputs",
-    Level.WARNING,
-    "inputs far from mean 0 and variance 1",
-    f"in {OFTEN:.0%} of the steps or more, a model's float input has a root mean square above {LARGE:g}, or a "
-    f"mean over one and more than {OFFSET:g} standard deviations from zero (LeCun and others, Efficient "
-    "BackProp, 1998)",
-    "a missing normalisation of the data",
-)
-def raw_inputs(table: Table) -> Iterator[Hit]:
-    with_parameters = {module.fqn.partition(".")[0] for module in table.modules if module.parameters}
-    inputs = table.tensors(Kind.INPUT, phase=Phase.FORWARD)
-    sites = [site for site in inputs if "." not in table.fqn[site] and table.fqn[site] in with_parameters]
-    observed(sites, "a float input of a model")
-    for site in sites:
-        steps, (mean, var) = table.stats(site, "mean", "var")
-        rms = np.sqrt(var + mean * mean)
-        raw = (rms > LARGE) | ((np.abs(mean) > OFFSET * np.sqrt(var)) & (var > 0) & (np.abs(mean) > 1))
-        if len(raw) and raw.mean() >= OFTEN:
-            at = int(np.argmax(raw))
-            text = f"mean {mean[at]:.4g} and standard deviation {np.sqrt(var[at]):.4g} at step {steps[at]}"
-            yield table.hit(site, steps[at], text)

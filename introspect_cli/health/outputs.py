@@ -1,7 +1,7 @@
 """What each rank computes, and how far it gets: what was skipped, what has no gradient, and outputs of one module.
 
 Equal inputs, parameters and buffers must give equal outputs. The random states that modules draw from are looked at
-beside: where they differ, outputs may, and where ranks have different samples, they ought to.
+beside: where they differ, outputs may.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.copies import Copies, is_data_parallel
-from introspect_cli.health.findings import Hit, Level, observed, rank_rule
+from introspect_cli.health.findings import Hit, Level, rank_rule
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.ranks.tasks import ended_unevenly
 from introspect_cli.texts import count, rank_list
@@ -195,30 +195,14 @@ class Compared:
 
 
 @dataclass
-class Draws:
-    """How often a module drew from one random state on ranks with different inputs.
-
-    Attributes:
-        ranks: the lowest and the highest of them.
-        times: in how many calls.
-    """
-
-    ranks: tuple[int, int]
-    step: int
-    times: int = 0
-
-
-@dataclass
 class Outputs(Gathered):
     """The outputs of all modules, held against one another.
 
     Attributes:
         compared: what came of it, by FQN of the module.
-        draws: modules that drew from one state on different inputs, by FQN.
     """
 
     compared: dict[str, Compared] = field(default_factory=dict)
-    draws: dict[str, Draws] = field(default_factory=dict)
 
     def step(self, now: AlignedStep) -> None:
         """Look at modules in the order in which they ran, up to the first whose outputs differ: others follow it."""
@@ -231,10 +215,7 @@ class Outputs(Gathered):
             if len(rows) < 2 or call not in inputs:
                 continue
             drawn = draws.get(call, ())
-            groups = _with_equal_inputs(now, inputs[call], rows)
-            if len(groups) > 1 and drawn and all(map(now.is_equal, drawn)):
-                self.draws.setdefault(site.fqn, Draws((min(rows), max(rows)), now.step)).times += 1
-            for group in groups:
+            for group in _with_equal_inputs(now, inputs[call], rows):
                 same = {rank: rows[rank] for rank in group}
                 placed = any(now.layout(rank, row).part is not None for rank, row in same.items())
                 # some of the ranks are to have samples, and so draws, that the others have not
@@ -301,28 +282,3 @@ def rank_outputs(ranks: Ranks) -> Iterator[Hit]:
             f"and parameters are equal, in {compared.times} of {count(compared.chances, 'call')}: {why}"
         )
         yield Hit(first.step, f"output {fqn}", evidence, first.rank)
-
-
-@rank_rule(
-    "rank-draws",
-    Level.WARNING,
-    "data-parallel ranks draw from equal random states",
-    "a module's inputs differ on two ranks, and its draws begin from one random state",
-    "one seed on all ranks: add the rank to it after the model is made",
-)
-def rank_draws(ranks: Ranks) -> Iterator[Hit]:
-    observed(is_data_parallel(ranks), "data-parallel ranks and their random draws")
-    draws = ranks.of(Outputs).draws
-    observed(draws or _sees_draws(ranks), "every random draw of every rank (`--record rng`, and the compiled kernels)")
-    for fqn, drew in draws.items():
-        evidence = (
-            f"{fqn} draws from equal random states on rank {drew.ranks[0]} and rank {drew.ranks[1]} although their "
-            f"inputs differ ({count(drew.times, 'call')}): they get the same random numbers, such as one dropout mask"
-        )
-        yield Hit(drew.step, f"rng {fqn}", evidence, drew.ranks[1])
-
-
-def _sees_draws(ranks: Ranks) -> bool:
-    """Whether each rank noticed every draw of random numbers, which takes the compiled kernels."""
-    noticed = all(ranks.run.manifests.get(rank, {}).get("draws") is True for rank in ranks.numbers)
-    return noticed and any(site.kind == Kind.RNG for site in ranks.sites)

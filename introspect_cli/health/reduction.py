@@ -1,8 +1,7 @@
 """Gradients that differ between ranks when the optimizer takes them, and what the records prove of their reduction.
 
 A script divides before a reduction, after it, or never, so what an optimizer takes is a multiple of what came out of
-the collective. Sketches tell multiples. A wrapper reduces many gradients in one bucket, whose sketch is none of theirs.
-But elements and squares add up, so what is in a bucket beside the other gradients can be computed.
+the collective. Sketches tell multiples. Of gradients that a wrapper reduces in one bucket nothing is proved.
 
 Where collectives were not recorded, a bias that is added to a module's output still tells, and the rows of an
 embedding: the elements of their gradient add up to those of the gradient of the output. Where these sums differ between
@@ -22,7 +21,7 @@ from introspect_cli.health.copies import Copies, copies_of, since, whose
 from introspect_cli.health.findings import Hit, Level, rank_rule
 from introspect_cli.health.outputs import Outputs, Progress
 from introspect_cli.health.peers import Peers
-from introspect_cli.records import Phase, Status
+from introspect_cli.records import Status
 from introspect_cli.store.format.batch import fitted
 from introspect_cli.texts import count, group_size, rank_list
 
@@ -31,10 +30,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.health.aligned import AlignedStep, Ranks, Rows, Value
 
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "broadcast")
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "broadcast")
 _PARALLEL = 1e-5
-_ADDS_UP = 1e-5
-_MATTERS = 1e-3
 _ROUNDING, _RANKS_DIFFER = 1e-5, 1e-3
 
 
@@ -55,7 +52,7 @@ class Reductions(Gathered):
         copies, collectives = self.ranks.of(Copies), self.ranks.of(Collectives)
         if not copies.unequal:
             return
-        recorded = _Recorded(now, self.ranks, copies.reduced) if collectives.seen else None
+        recorded = _Recorded(now, self.ranks) if collectives.seen else None
         for fqn, rows in copies.unequal.items():
             proof = recorded.proof(rows) if recorded is not None else ""
             proof = proof or self._not_added(now, fqn, rows)
@@ -120,32 +117,28 @@ class _Passed(NamedTuple):
         group: the ranks of the collective.
         number: which collective of that group.
         where: what it is, with its line.
-        backward: whether it ran in the backward pass.
     """
 
     value: Value
     group: str
     number: int
     where: str
-    backward: bool
 
 
 class _Recorded:
-    """The reductions of one step, rank by rank, and the gradients that came out of them alike."""
+    """The reductions of one step, rank by rank."""
 
-    def __init__(self, now: AlignedStep, ranks: Ranks, reduced: Sequence[Rows]) -> None:
-        self._now, self._reduced = now, reduced
+    def __init__(self, now: AlignedStep, ranks: Ranks) -> None:
+        self._now = now
         self._given: dict[int, list[_Passed]] = {}
         self._gives: dict[int, list[_Passed]] = {}
         for rank, calls in ranks.of(Collectives).calls.items():
             sides: tuple[list[_Passed], list[_Passed]] = [], []
-            phases = ranks.readers[rank].sites.phase
             for (group, number), call in calls.items():
-                for path, row in call.rows.items() if call.operation in REDUCTIONS else ():
+                for path, row in call.rows.items() if call.operation in _REDUCTIONS else ():
                     value = _measured(now, rank, row)
                     if value is not None:
-                        backward = phases[int(now.batches[rank].site[row])] == Phase.BACKWARD
-                        sides[path.startswith(".out")].append(_Passed(value, group, number, call.where, backward))
+                        sides[path.startswith(".out")].append(_Passed(value, group, number, call.where))
             self._given[rank], self._gives[rank] = sides
 
     def proof(self, rows: Rows) -> str:
@@ -166,30 +159,7 @@ class _Recorded:
                 f"its gradient was not reduced on {rank_list(sorted(kept))}: its optimizer takes what went into "
                 f"{went[kept[0]].where} there, not what came out"
             )
-        left = [rank for rank in rows if rank not in came]
-        reasons = [self._left_out(rank, values[rank]) for rank in left]
-        return f"its gradient was not reduced on {rank_list(sorted(left))}: {reasons[0]}" if all(reasons) else ""
-
-    def _left_out(self, rank: int, gradient: Value) -> str:
-        """That nothing which was reduced on a rank can be this gradient; "" where something may be."""
-        values = [_measured(self._now, rank, rows[rank]) for rows in self._reduced if rank in rows]
-        reduced = [value for value in values if value is not None]
-        if not reduced or len(reduced) < len(values):
-            return ""
-        others, gives = count(len(reduced), "other gradient"), self._gives[rank]
-        came = [[passed for passed in gives if _is_multiple(value, passed.value)] for value in reduced]
-        spoken_for = {id(passed) for several in came for passed in several}
-        free = [one for one in gives if id(one) not in spoken_for and one.value.numel >= gradient.numel]
-        if all(came) and not free:
-            return f"no collective of the step gave it, and {others} came from one"
-        buckets = [passed.value for passed in gives if passed.backward]
-        if buckets:
-            what = f"what came out of the {count(len(buckets), 'reduction')} of the backward pass"
-            return f"{what} is the {others} alone" if _hold(buckets, reduced, gradient) else ""
-        sent = {at: [passed for passed in given if passed.backward] for at, given in self._given.items()}
-        what = f"what went into the {count(len(sent[rank]), 'reduction')} of the backward pass"
-        filled = _fill(list(sent.values()), reduced, gradient)
-        return f"{what} has the size and the sum of the {others} alone" if filled else ""
+        return ""
 
 
 def _measured(now: AlignedStep, rank: int, row: int) -> Value | None:
@@ -230,40 +200,6 @@ def _over_whom(came: Mapping[int, _Passed]) -> str:
         f"its gradient came out of collective {first.number} of {first.group} on rank {base} and out of collective "
         f"{came[other].number} on rank {other} ({first.where}), so the ranks reduced gradients in another order"
     )
-
-
-def _hold(buckets: Sequence[Value], gradients: Sequence[Value], other: Value) -> bool:
-    """Whether buckets hold one multiple of some gradients and nothing of another one, by sums and extrema."""
-    squares, wanted = (sum(value.squares for value in values) for values in (buckets, gradients))
-    if not squares > 0 or not wanted > 0 or other.squares <= _MATTERS * wanted:
-        return False
-    if sum(value.numel for value in buckets) < sum(value.numel for value in gradients):
-        return False
-    factor, width = float(np.sqrt(squares / wanted)), float(np.sqrt(squares))
-    size = sum(value.size for value in buckets)
-    compared = (
-        (size, sum(value.size for value in gradients), size),
-        (sum(value.total for value in buckets), sum(value.total for value in gradients), size),
-        (min(value.low for value in buckets), min(value.low for value in gradients), width),
-        (max(value.high for value in buckets), max(value.high for value in gradients), width),
-    )
-    return all(abs(one - factor * two) <= _ADDS_UP * scale for one, two, scale in compared)
-
-
-def _fill(sent: Sequence[Sequence[_Passed]], gradients: Sequence[Value], other: Value) -> bool:
-    """Whether what all ranks put into buckets is as large as some gradients and adds up to them, without another one.
-
-    A wrapper that waits for its reductions itself shows no more.
-    """
-    elements, ranks = sum(value.numel for value in gradients), len(sent)
-    every = [passed for of_rank in sent for passed in of_rank]
-    if any(sum(passed.value.numel for passed in of_rank) != elements for of_rank in sent):
-        return False
-    if any(group_size(passed.group) != ranks for passed in every):
-        return False
-    total, size = sum(passed.value.total for passed in every), sum(passed.value.size for passed in every)
-    taken, near = sum(value.total for value in gradients), float(_ADDS_UP * size)
-    return abs(other.total) > 10 * near and any(abs(total * factor - taken) <= near for factor in (1.0, 1 / ranks))
 
 
 @rank_rule(

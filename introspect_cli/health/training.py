@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.health.findings import Hit, Level, NotObservedError, observed, rule
-from introspect_cli.health.table import Table, lasting
 from introspect_cli.records import SCALER, Kind, Layout, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+    from introspect_cli.health.table import Table
 
 LEAST = 5
 """Steps that must have been seen before a parameter is said to rest or to race."""
@@ -27,9 +28,6 @@ HUGE = 0.3
 
 ROUNDING = 1e-5
 """A gradient this much smaller than the median parameter's is rounding, not a gradient."""
-
-LATE = 10
-"""Steps after which optimizer state that is still zero counts."""
 
 
 def _layouts(table: Table) -> dict[str, Layout]:
@@ -172,24 +170,6 @@ def huge_updates(table: Table) -> Iterator[Hit]:
 
 
 @rule(
-    "idle-optimizer-state",
-    Level.WARNING,
-    "optimizer state that is all zero late in training",
-    f"a tensor of it is all zero at the last {LATE} steps or more",
-    "gradients that are zero: a layer that is not used, is dead or is detached",
-)
-def idle_optimizer_state(table: Table) -> Iterator[Hit]:
-    sites = table.tensors(Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER, floats=False)
-    observed(sites, "optimizer state")
-    for site in sites:
-        steps, zeros = table.stat(site, "zeros")
-        start = lasting(zeros == 1, LATE)
-        if start is not None:
-            text = f"all zero since step {steps[start]}, after {len(steps)} steps"
-            yield table.hit(site, steps[start], text)
-
-
-@rule(
     "zero-learning-rate",
     Level.WARNING,
     "a learning rate of zero",
@@ -212,15 +192,6 @@ def zero_learning_rate(table: Table) -> Iterator[Hit]:
 
 REST = 5
 """Steps over which running statistics must move."""
-
-BURN_IN = 30
-"""Steps after which running statistics have forgotten where they began (momentum 0.1: 0.9**30 is 4%)."""
-
-DRIFT_VARIANCE = 10.0
-"""Times by which a running variance may change after that."""
-
-DRIFT_MEAN = 3.0
-"""Running standard deviations by which a running mean may move after that."""
 
 
 class _Batch(NamedTuple):
@@ -310,36 +281,3 @@ def batchnorm_frozen(table: Table) -> Iterator[Hit]:
         rows = np.flatnonzero(column.layout >= 0)
         if len(rows) > REST and len(set(column.checksum[rows].tolist())) == 1:
             yield table.hit(site, column.steps[rows[0]], f"the same bits after each of {len(rows)} steps")
-
-
-@rule(
-    "batchnorm-drift",
-    Level.WARNING,
-    "BatchNorm statistics that do not settle",
-    f"after {BURN_IN} steps, by the end, a running variance changes by a factor of {DRIFT_VARIANCE:g}, or a "
-    f"running mean moves by {DRIFT_MEAN:g} running standard deviations",
-    "activations that grow, data whose distribution changes, or a learning rate that is too high",
-)
-def batchnorm_drift(table: Table) -> Iterator[Hit]:
-    long_enough = False
-    for site in _running(table, "running_var"):
-        steps, var = table.stat(site, "mean")
-        owner = table.fqn[site].rpartition(".")[0]
-        mean_site = table.site(Phase.OPTIMIZER, Kind.BUFFER, f"{owner}.running_mean")
-        mean = table.stat(mean_site, "mean")[1] if mean_site is not None else np.zeros(0)
-        after = int(np.searchsorted(steps, steps[0] + BURN_IN)) if len(steps) else 0
-        if after >= len(steps) - REST:
-            continue
-        long_enough = True
-        change = var[-1] / var[after] if var[after] > 0 else np.inf
-        moved = abs(mean[-1] - mean[after]) / np.sqrt(max(var[after], 1e-12)) if len(mean) == len(var) else 0.0
-        if change > DRIFT_VARIANCE or change < 1 / DRIFT_VARIANCE:
-            where = f"from {var[after]:.3g} at step {steps[after]} to {var[-1]:.3g} at step {steps[-1]}"
-            text = f"the running variance goes {where}"
-            yield Hit(int(steps[after]), f"buffer {owner}.running_var", text)
-        elif moved > DRIFT_MEAN:
-            text = (
-                f"the running mean moves by {moved:.1f} running deviations between steps {steps[after]} and {steps[-1]}"
-            )
-            yield Hit(int(steps[after]), f"buffer {owner}.running_mean", text)
-    observed(long_enough, f"more than {BURN_IN + REST} steps of a BatchNorm")

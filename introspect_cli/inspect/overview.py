@@ -39,6 +39,7 @@ class Overview:
         kinds: records by kind at the first recorded step.
         not_observed: records of the first step that could not be seen.
         modules: modules of rank 0.
+        called: those of them of which a call is on record.
         parameters: elements of all parameters, as recorded first.
         size: bytes on disk.
         directory: where it ran.
@@ -60,6 +61,7 @@ class Overview:
     kinds: dict[str, int]
     not_observed: int
     modules: int
+    called: int
     parameters: int
     size: int
     directory: str = ""
@@ -122,6 +124,7 @@ def overview(run: Any) -> Overview:
         kinds=kinds,
         not_observed=blind,
         modules=len(first.modules) if first is not None else 0,
+        called=_called(first),
         parameters=parameters,
         size=run.remote_size or size_on_disk(str(run.path)),
         directory=_text(run.settings.document("command").get("directory")),
@@ -130,6 +133,14 @@ def overview(run: Any) -> Overview:
         labels=_labels(first),
         thinned=tuple(dict.fromkeys(str(steps) for reader in readers for steps in reader.thinned)),
     )
+
+
+def _called(reader: Any) -> int:
+    """Modules of which what came out of a call is on record."""
+    if reader is None:
+        return 0
+    returned = {fqn for fqn, kind in zip(reader.sites.fqn, reader.sites.kind, strict=True) if kind == Kind.OUTPUT.value}
+    return len(returned & {module.fqn for module in reader.modules})
 
 
 def _labels(reader: Any) -> tuple[Labels, ...]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, Status
-from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.poll import poll
+from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
@@ -27,29 +27,25 @@ if TYPE_CHECKING:
     from introspect_cli.records import Record
     from introspect_cli.selection import Selection
     from introspect_cli.store.read.rank_reader import RankReader
-
-_PATIENCE = 5
-"""How often in a row a run may be unreadable: between two looks, a writer may be about to replace a file."""
+    from introspect_cli.store.read.run import Run, RunState
 
 
 def follow(
     path: str | Path,
     take: Callable[[RankReader, int], None],
     *,
-    pause: float = 1.0,
     wait: bool = True,
     rank: int | None = None,
-    look: Callable[[], None] = lambda: None,
+    between: Callable[[], None] = lambda: None,
 ) -> tuple[int, RunState]:
     """Hand on every step of a run's lowest rank, in order, until the run is over.
 
     Args:
         path: the run.
         take: called with the rank and the number of a step.
-        pause: seconds between two looks.
         wait: whether to wait for a run that is being written; else what is there is all.
         rank: the only one to look at; the lowest of all, where it is None.
-        look: called after each look.
+        between: called after each look.
 
     Returns:
         how many steps there were, and how the run ended.
@@ -57,27 +53,19 @@ def follow(
     Raises:
         StoreError: the run cannot be read.
     """
-    last, count, failed = -1, 0, 0
-    while True:
-        try:
-            with open_run(path, only=None if rank is None else {rank}) as run:
-                state = run.state
-                reader = run.rank(run.ranks[0]) if run.ranks else None
-                new = [step for step in reader.entries["step"].tolist() if step > last] if reader is not None else []
-                for step in new:
-                    assert reader is not None
-                    take(reader, step)
-                    last, count = step, count + 1
-            failed = 0
-        except StoreError:
-            failed += 1
-            if failed > _PATIENCE or not wait:
-                raise
-            state = RunState.RUNNING
-        look()
-        if state is not RunState.RUNNING or not wait:
-            return count, state
-        time.sleep(pause)
+    taken = [-1]
+
+    def look(run: Run) -> tuple[int, RunState]:
+        reader = run.rank(run.ranks[0]) if run.ranks else None
+        for step in reader.entries["step"].tolist() if reader is not None else ():
+            if step > taken[-1]:
+                assert reader is not None
+                take(reader, step)
+                taken.append(step)
+        return len(taken) - 1, run.state
+
+    only = None if rank is None else {rank}
+    return poll(path, look, opened=partial(open_run, only=only), wait=wait, between=between)
 
 
 TOTALS = {Kind.GRAD: "grad_norm", Kind.PARAM: "param_norm"}

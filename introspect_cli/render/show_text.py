@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
 _MOST_CELLS = 20
+_NAMED = 3
 _SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
 """Statistics in a step's table, and when each column is left out."""
 
@@ -76,6 +77,7 @@ def _facts(run: Overview) -> list[tuple[str, str]]:
         ("steps", _steps(run)),
         ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
+        ("seen", f"calls of {count(run.called, 'module')}{_unseen(manifest)}" if run.called else ""),
         ("perturbed", _perturbed(manifest)),
         (
             "first step",
@@ -87,6 +89,14 @@ def _facts(run: Overview) -> list[tuple[str, str]]:
     if len(run.ranks) > 1:
         facts.append(("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})"))
     return facts
+
+
+def _unseen(manifest: dict[str, Any]) -> str:
+    """What ran of the models without being seen."""
+    unseen = manifest.get("ran_unseen")
+    names = list(map(clean, unseen)) if isinstance(unseen, dict) else []
+    some = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
+    return f"; {count(len(names), 'module')} ran without being seen: {some}" if names else ""
 
 
 def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:

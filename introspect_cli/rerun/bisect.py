@@ -1,8 +1,8 @@
 """Find the commit that made a training script diverge.
 
-`git bisect` knows which commit to try next; a captured run knows whether a commit diverges from the good one, and
-where. Everything happens in a work tree of its own, so the user's checkout, index and stash stay as they are, and every
-run is kept under the commit's name, so a bisection that was interrupted goes on where it stopped.
+git knows which commit halves those that are left; a captured run knows whether a commit diverges from the good one, and
+where. Each commit runs in a place of its own (see `place`), so the user's checkout, index and stash stay as they are,
+and every run is kept under the commit's name, so a bisection that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -15,12 +15,24 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.search import MOST_RUNS, Proof, prove
-from introspect_cli.rerun.places.worktree import Repository, link, work_tree
-from introspect_cli.rerun.variant import Reference, Rerun, Variant, briefly, capture, log_of, logged
+from introspect_cli.rerun.git import Repository
+from introspect_cli.rerun.place import (
+    PLACE,
+    Around,
+    Place,
+    ended_in_order,
+    keep_out_of_git,
+    placed,
+    revision_of,
+    scripts_of,
+    survey_of_git,
+)
+from introspect_cli.rerun.variant import Reference, Rerun, Variant, briefly, capture, kept_run, log_of, logged
 from introspect_cli.store.files.folders import RUNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
 
 @dataclass(frozen=True)
@@ -33,10 +45,10 @@ class Plan:
         options: capture options, as on the command line.
         words: the script and its arguments (or `-m`, a module and its arguments).
         until_step: last step to look at; None to find it from the bad revision's own divergence.
-        setup: shell command to run in the work tree before each capture, such as a reinstall.
-        links: paths outside of git (data, checkpoints) that each revision needs, relative to the repository.
-        keep: leave the work tree in place at the end.
-        output: where runs and the work tree are kept; None for a directory under `introspect-runs/`.
+        setup: shell command to run in the place before each capture, such as a reinstall.
+        links: paths that are linked and not copied, relative to the directory where we are.
+        keep: leave the last place at the end.
+        output: where runs and the place are kept; None for a directory under `introspect-runs/`.
         max_runs: how many runs may be made to find the change in the first bad commit.
     """
 
@@ -83,15 +95,16 @@ def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
     Raises:
         UsageError: no such revision, the good one does not run, or good and bad do not differ.
     """
-    here = Path.cwd()
-    user = Repository(here)
+    here = Path(os.path.realpath(Path.cwd()))
+    user = Repository(Repository(here).root)
     good, bad = user.commit(plan.good), user.commit(plan.bad)
     if user.run("merge-base", "--is-ancestor", good, bad).returncode:
         raise UsageError(f"{plan.good} is not an ancestor of {plan.bad}: name a good revision that bad comes from")
     directory = (plan.output or here / RUNS / f"bisect-{good[:10]}-{bad[:10]}").resolve()
-    with work_tree(user, directory / "worktree", good, keep=plan.keep) as tree:
-        place = tree.root / os.path.relpath(here.resolve(), user.root.resolve())
-        search = _Search(plan, tree, place, directory, tell)
+    keep_out_of_git(directory)
+    with ended_in_order():
+        around = survey_of_git(user, here, scripts_of(plan.words), directory)
+        search = _Search(plan, user, around, directory, tell)
         culprit = search.run(good, bad)
         return replace(culprit, proof=search.proof(culprit))
 
@@ -102,8 +115,8 @@ class _Search:
 
     Attributes:
         plan: what to bisect.
-        tree: the work tree that commits are checked out into.
-        place: where in it the script runs.
+        user: the user's repository.
+        around: what each commit is given that git does not keep.
         directory: where runs are kept.
         tell: shown a line for each commit tried.
         reference: the run of the good commit, and the last step to look at; None while there is none.
@@ -112,8 +125,8 @@ class _Search:
     """
 
     plan: Plan
-    tree: Repository
-    place: Path
+    user: Repository
+    around: Around
     directory: Path
     tell: Callable[[str], None]
     reference: Reference | None = None
@@ -144,20 +157,22 @@ class _Search:
         return self._drive(self.reference, good, bad)
 
     def _drive(self, reference: Reference, good: str, bad: str) -> Culprit:
-        self.tree.ask("bisect", "start", bad, good)
-        try:
-            while True:
-                commit = self.tree.ask("rev-parse", "HEAD")
-                log = self.tree.ask("bisect", "log")
-                if "first bad commit" in log or "only skipped commits left" in log:
-                    return self._culprit(log)
-                verdict, result = reference.judge(self._capture(commit))
-                self._note(commit, verdict, result)
-                word = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skip"}[verdict]
-                # git exits with 2 when only skipped commits are left, which is an answer.
-                self.tree.run("bisect", word)
-        finally:
-            self.tree.run("bisect", "reset")
+        """Try the commit that halves those left, until none is, or only some that cannot be captured."""
+        same, skipped = [good], set()
+        while True:
+            left = self.user.ask("rev-list", "--bisect-all", bad, "--not", *same).splitlines()
+            commits = [line.partition(" ")[0] for line in left]
+            commit = next((each for each in commits if each != bad and each not in skipped), None)
+            if commit is None:
+                return self._culprit(bad if len(commits) == 1 else "", commits)
+            verdict, result = reference.judge(self._capture(commit))
+            self._note(commit, verdict, result)
+            if verdict is Verdict.SAME:
+                same.append(commit)
+            elif verdict is Verdict.DIVERGED:
+                bad = commit
+            else:
+                skipped.add(commit)
 
     @property
     def _until(self) -> int | None:
@@ -168,18 +183,25 @@ class _Search:
         ends: tuple[str, ...] = () if self._until is None else ("--until-step", str(self._until))
         options = (*self.plan.options, *(ends if self.reference is None else self.reference.ends))
         run = self.directory / (commit[:16] if self._until is None else f"{commit[:16]}-to-{self._until}")
-        self._check_out(commit)
-        sets_up = self.plan.setup if not (run / "manifest.yaml").exists() else None
-        if sets_up and logged(sets_up, log_of(run), self.place):
-            return Rerun(run, 1, 0)
-        words = (*options, *self.plan.words)
-        return capture(Variant(run, words, self.place, {"PYTHONDONTWRITEBYTECODE": "1"}))
+        kept = kept_run(run)
+        if kept is not None:
+            return kept
+        with self._placed(commit) as place:
+            if self.plan.setup and logged(self.plan.setup, log_of(run), place.directory):
+                return Rerun(run, 1, 0)
+            environment = {"PYTHONDONTWRITEBYTECODE": "1"} | ({"PYTHONPATH": place.paths} if place.paths else {})
+            words = map(place.moved_word, self.plan.words)
+            return capture(Variant(run, (*options, *words), place.directory, environment), again=True)
+
+    def _placed(self, commit: str) -> AbstractContextManager[Place]:
+        revision, links = revision_of(self.user, commit), self.plan.links
+        return placed(self.around, self.directory / PLACE, revision=revision, links=links, keep=self.plan.keep)
 
     def proof(self, culprit: Culprit) -> Proof | None:
         """Which change of the first bad commit it is, where its run and that of the commit before it are at hand."""
         if culprit.commit is None or not self.plan.max_runs:
             return None
-        before = self.tree.ask("rev-parse", f"{culprit.commit}^")
+        before = self.user.ask("rev-parse", f"{culprit.commit}^")
         runs = []
         for commit in (before, culprit.commit):
             name = commit[:16]  # of a run that goes no further than is needed, or of the whole
@@ -188,24 +210,13 @@ class _Search:
         if runs[0] is None or runs[1] is None:
             return None
         self.tell(f"{culprit.commit[:10]} is the first bad commit: which of its changes is it?")
-        self._check_out(before)
+        changes, most = self.directory / "changes", self.plan.max_runs
         try:
-            return prove(
-                runs[0],
-                runs[1],
-                self.plan.options,
-                self.directory / "changes",
-                self._until,
-                self.tell,
-                most_runs=self.plan.max_runs,
-            )
+            with self._placed(before):  # where its run ran
+                return prove(runs[0], runs[1], self.plan.options, changes, self._until, self.tell, most_runs=most)
         except UsageError as error:
             self.tell(f"that cannot be told: {error}")
             return None
-
-    def _check_out(self, commit: str) -> None:
-        self.tree.ask("checkout", "--quiet", "--force", "--detach", commit)
-        link(Path.cwd(), self.place, self.plan.links)
 
     def _note(self, commit: str, verdict: Verdict, result: DiffResult | None) -> None:
         self.results[commit] = result
@@ -216,25 +227,17 @@ class _Search:
             why = "it could not be captured"
         self.tell(f"{commit[:10]} is {said}" + (f": {why}" if why else ""))
 
-    def _culprit(self, log: str) -> Culprit:
-        first, candidates = "", []
-        for line in log.splitlines():
-            if line.startswith("# first bad commit: ["):
-                first = line.partition("[")[2].partition("]")[0]
-            elif line.startswith("# possible first bad commit: ["):
-                candidates.append(line.partition("[")[2].partition("]")[0])
-        subject = ""
-        files: tuple[str, ...] = ()
+    def _culprit(self, first: str, candidates: Sequence[str]) -> Culprit:
+        subject, files = "", ""
         if first:
-            subject = self.tree.ask("log", "-1", "--format=%s", first)
-            changed = self.tree.ask("diff-tree", "--no-commit-id", "--name-only", "-r", "--root", first)
-            files = tuple(changed.splitlines())
+            subject = self.user.ask("log", "-1", "--format=%s", first)
+            files = self.user.ask("diff-tree", "--no-commit-id", "--name-only", "-r", "--root", first)
         return Culprit(
             commit=first or None,
             subject=subject,
-            files=files,
-            result=self.results.get(first) if first else None,
+            files=tuple(files.splitlines()),
+            result=self.results.get(first),
             tried=tuple(self.tried),
-            candidates=tuple(candidates),
+            candidates=() if first else tuple(candidates),
             directory=self.directory,
         )

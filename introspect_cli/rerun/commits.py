@@ -25,22 +25,34 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.places.place import COMMITS, PLACE, Place, path_of_the_users
-from introspect_cli.rerun.places.worktree import Repository
-from introspect_cli.rerun.revisions import (
+from introspect_cli.rerun.git import Repository
+from introspect_cli.rerun.place import (
     AS_IT_IS,
+    COMMITS,
+    PLACE,
+    Around,
+    Place,
     Revision,
-    Unversioned,
-    checked_out,
     ended_in_order,
     exclusively,
+    path_of_the_users,
+    placed,
     revision_of,
-    unversioned_of,
+    scripts_of,
+    survey_of_git,
 )
-from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, kept_run, log_of, or_nothing
+from introspect_cli.rerun.variant import (
+    Reference,
+    Rerun,
+    Variant,
+    capture,
+    ends_against,
+    kept_run,
+    log_of,
+    or_nothing,
+)
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.read.run import open_run
-from introspect_cli.store.remote.pack import from_anywhere
 from introspect_cli.store.write.launch import remove_run
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
@@ -55,7 +67,6 @@ MOST_BYTES = 4 << 30
 """Bytes of captures that are kept."""
 _REFUSED = ("-o", "--output", "--against", "--stop", "--repeat", "--verify-neutral", "--force")
 _SHOWN = 4
-_MEGABYTE = 1_000_000
 
 Captured: TypeAlias = "tuple[str, str, tuple[str, ...]]"
 
@@ -130,45 +141,33 @@ class _Captures:
         revisions = [
             revision_of(self.user, word) if run is None else None for word, run in zip(words, runs, strict=True)
         ]
-        unversioned = self._unversioned()
-        names = [self._name(one, unversioned) if one is not None else "" for one in revisions]
+        around = survey_of_git(self.user, Path.cwd(), scripts_of(self.asked.words), self.base)
+        names = [self._name(one, around) if one is not None else "" for one in revisions]
         first, second = runs
         if revisions[0] is not None:
-            first = str(self._captured("a", revisions[0], unversioned, names[0]))
+            first = str(self._captured("a", revisions[0], around, names[0]))
         assert first is not None
         noise = self.asked.noise
         if self.asked.repeat and revisions[0] is not None:
-            again = self._captured("a again", revisions[0], unversioned, f"{names[0]}-again")
+            again = self._captured("a again", revisions[0], around, f"{names[0]}-again")
             noise += self._repeated(Path(first), again)
         if revisions[1] is not None:
             name = names[1]
             if names[0] == names[1]:
                 self.tell("a and b are the same code: where their runs differ, the script does not repeat itself")
                 name += "-again"
-            second = str(self._captured("b", revisions[1], unversioned, name, against=first, noise=noise))
+            second = str(self._captured("b", revisions[1], around, name, against=first, noise=noise))
         assert second is not None
         self._bound({Path(run).name for run in (first, second, *noise)})
         return first, second, noise
 
-    def _unversioned(self) -> Unversioned:
-        here, words = Path.cwd(), self.asked.words
-        scripts = [os.path.relpath(os.path.realpath(here / words[0]), self.user.root)] if words[0] != "-m" else []
-        others = unversioned_of(self.user, [Path(os.path.realpath(here)) / path for path in self.asked.links], scripts)
-        if others.large:
-            sizes = [f"{name} ({size / _MEGABYTE:,.0f} MB)" if size else name for name, size in others.large.items()]
-            self.tell(
-                f"too large to be copied beside the revisions: {some(sizes, _SHOWN)}; what the script "
-                "reads of it has to be named with --link PATH"
-            )
-        return others
-
-    def _name(self, revision: Revision, unversioned: Unversioned) -> str:
+    def _name(self, revision: Revision, around: Around) -> str:
         """A name that stands for all that goes into a capture."""
         environment = {name: value for name, value in os.environ.items() if not ENV_NOISE.match(name)}
         directories = [path for path in sys.path if path.endswith("-packages") and Path(path).is_dir()]
         made: list[Any] = [
             revision.state(),
-            unversioned.state,
+            around.states(),
             [*self.asked.options, "--", *self.asked.words],
             [*self.asked.links, str(Path.cwd().relative_to(self.user.root))],
             sorted(environment.items()),
@@ -181,7 +180,7 @@ class _Captures:
         self,
         side: str,
         revision: Revision,
-        unversioned: Unversioned,
+        around: Around,
         name: str,
         *,
         against: str | None = None,
@@ -193,8 +192,7 @@ class _Captures:
         if "--seed" not in {word.partition("=")[0] for word in options}:
             options += ["--seed", "0"]
         if against is not None and self.asked.stop:
-            more = ["--against", from_anywhere(against), "--stop", f"--rtol={self.asked.rtol}"]
-            more += [f"--noise={from_anywhere(path)}" for path in noise]
+            more = ends_against(against, self.asked.rtol, noise)
             run = whole.with_name(f"{name}-to-{hashlib.blake2b(json.dumps(more).encode(), digest_size=3).hexdigest()}")
             options += more
         kept = None if self.asked.fresh else kept_run(whole) or kept_run(run)
@@ -212,14 +210,18 @@ class _Captures:
             f"{side} is {revision.words}: running {shlex.join(self.asked.words)} (introspect watch {_shown(run)})"
         )
         began = time.monotonic()
-        with or_nothing(run), checked_out(revision, unversioned, self.asked.links, self.base) as place:
+        at, links = self.base / PLACE, self.asked.links
+        with or_nothing(run), placed(around, at, revision=revision, links=links) as place:
+            if place.large:
+                names = some([os.path.relpath(path, self.user.root) for path in place.large], _SHOWN)
+                self.tell(f"linked, being too large to copy: {names}; what the script writes there is written to yours")
             done = self._run(run, revision, place, options)
             self._refuse(side, done, revision)
             self._check(done, revision, place)
         with open_run(run) as opened:
             stopped = opened.manifest.get("stopped") is True
         if stopped and against is not None and not self._diverges(against, run, noise):
-            return self._captured(side, revision, unversioned, name)
+            return self._captured(side, revision, around, name)
         if run != whole and not stopped:
             if whole.exists():
                 remove_run(whole)
@@ -258,9 +260,9 @@ class _Captures:
 
     def _run(self, run: Path, revision: Revision, place: Place, options: Sequence[str]) -> Rerun:
         words = list(self.asked.words)
-        if words[0].endswith(".py") and not (place.directory / place.moved_word(words[0], existing=True)).exists():
+        if words[0].endswith(".py") and not (place.directory / place.moved_word(words[0])).exists():
             raise UsageError(f"there is no {words[0]} at {revision.words}")
-        words = [place.moved_word(word, existing=True) for word in words]
+        words = [place.moved_word(word) for word in words]
         environment: dict[str, str | None] = {"PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {name: None for name in os.environ if name.startswith("GIT_")}
         environment |= {"PYTHONPATH": place.paths} if place.paths else {}

@@ -23,7 +23,7 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
-from introspect_cli.rerun.variant import LONG, Variant, capture, log_of, took
+from introspect_cli.rerun.variant import LONG, Variant, capture, ends_against, log_of, took
 from introspect_cli.store.files.folders import GOLDEN_RUN
 from introspect_cli.store.format import documents
 from introspect_cli.store.read.run import Run, open_run
@@ -140,7 +140,7 @@ def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> D
         raise UsageError(f"a test saved {path}: run that test to check it")
     with tempfile.TemporaryDirectory() as folder:
         # with noise, what may pass is known after both runs
-        stop = ["--against", str(path), "--stop"] if not noise and took_long(path) else []
+        stop = ends_against(path) if not noise and took_long(path) else ()
         runs = [_captured(golden, Path(folder) / f"run{number}", stop) for number in range(1 + noise)]
         if keep_run is not None:
             shutil.copytree(runs[0], keep_run, dirs_exist_ok=True)

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.terms.result import DiffResult, Verdict
-from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.errors import UsageError
 from introspect_cli.records import Phase
-from introspect_cli.store.read.run import Run, RunState, open_run
+from introspect_cli.store.read.poll import poll
+from introspect_cli.store.read.run import Run, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 PAUSE = 0.05
 """Seconds between two looks at a run that goes on, at least."""
-
-_PATIENCE = 5
-"""How often in a row one of the runs may be unreadable: a writer may be about to replace a file, or all of it."""
 
 _REST = 2
 _TRAINING = {Phase.BACKWARD.value, Phase.OPTIMIZER.value}
@@ -84,42 +82,61 @@ def compare_live(
         StoreError: one of them cannot be read.
         UsageError: the two cannot be compared.
     """
-    digests = Digests()
+    live = _Live(reference, ask, first, agreed)
+    with live.held:
+        result = poll(path, live.look, pause=pause, rest=_REST, unreadable=live.held.close)
+    assert result is not None  # the run is over
+    return result
+
+
+@dataclass
+class _Live:
+    """A comparison under way."""
+
+    reference: Callable[[], Run]
+    ask: Ask
+    first: Callable[[DiffResult], None]
+    agreed: Callable[[int], None]
+    digests: Digests = field(default_factory=Digests)
+    held: ExitStack = field(default_factory=ExitStack)
     one: Run | None = None
-    reported, waiting, failed, rest_until, last = False, False, 0, 0.0, -1
-    with ExitStack() as held:
-        while True:
-            began = time.monotonic()
-            try:
-                with open_run(path) as run:
-                    over = run.state is not RunState.RUNNING
-                    if one is None or may_grow(one):
-                        held.close()
-                        one = held.enter_context(reference())
-                        digests.read(one)
-                    waiting = (digests.differ(run) or waiting) and not reported
-                    if over:
-                        result = ask(one, run)
-                        if result.verdict is Verdict.DIVERGED and not reported:
-                            first(result)
-                        return result
-                    if waiting and began >= rest_until and may_be_judged(one, run):
-                        with suppress(UsageError):  # what is selected may only come
-                            result = ask(one, run)
-                            waiting, reported = False, result.verdict is Verdict.DIVERGED
-                            if reported:
-                                first(result)
-                        rest_until = time.monotonic() + _REST * (time.monotonic() - began)
-                    if not (waiting or reported) and digests.last != last:
-                        last = digests.last
-                        agreed(last)
-                failed = 0
-            except StoreError:
-                failed += 1
-                if failed > _PATIENCE:
-                    raise
-                one = None  # another run may lie there by now
-            time.sleep(max(pause, _REST * (time.monotonic() - began)))
+    waiting: bool = False
+    reported: bool = False
+    rest_until: float = 0.0
+    last: int = -1
+
+    def look(self, run: Run) -> DiffResult | None:
+        """What the comparison says once the run is over; None before."""
+        one = self._reference()
+        self.waiting = (self.digests.differ(run) or self.waiting) and not self.reported
+        if run.state is not RunState.RUNNING:
+            return self._asked(one, run)
+        began = time.monotonic()
+        if self.waiting and began >= self.rest_until and may_be_judged(one, run):
+            with suppress(UsageError):  # what is selected may only come
+                self._asked(one, run)
+                self.waiting = False
+            self.rest_until = time.monotonic() + _REST * (time.monotonic() - began)
+        if not (self.waiting or self.reported) and self.digests.last != self.last:
+            self.last = self.digests.last
+            self.agreed(self.last)
+        return None
+
+    def _reference(self) -> Run:
+        """The reference, opened again where it may have grown, or where another run may lie there by now."""
+        if self.one is None or may_grow(self.one):
+            self.held.close()
+            self.one = self.held.enter_context(self.reference())
+            self.held.callback(setattr, self, "one", None)
+            self.digests.read(self.one)
+        return self.one
+
+    def _asked(self, one: Run, run: Run) -> DiffResult:
+        result = self.ask(one, run)
+        if result.verdict is Verdict.DIVERGED and not self.reported:
+            self.reported = True
+            self.first(result)
+        return result
 
 
 def may_grow(reference: Run) -> bool:

@@ -1,8 +1,7 @@
 """How a recorded run can be run again: the command line, the files, the interpreter, the variables it had.
 
-A manifest tells what ran and where; the files it ran may be others by now. The run's own hashes say whether they are.
-Where they are, and the commit they came from is known, a work tree of that commit stands in for them; what neither has
-is said, never passed over. Secrets were never recorded, so a variable that holds one is taken as it is now.
+A manifest tells what ran and where; the files it ran may be others by now: see `place`. Secrets were never recorded, so
+a variable that holds one is taken as it is now.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.settings.settings import ENV_NOISE
-from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.places.place import COMMITS, PLACE, Place, path_of_the_users
-from introspect_cli.rerun.places.worktree import Repository, link, work_tree
+from introspect_cli.rerun.git import Repository
+from introspect_cli.rerun.place import COMMITS, PLACE, path_of_the_users
 from introspect_cli.store.files.folders import REDACTED, RUNS
-from introspect_cli.sums import source_digest
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
+    from introspect_cli.rerun.place import Place
     from introspect_cli.store.read.run import Run
 
 
@@ -68,13 +66,13 @@ class Recipe:
         return (*self.options, *self.started, *self.arguments)
 
     def words_at(self, place: Place) -> tuple[str, ...]:
-        """The words at a place: paths of python files moved, unless they follow the directory there."""
-        words, here = [], self.directory.resolve()
-        for word in self.words:
-            follows = not word.startswith(os.sep) and place.moved(here) != here
-            moves = word.endswith(".py") and not follows
-            path = (self.directory / word).resolve()
-            words.append(str(place.moved(path)) if moves and place.moved(path) != path else word)
+        """The script and its arguments at a place: paths moved where they do not lead there by themselves."""
+        words = []
+        for word in map(place.moved_word, (*self.started, *self.arguments)):
+            path = Path(os.path.realpath(self.directory / word))
+            moved = place.moved(path)
+            leads = moved == path or Path(os.path.realpath(place.directory / word)) == moved
+            words.append(word if leads or not word.endswith(".py") else str(moved))
         return tuple(words)
 
 
@@ -152,8 +150,8 @@ def _from_revisions(directory: str) -> Callable[[str], str]:
     repository = None if place is None else Repository.around(place.parents[2])
     if place is None or repository is None or Path(directory).is_dir():
         return str
-    users = str(path_of_the_users(place, place, repository.root)).rstrip(os.sep)
-    return lambda text: text.replace(str(place), users)
+    users = str(path_of_the_users(place, place / "0", repository.root)).rstrip(os.sep)
+    return lambda text: text.replace(str(place / "0"), users)
 
 
 def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | None], list[str]]:
@@ -186,83 +184,3 @@ def _has_us(python: str, directory: str, environment: Mapping[str, str | None]) 
         )
         return answer.returncode == 0
     return False
-
-
-@contextlib.contextmanager
-def placed(recipe: Recipe, tree: Path, links: Sequence[str] = ()) -> Iterator[Place]:
-    """A place to run a recipe: where it ran, if its files are as they were; else a work tree of its commit.
-
-    Args:
-        recipe: what is to run.
-        tree: where a work tree may be made; it is removed afterwards.
-        links: paths outside of git (data, checkpoints) that a work tree needs, relative to the directory.
-
-    Raises:
-        UsageError: no such path to link.
-    """
-    start = _start(recipe)
-    repository = Repository.around(start)
-    root = repository.root if repository is not None else start
-    changed = _changed_files(recipe, root)
-
-    def where_it_ran(clause: str) -> Place:
-        return Place(root, recipe.directory, note=f"where it ran, {clause}")
-
-    if recipe.sources and not changed:
-        yield where_it_ran("its source files unchanged")
-        return
-    if repository is None or not recipe.commit or not repository.has(recipe.commit):
-        why = "its commit is not known here" if repository is not None else "it ran outside of git"
-        yield where_it_ran(
-            f"although {_changed_words(changed) if changed else 'no source files were recorded'} and {why}"
-        )
-        return
-    if not recipe.sources and repository.ask("rev-parse", "HEAD") == recipe.commit:
-        yield where_it_ran(f"at its commit {recipe.commit[:10]}")
-        return
-    with work_tree(repository, tree, recipe.commit) as checked_out:
-        inside = recipe.directory.resolve().is_relative_to(root.resolve())
-        below = os.path.relpath(recipe.directory.resolve(), root.resolve()) if inside else "."
-        directory = checked_out.root / below if inside else recipe.directory
-        link(recipe.directory, checked_out.root / below, links)
-        left = _changed_files(recipe, checked_out.root)
-        if len(left) > len(changed):
-            yield where_it_ran(f"although {_changed_words(changed)}")
-            return
-        note = f"in a work tree of its commit {recipe.commit[:10]}"
-        note += f", although {_changed_words(left)}: that was not committed" if left else ""
-        yield Place(checked_out.root, directory, {root.resolve(): checked_out.root}, note=note)
-
-
-def _start(recipe: Recipe) -> Path:
-    """The directory of the script, or the one where a module ran: the project lies around it."""
-    if not recipe.script:
-        return recipe.directory
-    return Path(os.path.realpath(recipe.directory / recipe.script)).parent
-
-
-def _changed_files(recipe: Recipe, root: Path) -> list[str]:
-    """Recorded source files of the project that are not there, or hold something else."""
-    changed = []
-    for name, digest in recipe.sources.items():
-        path = root / name
-        try:
-            data = path.read_bytes()
-        except OSError:
-            # Files from elsewhere are named by their modules: where they are now is not known.
-            if not _is_elsewhere(name, recipe):
-                changed.append(name)
-            continue
-        if source_digest(data) != digest:
-            changed.append(name)
-    return changed
-
-
-def _is_elsewhere(name: str, recipe: Recipe) -> bool:
-    """Whether a source file lies on the recorded PYTHONPATH and not in the project."""
-    paths = recipe.environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
-    return any((Path(path) / name).is_file() for path in paths.split(os.pathsep) if path)
-
-
-def _changed_words(names: Sequence[str]) -> str:
-    return f"{some(names)} {'has' if len(names) == 1 else 'have'} changed since"

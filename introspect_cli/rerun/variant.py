@@ -22,6 +22,7 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.compare.terms.words import what
 from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.remote.pack import from_anywhere
@@ -164,7 +165,7 @@ def logged(
     command: Sequence[str] | str, log: Path, directory: Path, environment: Mapping[str, str] | None = None
 ) -> int:
     """Run a command, or a text in a shell, with all that it says in a file; its exit code."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    keep_out_of_git(log.parent)
     with log.open("wb") as file:
         return subprocess.run(  # noqa: S603 - the user's own script, as the user asked
             command,
@@ -211,6 +212,12 @@ def _read(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
         return None, Rerun(run, exit_code, 0)
 
 
+def ends_against(reference: Path | str, rtol: float = 0.0, noise: Sequence[Path | str] = ()) -> tuple[str, ...]:
+    """Capture options that end a run where it diverges from another one."""
+    options = ["--against", from_anywhere(reference), "--stop", *([f"--rtol={rtol}"] if rtol else [])]
+    return (*options, *(f"--noise={from_anywhere(path)}" for path in noise))
+
+
 @dataclass(frozen=True)
 class Reference:
     """The run that reruns are compared with, and how far.
@@ -229,7 +236,7 @@ class Reference:
 
         To compare while a script runs takes a second or two to begin, so it must pay.
         """
-        stops = ("--against", from_anywhere(self.run), "--stop")
+        stops = ends_against(self.run)
         if self.until is None:
             return stops
         with open_run(self.run) as run:

@@ -9,6 +9,7 @@ capture is compared with its old store before anything is said of the two.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,19 +19,19 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.closeup import Closeup, closeup, comparable, is_outermost, worth_a_look
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
-from introspect_cli.compare.terms.words import what
+from introspect_cli.compare.terms.words import some, what
 from introspect_cli.records import Kind
-from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, placed, recipe_of
+from introspect_cli.rerun.changes.texts import Texts, encoded, opened_files, texts_of
+from introspect_cli.rerun.place import Place, placed, survey, tracked_files
+from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import Variant, briefly, capture
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.read.run import Run, open_run
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from introspect_cli.rerun.places.place import Place
-
+    from collections.abc import Callable, Iterator, Sequence
 
 FURTHEST_BACK = 64
 """Steps before the divergence that are recorded again at most, where the stores have none in between."""
@@ -176,10 +177,11 @@ class _Rerun:
         sides: list[Side] = []
         with contextlib.ExitStack() as stack:
             places = []
-            for name, recipe, numbers in zip("ab", recipes, steps, strict=True):
-                place = stack.enter_context(placed(recipe, self.directory / f"{name}-tree", self.links))
+            for name, run, recipe, numbers in zip("ab", self.runs, recipes, steps, strict=True):
+                at = self.directory / f"{name}-tree"
+                place, note = stack.enter_context(place_of(run, recipe, at, self.links))
                 places.append(place)
-                sides.append(self._side(name, recipe, place, numbers, globs))
+                sides.append(self._side(name, recipe, place, note, numbers, globs))
             zoomed = Zoomed(self.before, tuple(sides), directory=self._place_of(sides))
             if not all(side.repeats for side in sides):
                 return zoomed
@@ -191,19 +193,22 @@ class _Rerun:
             lines = source_lines((one, two), after.first, places)
         return replace(zoomed, after=replace(after, divergences=()), closeups=closeups, source=lines)
 
-    def _side(self, name: str, recipe: Recipe, place: Place, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
+    def _side(
+        self, name: str, recipe: Recipe, place: Place, note: str, steps: tuple[int, ...], globs: Sequence[str]
+    ) -> Side:
         """Run one of them again, these steps with operators and these sites whole, and compare it with its store."""
         run, path = self.runs["ab".index(name)], self.directory / name
-        there = recipe.words_at(place)
-        self.tell(f"running {name} again {place.note}: {shlex.join(there)}, in {place.directory}")
+        there = (*recipe.options, *recipe.words_at(place))
+        self.tell(f"running {name} again {note}: {shlex.join(there)}, in {place.directory}")
         options = ["--level", "op", "--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
         words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
         environment = {**recipe.environment, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"PYTHONPATH": place.paths} if place.paths else {}
         new = capture(Variant(path, words, place.directory, environment, recipe.python), again=True)
-        note = "; ".join([f"Run {name} was run again {place.note}", *recipe.notes])
+        note = "; ".join([f"Run {name} was run again {note}", *recipe.notes])
         if not new.usable:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"
-            why += " (what git does not keep has to be named: --link PATH)" if place.tops else ""
+            why += " (a file that is newer than the run has to be named: --link PATH)" if place.tops else ""
             return Side(name, None, f"{note}, but {why}", repeats=False)
         difference = _not_repeated(run, path, steps)
         if difference:
@@ -212,6 +217,62 @@ class _Rerun:
                 name, path, f"{note}, but does not repeat what was recorded{ended}. {difference}", repeats=False
             )
         return Side(name, path, f"{note}, and repeats what was recorded.", repeats=True)
+
+
+@contextlib.contextmanager
+def place_of(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> Iterator[tuple[Place, str]]:
+    """A place to run a recipe, and where that is as a clause: where it ran, if its files are as they were.
+
+    Else the project is rebuilt with the texts that the run recorded, where all of these can be had.
+
+    Args:
+        run: the run.
+        recipe: how it is run again.
+        at: where the project is rebuilt; removed afterwards.
+        links: paths that are linked there, relative to the directory.
+
+    Raises:
+        UsageError: no such path to link.
+    """
+    sources = texts_of(run, recipe)
+    changed = [
+        name
+        for name, digest in recipe.sources.items()
+        if not _holds(sources.places.get(name, sources.root / name), digest)
+    ]
+    without = [name for name in changed if name in sources.missing or name in sources.redacted]
+    if not changed or without:
+        clause = "its source files unchanged" if recipe.sources else "no source files were recorded"
+        has = "has changed since and its" if len(without) == 1 else "have changed since and their"
+        clause = f"although {some(without)} {has} text is not kept" if without else clause
+        yield Place(sources.root, recipe.directory), f"where it ran, {clause}"
+        return
+    texts = _texts(run, sources)
+    began = run.time("started")
+    kept, before = tracked_files(sources.root), None if began is None else began.timestamp()
+    around = survey(sources.root, recipe.directory, texts.keys(), before, at.parent, kept)
+    paths = recipe.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
+    with placed(around, at, texts, links=links, paths=paths) as place:
+        yield place, "from its recorded sources"
+
+
+def _holds(path: Path, digest: str) -> bool:
+    """Whether a file holds what was recorded."""
+    try:
+        return source_digest(path.read_bytes()) == digest
+    except OSError:
+        return False
+
+
+def _texts(run: Run, sources: Texts) -> dict[Path, bytes]:
+    """What source files held, and the configuration files of the project that the script opened, by where they lie."""
+    texts = {sources.places[name]: encoded(text) for name, text in sources.texts.items()}
+    for name, digest in opened_files(run).items():
+        path = Path(os.path.realpath(sources.root / name))
+        data = run.source(digest) if digest in run.kept_sources and path.is_relative_to(sources.root) else None
+        if data is not None and source_digest(data) == digest:
+            texts.setdefault(path, data)
+    return texts
 
 
 def _recipe(name: str, run: Run) -> Recipe | Side:

@@ -12,8 +12,8 @@ import sys
 import time
 
 import pytest
-from conftest import PYTHON
-from test_against import HANGS, TRAIN, ended, pids
+from against import HANGS, TRAIN, ended, pids
+from interpreter import PYTHON
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.read.run import open_run

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PYTHON
+from interpreter import PYTHON
 from launches import finish, launch
 
 from introspect_cli.capture.against import Announced, Announcement

@@ -9,7 +9,7 @@ import sys
 from functools import cache
 
 import pytest
-from conftest import PYTHON
+from interpreter import PYTHON
 from launches import TRAINED, free_port
 
 from introspect_cli.compare.diff import compare_runs

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from mistakes import Mistake, broken, diff, seeded, train
 from neutrality import assert_same, trajectory, watched
-from test_probes_failures import Mistake, broken, diff, seeded, train
 from torch import nn
 
 from introspect_cli.capture.environment import redact, settings, sources

@@ -6,6 +6,7 @@ import pytest
 import torch
 from opcapture import captured, compared
 from sweeps import sliced
+from taps import wrong_backend
 from torch import nn
 
 from introspect_cli.compare.terms.result import Verdict
@@ -42,18 +43,6 @@ MODELS = (Perceptron, Convolutions, Attending)
 
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-
-
-def wrong_backend():
-    """A compiler whose decomposition of GELU is the other GELU."""
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
-
-    def gelu(x, *, approximate="none"):
-        return torch.nn.functional.hardswish(x) if approximate == "none" else x
-
-    compiler = lambda graph, _inputs: make_boxed_func(graph.forward)  # noqa: E731
-    return aot_autograd(fw_compiler=compiler, decompositions={torch.ops.aten.gelu.default: gelu})
 
 
 def run(path, build, **settings):

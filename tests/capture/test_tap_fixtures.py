@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
-from opcapture import captured, compared
-from test_tap_diff import wrong_backend
+from opcapture import compared
+from taps import run, wrong_backend
 
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
 
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
-SCRIPTS = {
-    # Random numbers of a compiler's own are another thing than rounding.
-    "train_cnn": ("Net", ["--dropout", "0"]),
-    "train_gpt": ("GPT", []),
-    "train_rnn": ("CharacterModel", ["--cell", "rnn"]),
-}
-
-
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-
-
-def run(path, monkeypatch, name, *, arguments=(), level="module", **settings):
-    """Capture a fixture whose model compiles itself when it is made, if there are settings to compile it with."""
-    class_name, given = SCRIPTS[name]
-    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
-    script = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, script)
-    spec.loader.exec_module(script)
-    model = getattr(script, class_name)
-    build = model.__init__
-
-    def built(self, *args, **kwargs):
-        build(self, *args, **kwargs)
-        if settings:
-            self.compile(**settings)
-
-    monkeypatch.setattr(model, "__init__", built)
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--steps", "2", *given, *arguments])
-    return captured(path, script.main, compile="keep", level=level)
 
 
 @pytest.mark.parametrize("name", [pytest.param("train_cnn", marks=pytest.mark.sweep), "train_gpt"])

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from neutrality import assert_same, trajectory, watched
-from opcapture import captured, operators, records
+from opcapture import captured, compared, operators, records
 from sweeps import sliced
-from test_tap_diff import compared, wrong_backend
-from test_tap_fixtures import run as run_fixture
+from taps import run as run_fixture
+from taps import wrong_backend
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_runs import MODULES, train
 from synthetic import row, write_run
-from test_compare_reasons import MODULES, train
 
 
 @pytest.fixture

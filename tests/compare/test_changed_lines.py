@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_source_texts import MODEL, TRAIN, project  # noqa: F401 - a fixture
+from projects import MODEL, TRAIN
 
 from introspect_cli.capture.environment.sources import Project, named, relative
 from introspect_cli.compare.changes.clues import Clues, CodeChanges, Nearness, Ranked
@@ -15,7 +15,7 @@ PAD = "class Pad(torch.nn.Module):\n    def forward(self, x):\n        return x\
 
 
 @pytest.fixture
-def said(project, introspect, tmp_path):  # noqa: F811 - the fixture
+def said(project, introspect, tmp_path):
     """The answer on the plain project and one with these files, as data and as text."""
 
     def compare(model=MODEL, train=TRAIN, options=(), more=None, base=MODEL, base_train=TRAIN):
@@ -129,7 +129,7 @@ def test_a_file_that_changed_in_comments_alone_explains_nothing(said, introspect
     assert "model.py" in introspect("diff", "a", "b", "--changes").stdout
 
 
-def test_comments_alone_are_said(project, introspect):  # noqa: F811 - the fixture
+def test_comments_alone_are_said(project, introspect):
     plain = MODEL.replace("API_KEY", "NAME")
     project("a", model=plain, train=TRAIN.replace("seed(0)", "seed(3)"))
     project("b", model=plain + "# more\n", train=TRAIN)
@@ -139,7 +139,7 @@ def test_comments_alone_are_said(project, introspect):  # noqa: F811 - the fixtu
     assert "model.py" not in introspect("diff", "a", "b").stdout.partition("\n")[0]
 
 
-def test_where_nothing_on_record_differs_that_is_said_with_what_is_left(project, introspect):  # noqa: F811 - the fixture
+def test_where_nothing_on_record_differs_that_is_said_with_what_is_left(project, introspect):
     drawn = TRAIN.replace("torch.manual_seed(0)", "import os\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'big'))")
     project("a", train=drawn)
     project("b", train=drawn)
@@ -147,7 +147,7 @@ def test_where_nothing_on_record_differs_that_is_said_with_what_is_left(project,
     assert "No source file, setting or package on record differs. What is left: randomness" in text
 
 
-def test_nothing_is_said_of_what_is_left_where_a_run_kept_no_texts(project, introspect):  # noqa: F811 - the fixture
+def test_nothing_is_said_of_what_is_left_where_a_run_kept_no_texts(project, introspect):
     drawn = TRAIN.replace("torch.manual_seed(0)", "import os\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'big'))")
     project("a", "--no-packages", train=drawn)
     project("b", train=drawn)
@@ -159,7 +159,7 @@ def test_nothing_is_said_of_what_is_left_where_a_run_kept_no_texts(project, intr
     assert "on record differs" not in " ".join(document["evidence"])
 
 
-def test_two_scripts_of_two_names_are_laid_beside_one_another(project, introspect, tmp_path):  # noqa: F811 - the fixture
+def test_two_scripts_of_two_names_are_laid_beside_one_another(project, introspect, tmp_path):
     project("a")
     home = tmp_path / "a-project"
     (home / "train2.py").write_text(TRAIN.replace("lr=0.1", "lr=0.3"))
@@ -249,7 +249,7 @@ def test_of_two_exceptions_the_one_that_cut_off_the_divergence_leads(said):
     )
 
 
-def test_runs_that_end_by_the_same_exception_are_the_same(project, introspect):  # noqa: F811 - the fixture
+def test_runs_that_end_by_the_same_exception_are_the_same(project, introspect):
     for name in "ab":
         project(name, train=TRAIN + "raise SystemError('as planned')\n")
     done = introspect("diff", "a", "b")
@@ -258,7 +258,7 @@ def test_runs_that_end_by_the_same_exception_are_the_same(project, introspect): 
 
 
 @pytest.fixture
-def two(project, introspect):  # noqa: F811 - the fixture
+def two(project, introspect):
     """The answer on two versions of the script, as data."""
 
     def compare(train_a, train_b, models=(MODEL, MODEL)):
@@ -289,7 +289,7 @@ def test_a_setting_of_the_optimizer_is_looked_for_by_name_where_it_shows_some_st
     assert changes(document)[0] == ("train.py:8", "", True)
 
 
-def test_code_and_settings_of_modules_that_were_not_recorded_belong_to_the_one_around_them(project, introspect):  # noqa: F811 - the fixture
+def test_code_and_settings_of_modules_that_were_not_recorded_belong_to_the_one_around_them(project, introspect):
     """As in a compiled model, of which nothing inside is on record."""
     inner = (
         "class Inner(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -686,7 +686,7 @@ Trained()(x)
 
 @pytest.mark.parametrize(("text", "scope"), [(PENALTY, "penalty"), (OF_ITSELF, "Trained.forward")])
 def test_a_line_is_likely_where_a_function_is_handed_the_model_or_a_forward_trains(
-    project,  # noqa: F811 - the fixture
+    project,
     introspect,
     text,
     scope,
@@ -719,7 +719,7 @@ for _ in range(2):
 """
 
 
-def test_a_batch_of_another_shape_is_laid_to_draws_of_an_evaluation_in_the_wrong_mode(project, introspect):  # noqa: F811 - the fixture
+def test_a_batch_of_another_shape_is_laid_to_draws_of_an_evaluation_in_the_wrong_mode(project, introspect):
     project("a", train=EPOCHS)
     project("b", train=EPOCHS.replace("    net.eval()\n", ""))
     document = json.loads(introspect("diff", "a", "b", "--format", "json").stdout)

@@ -9,51 +9,27 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from arrays import as_safetensors
+from checkpoint_runs import Net, answer, said, torch
 from click.testing import CliRunner
 from opcapture import captured
 from summaries import taken
-from test_import_arrays import as_safetensors
 
 from introspect_cli.commands.diff import diff
 from introspect_cli.commands.show import show
-from introspect_cli.compare.checkpoints.moment import as_moments
-from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.groups import group_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import IntrospectError
-from introspect_cli.exchange.checkpoints import open_any, written
+from introspect_cli.exchange.checkpoints import open_any
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.tensors.summarizer import Summarizer
 
-torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
-
-
-def answer(a, b, **options):
-    """What `diff` finds."""
-    with open_any(a) as opened, open_any(b) as other:
-        return compare_runs(*as_moments(opened, other, written), DiffOptions(**options))
 
 
 def grouped(*paths):
     with ExitStack() as stack:
         return group_runs([stack.enter_context(open_any(path)) for path in paths], DiffOptions())
-
-
-def said(a, b, **options):
-    """Verdict, sentence and all that is said beside it."""
-    result = answer(a, b, **options)
-    return result.verdict.value, result.sentence, "\n".join((*result.evidence, *result.notes))
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.emb, self.up = torch.nn.Embedding(20, 8), torch.nn.Linear(8, 16)
-        self.bn, self.down = torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 20, bias=False)
-
-    def forward(self, tokens):
-        return self.down(torch.relu(self.bn(self.up(self.emb(tokens)))))
 
 
 def trained(place):

@@ -12,8 +12,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from test_checkpoints import said
-from test_import_arrays import as_safetensors
+from arrays import as_safetensors
+from checkpoint_runs import said
 
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.checkpoints import open_any

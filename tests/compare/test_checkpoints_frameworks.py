@@ -8,9 +8,9 @@ import warnings
 from pathlib import Path
 
 import pytest
+from checkpoint_runs import Net, said
 from launches import launch, needs, recorded
 from opcapture import captured
-from test_checkpoints import Net, said
 
 from introspect_cli.exchange.checkpoints import open_any
 from introspect_cli.records import Kind

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from neutrality import watched
+from small_runs import MODULES, SGD, train
 from synthetic import row, site, summary, write_run
-from test_compare_reasons import MODULES, SGD, train
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs

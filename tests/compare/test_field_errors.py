@@ -39,7 +39,7 @@ def test_each_bug_has_a_report_and_there_are_enough():
     listed = yaml.safe_load((FIELD / "cases.yaml").read_text(encoding="utf-8"))["cases"]
     assert len({case.name for case in CASES}) == len(listed) >= 30
     assert all(entry["report"].startswith("https://") and entry["found"] for entry in listed)
-    page = (cases.FIXTURES.parent / "docs" / "understanding" / "field-errors.md").read_text(encoding="utf-8")
+    page = (cases.FIXTURES.parent / "benchmarks" / "results" / "field-errors.md").read_text(encoding="utf-8")
     assert f"{len(listed)} such errors " in page
     assert set(re.findall(r"https://[^)]+", page)) <= {entry["report"] for entry in listed}
     for script in ("language.py", "images.py"):

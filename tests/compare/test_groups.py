@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from small_runs import MODULES, train
 from synthetic import write_run
-from test_compare_reasons import MODULES, train
 
 from introspect_cli.compare.groups import group_runs
 from introspect_cli.compare.terms.options import DiffOptions

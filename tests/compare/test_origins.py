@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from opcapture import captured, compared
-from test_render_diff import text_of
+from rendered import text_of
 from torch import nn
 
 from introspect_cli.compare.terms.result import Role

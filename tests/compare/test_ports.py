@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
+import ported
 import pytest
+from opcapture import captured
+from ports import OURS, THEIRS, gpt2, shaken, theirs, torch, trained, transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-import ported  # noqa: E402 - torch first: without it there is nothing to test
-from opcapture import captured  # noqa: E402
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.store.read.run import open_run
 
-from introspect_cli.compare.diff import compare_runs  # noqa: E402
-from introspect_cli.compare.terms.options import DiffOptions  # noqa: E402
-from introspect_cli.compare.terms.result import Verdict  # noqa: E402
-from introspect_cli.store.read.run import open_run  # noqa: E402
-
-GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 24, "vocab_size": 60}
-DROPS = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
 VIT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16,
        "patch_size": 4, "num_labels": 5, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
 LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 60}
-
-
-def gpt2():
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, **DROPS))
-    return shaken(model)
 
 
 def llama():
@@ -36,28 +26,6 @@ def llama():
 def vit():
     torch.manual_seed(0)
     return shaken(transformers.ViTForImageClassification(transformers.ViTConfig(**VIT)))
-
-
-def shaken(model):
-    """Parameters as large as those of a trained model, none of them constant."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
-
-
-def trained(make, logits):
-    """One step of a model on fixed tokens."""
-
-    def work():
-        model = make()
-        tokens = torch.randint(0, 60, (3, 12), generator=torch.Generator().manual_seed(1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        out = logits(model, tokens)
-        torch.nn.functional.cross_entropy(out[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
-
-    return work
 
 
 def looking(make, logits):
@@ -72,10 +40,6 @@ def looking(make, logits):
         optimizer.step()
 
     return work
-
-
-def theirs(model, tokens):
-    return model(input_ids=tokens).logits
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +62,6 @@ def compare(originals, tmp_path):
     return run
 
 
-THEIRS, OURS = "GPT2LMHeadModel.transformer", "Tiny.layers.1"
 PLACES = {
     "eps": f"in {THEIRS}.h.1.ln_1 (LayerNorm) in a, which is {OURS}.pre (LayerNorm) in b: its input agrees",
     "gelu": f"In between, a ran {THEIRS}.h.1.mlp.act; b ran {OURS}.act.",

@@ -31,9 +31,6 @@ ALONE = ("hand-none", "hand-batchnorm", "hand-uneven")
 FLAGS = ("hand", "ddp", "fsdp2", "tp")
 TF32 = "'high' on rank 1 and 'highest' on rank 0"
 WENT_IN = "its optimizer takes what went into all_reduce sum of float32 [16, 16] at faults.py:"
-NONE_GAVE = "no collective of the step gave it, and 4 other gradients came from one"
-IN_BUCKETS = "what came out of the 1 reduction of the backward pass is the 4 other gradients alone"
-INTO_BUCKETS = "what went into the 1 reduction of the backward pass has the size and the sum of the 4 other"
 ORDER = "came out of collective 0 of ranks 0,1 on rank 0 and out of collective 1 on rank 1"
 HALF = "cover 1/2 of it: ranks 0, 1 hold the same part"
 CUT = (("tp", "GPT"), ("fsdp2", "Net"))
@@ -47,12 +44,11 @@ FOUND = [
     ("hand-group", "reduction", 0, 1, "grad Net.head.weight", "it was not reduced, or not over these ranks"),
     ("ddp-group", "reduction", 0, 1, "grad Net.tok.weight", "reduced"),
     ("hand-weight~collectives", "reduction", 0, 1, "grad Net.extra.weight", f"reduced on rank 1: {WENT_IN}"),
-    ("hand-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", f"reduced on ranks 0, 1: {NONE_GAVE}"),
-    ("ddp-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", f"reduced on ranks 0, 1: {INTO_BUCKETS}"),
-    ("fsdp2-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", f"reduced on ranks 0, 1: {IN_BUCKETS}"),
+    ("hand-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", "it was not reduced, or not over these"),
+    ("ddp-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", "it was not reduced, or not over these"),
+    ("fsdp2-skipped~collectives", "reduction", 0, 1, "grad Net.extra.weight", "it was not reduced, or not over these"),
     ("hand-group~collectives", "reduction", 0, 1, "grad Net.head.weight", f"reduced over {EACH} (all_reduce sum of f"),
     ("hand-order~collectives", "reduction", 0, 1, "grad Net.tok.weight", ORDER),
-    ("hand-skipped", "reduction", 0, 1, "grad Net.extra.weight", "it was not reduced, or not over these ranks, or"),
     (
         "hand-scaled",
         "reduction",
@@ -78,8 +74,6 @@ FOUND = [
     ("hand-expert", "copies-differ", 0, 1, "param Experts.expert.weight", "gradients were averaged over them"),
     ("ddp-sum", "summed-gradients", 0, 0, "grad Net.tok.weight", "gave, not their mean: right only where"),
     ("fsdp2-sum", "summed-gradients", 0, 0, "grad Net.tok.weight", "is the sum of what the backward passes of the 2"),
-    ("fsdp2-local-clip", "local-clip", 0, 0, "grad norm", "the parts of gradients that each optimizer takes have one"),
-    ("hand-local-clip~collectives", "local-clip", 0, 0, "grad norm", "what goes into the reductions of each rank has"),
     ("hand-unused", "rank-gradients", 0, 1, "grad Net.extra.weight", "rank 1 has no gradient of Net.extra.weight"),
     ("hand-skip", "rank-steps", 1, 1, "rank 1", "no parameter of rank 1 was changed in step 1, those of rank 0 were"),
     ("ddp-skip", "rank-steps", 1, 1, "rank 1", "rank 1 has 2 losses in step 1 and rank 0 1"),
@@ -106,8 +100,6 @@ FOUND = [
     ("hand-uneven", "uneven-batches", 2, 1, "batch", "rank 0: 4, rank 1: 2"),
     ("ddp-uneven-inputs", "uneven-batches", 0, 0, "input", "inputs of step 0 are of different sizes (rank 0: 2"),
     ("fsdp2-uneven", "uneven-batches", 2, 1, "batch", "samples of the smaller batch count for more"),
-    ("hand-same-dropout", "rank-draws", 0, 1, "rng Net.between", "although their inputs differ (3 calls)"),
-    ("ddp-same-dropout", "rank-draws", 0, 1, "rng Net.between", "such as one dropout mask"),
     ("tp-dropout", "rank-outputs", 0, 1, "output GPT.blocks.1.norm.1", "the random states it draws from differ"),
     ("tp-dropout", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had diverged before it"),
     ("hand-faulty", "rank-outputs", 1, 1, "output Net.extra", "in 1 of 2 calls: nothing it was given explains why"),
@@ -295,7 +287,7 @@ def test_what_is_as_it_should_be_is_not_found(runs, case):
         assert check(run).findings == ()
 
 
-@pytest.mark.parametrize(("case", "rule"), [("hand-local-clip", "local-clip"), ("tp-none", "summed-gradients")])
+@pytest.mark.parametrize(("case", "rule"), [("tp-none", "summed-gradients")])
 def test_a_rule_about_scaled_gradients_that_lacks_records_says_with_which_option_it_has_them(runs, case, rule):
     needs(case)
     with open_run(runs / "2" / case) as run:
@@ -305,10 +297,10 @@ def test_a_rule_about_scaled_gradients_that_lacks_records_says_with_which_option
 
 
 @pytest.mark.parametrize("case", ["hand-none~collectives", "ddp-none~collectives"])
-def test_gradients_that_are_averaged_and_not_clipped_are_checked_and_found_sound(runs, case):
+def test_gradients_that_are_averaged_are_checked_and_found_sound(runs, case):
     with open_run(runs / "2" / case) as run:
         result = check(run)
-    assert {"summed-gradients", "local-clip"} <= {*result.checked}
+    assert "summed-gradients" in result.checked
     assert result.findings == ()
 
 
@@ -319,16 +311,6 @@ def test_one_rank_that_computes_in_another_precision_is_no_other_order_of_sums(r
     assert result.first.site.fqn == "Net.extra"
     assert "bfloat16" in result.sentence
     assert "it computes in a different precision" in result.sentence
-
-
-def test_draws_that_were_not_all_noticed_are_not_said_to_be_right(runs):
-    """The compiled kernels see them, and there may be none."""
-    with open_run(runs / "2" / "hand-none") as run:
-        assert "rank-draws" in check(run).checked
-        run.manifests[1]["draws"] = False
-        result = check(run)
-    assert "rank-draws" not in result.checked
-    assert "the compiled kernels" in dict(result.unseen)["rank-draws"]
 
 
 def test_a_rank_that_did_not_reduce_is_reported_in_one_sentence(runs):

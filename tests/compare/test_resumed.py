@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from opcapture import captured, compared
+from rendered import text_of
 from sweeps import sliced
-from test_render_diff import text_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from arrays import as_safetensors
 from click.testing import CliRunner
 from opcapture import captured, compared
 from synthetic import row, write_run
@@ -91,20 +91,6 @@ def as_folder(place, arrays):
 def as_archive(place, arrays):
     np.savez(place.with_suffix(".npz"), **arrays)
     return place.with_suffix(".npz")
-
-
-def as_safetensors(place, arrays, codes=None):
-    header, data = {}, b""
-    for name, value in arrays.items():
-        raw = np.ascontiguousarray(value).tobytes()
-        code = (codes or {}).get(name) or {"float32": "F32", "int64": "I64", "float64": "F64"}[str(value.dtype)]
-        shape = list(value.shape)
-        header[name] = {"dtype": code, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps({"__metadata__": {"format": "np"}, **header}).encode()
-    path = place.with_suffix(".safetensors")
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-    return path
 
 
 @pytest.mark.parametrize("write", [as_folder, as_archive, as_safetensors])
@@ -384,8 +370,8 @@ def test_a_name_without_a_kind_is_asked_for_one(tmp_path):
 def test_gpt2_in_numpy_agrees_with_that_of_transformers_and_its_faults_are_found(tmp_path):
     pytest.importorskip("transformers")
     import ported_numpy
-    from test_ports import THEIRS, gpt2, trained
-    from test_ports import theirs as logits
+    from ports import THEIRS, gpt2, trained
+    from ports import theirs as logits
 
     a = captured(tmp_path / "a", trained(gpt2, logits))
     state = {name: value.numpy() for name, value in gpt2().state_dict().items()}

@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
+from small_runs import MODULES, train
 from synthetic import row, write_run
-from test_compare_reasons import MODULES, train
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.module_tree import module_tree

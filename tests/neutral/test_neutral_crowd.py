@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from test_neutral_endings import ENVIRONMENT, HEAD
+from endings import HEAD
+from survival import ENVIRONMENT
 
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run

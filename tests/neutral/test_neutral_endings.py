@@ -13,6 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+import survival
+from endings import HEAD
+from survival import ENVIRONMENT, capture
 from sweeps import sliced
 
 from introspect_cli.compare.diff import compare_runs
@@ -23,26 +26,6 @@ from introspect_cli.store.read.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import survival  # noqa: E402 - found by the line above
-from survival import ENVIRONMENT, capture  # noqa: E402 - as above
-
-HEAD = """
-import ctypes, os, shutil, signal, sys
-import torch
-torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-optimizer = torch.optim.AdamW(net.parameters())
-def train(steps):
-    for _ in range(steps):
-        net(torch.randn(16, 64)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-train(3)
-print("three", flush=True)
-"""
 
 ENDINGS = {
     "_exit": ("os._exit(7)", 7),

@@ -255,8 +255,8 @@ def test_modules_with_their_own_call(tmp_path):
     seen = assert_neutral(train, tmp_path / "run")
     seen.assert_losses()
     assert seen.calls("output", "Sequential.0.seen", step=0) == [0]
-    assert not seen.of("output", "Sequential.0.direct")  # nothing calls torch's `__call__`, so nothing tells us
-    assert not seen.of("output", "Sequential.1")
+    assert not seen.of("output", "Sequential.0.direct")  # its class has torch's `__call__`, and nothing calls that
+    assert seen.calls("output", "Sequential.1", step=0) == [0]
     assert seen.of("grad", "Sequential.0.direct.weight", step=1)
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 
 import pytest
 import torch
+from alike import assert_alike, both, script
 from neutrality import Log, Seen, assert_neutral, mlp
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -144,25 +141,6 @@ def test_a_backward_pass_in_another_thread_trains_the_same(tmp_path):
     seen = assert_neutral(train, tmp_path / "run")
     seen.assert_losses()
     assert seen.calls("grad_output", "Sequential.0", step=1) == [0]
-
-
-def script(path, text):
-    path.write_text(textwrap.dedent(text))
-    return path
-
-
-def both(file, out, *options, python=None):
-    """What python alone and the capture give for a script."""
-    python = python or sys.executable
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-    settings = {"capture_output": True, "text": True, "cwd": file.parent, "env": environment}
-    bare = subprocess.run([python, file], check=False, **settings)
-    command = [python, "-m", "introspect_cli", "capture", "-q", "-o", out, *options, file]
-    return bare, subprocess.run(command, check=False, **settings)
-
-
-def assert_alike(bare, seen):
-    assert (seen.stdout, seen.stderr, seen.returncode) == (bare.stdout, bare.stderr, bare.returncode)
 
 
 def test_forked_child_trains_without_writing(tmp_path):

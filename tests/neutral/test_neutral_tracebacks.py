@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
+from alike import assert_alike, both, script
 from sweeps import sliced
-from test_neutral_processes import assert_alike, both, script
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -10,8 +10,8 @@ import re
 import sys
 
 import pytest
+from outcomes import dedent, outcome
 from sweeps import sliced
-from test_script_equivalence import dedent, outcome
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

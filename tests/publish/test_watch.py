@@ -107,7 +107,8 @@ def test_how_far_the_run_went_on_meanwhile_is_said(runs, monkeypatch):
     monkeypatch.setattr("introspect_cli.health.check.look", lambda _run: seen)
     monkeypatch.setattr("introspect_cli.store.read.run.Run.last_step", property(lambda _run: next(reader)))
     next(reader)
-    behind, _ = _look(str(runs / "a"), None)
+    with open_run(runs / "a") as run:
+        behind, _ = _look(str(runs / "a"), run, None)
     assert watch_line(replace(behind, rate=None)) == "running, step 5; the run is 12 steps further by now"
 
 

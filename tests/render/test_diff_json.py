@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import yaml
+from small_runs import train
 from synthetic import row, write_run
-from test_compare_reasons import train
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions

@@ -4,6 +4,7 @@ import math
 from typing import get_args
 
 import pytest
+from rendered import text_of
 
 from introspect_cli.compare.changes.clues import CodeChanges, Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change, Side
@@ -21,7 +22,7 @@ from introspect_cli.compare.terms.result import (
     Verdict,
 )
 from introspect_cli.records import Kind, Layout, Phase, Site, Status, Summary
-from introspect_cli.render.blocks import Table, table_lines
+from introspect_cli.render.blocks import table_lines
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.divergence_text import divergence_table, glance
 from introspect_cli.render.findings import findings_blocks, findings_document, findings_html
@@ -47,13 +48,6 @@ def result(*divergences, **more):
         "counts": Counts(steps_compared=4, steps_diverged=1, diverged=30),
     }
     return DiffResult(a="a", b="b", **(about | more))
-
-
-def text_of(blocks, width=100):
-    lines = []
-    for block in blocks:
-        lines += [row.text for row in table_lines(block, width)] if isinstance(block, Table) else [block.text]
-    return "\n".join(lines)
 
 
 @pytest.mark.parametrize(

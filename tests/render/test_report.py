@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from opcapture import captured
+from pages import pair, step_rows
 from synthetic import COUNTS, NUMBERS, row, site, write_run
 from torch import nn
 
@@ -31,27 +32,6 @@ from introspect_cli.store.read.run import open_run
 from introspect_cli.store.write.run_writer import StoreWriter
 
 HOSTILE = "Net.</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\x1b[31m\u202e"
-
-
-def step_rows(number, *, shift=0.0, name="Net.layer"):
-    rng = np.random.default_rng(number)
-    x = rng.standard_normal((4, 8)).astype(np.float32)
-    return [
-        row("data", "batch", "DataLoader", x, path="[0]"),
-        row("forward", "input", name, x, path="[0]", module_class="Linear"),
-        row("forward", "output", name, x * 2 + np.float32(shift), module_class="Linear"),
-        row("loss", "loss", "loss", np.array(3.0 / (number + 1) + shift, np.float32)),
-        row("backward", "grad_output", name, x * 0.1 + np.float32(shift), module_class="Linear"),
-        row("optimizer", "hyperparameter", "SGD", 0.1, path="[0]['lr']"),
-        row("optimizer", "param", f"{name}.weight", x + np.float32(shift), module_class="Linear"),
-    ]
-
-
-def pair(tmp_path, steps=12, at=5, name="Net.layer"):
-    a = [step_rows(number, name=name) for number in range(steps)]
-    b = [step_rows(number, shift=0.01 * (number >= at), name=name) for number in range(steps)]
-    write_run(tmp_path / "a", a, settings={"command": {"argv": ["--lr", "1"]}})
-    write_run(tmp_path / "b", b, settings={"command": {"argv": ["--lr", "2"]}})
 
 
 def made(introspect, *args):

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pictures
 import pytest
+from pages import pair, step_rows
 from rich.console import Console
 from rich.text import Text
 from synthetic import write_run
-from test_report import pair, step_rows
 
 from introspect_cli.records import ModuleInfo
 

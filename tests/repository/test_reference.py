@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import reference
+from answer_schema import schema
+from pages import step_rows
 from synthetic import write_run
-from test_report import step_rows
 
 from introspect_cli.compare.reasons.base import reasons
 
@@ -51,17 +51,6 @@ def test_every_reason_says_what_it_means():
 
 def test_every_environment_variable_that_is_read_is_explained():
     assert reference.variables_read() == reference.VARIABLES.keys()
-
-
-def schema(name):
-    """A schema as it is shipped, but for a key that it does not have, which no schema of a tolerant reader minds."""
-    found = json.loads(files("introspect_cli.render").joinpath(f"assets/{name}.schema.json").read_text("utf-8"))
-    for place in (found, *found["$defs"].values()):
-        if "properties" in place:
-            place.setdefault("additionalProperties", False)
-    validator = pytest.importorskip("jsonschema").Draft202012Validator
-    validator.check_schema(found)
-    return validator(found)
 
 
 @pytest.fixture(scope="module")

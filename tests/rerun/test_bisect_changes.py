@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_reference import schema
+from answer_schema import schema
 
 from introspect_cli.compare.answer.endings import Raised
 from introspect_cli.compare.changes.statements import Change, Side
@@ -19,9 +20,10 @@ from introspect_cli.compare.settings.values import changed_values, with_values
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsError
 from introspect_cli.rerun.changes.elements import Sides
+from introspect_cli.rerun.changes.other_files import in_directories
 from introspect_cli.rerun.changes.search import _Search
 from introspect_cli.rerun.changes.texts import undefined
-from introspect_cli.rerun.places.surroundings import Surroundings, in_directories, rebuilt, survey
+from introspect_cli.rerun.place import Around, placed, survey
 from introspect_cli.rerun.recipe import Recipe
 from introspect_cli.rerun.variant import End, Reference, Rerun
 
@@ -52,7 +54,7 @@ def search(names, rule, most=100, likely=1):
     elements = [Change(name, "", Side(1, 1, "a"), Side(1, 1, "b")) for name in names]
     recipe = Recipe((), (), (), Path())
     sides = Sides(recipe, Path(), {}, {}, {}, {}, tuple(elements), (), Path(), (), Path(), ("", ""))
-    around = Surroundings(Path(), Path(), (), (), ())
+    around = Around(Path(), Path(), (), (), ())
     answered = []
     asked = Asked(sides, elements, around, Reference(Path(), 3), (), Path("runs"), most, answered.append)
     asked.rule = rule
@@ -430,7 +432,7 @@ def test_names_that_nothing_defines_are_noticed(text, names):
 # The directory of a variant.
 
 
-def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path):
+def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path, monkeypatch):
     root = tmp_path / "above" / "project"
     (root / "configs").mkdir(parents=True)
     (tmp_path / "above" / "data").mkdir()
@@ -443,7 +445,8 @@ def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path):
     (root / "lib" / "__init__.py").write_text("")
     source = root / "lib" / "__init__.py"
     around = survey(root, root / "configs", {source}, 2e9 - 1e9 + 5, tmp_path / "out")
-    place = rebuilt(around, tmp_path / "out", {source: b"changed"}, {}, [root / "configs"])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(root)])
+    place = ExitStack().enter_context(placed(around, tmp_path / "out", {source: b"changed"}, paths="", keep=True))
     assert place.directory.name == "configs"
     copied = place.directory / "c.yaml"
     assert copied.read_text() == "x"
@@ -458,11 +461,13 @@ def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path):
 
 
 def test_what_would_be_much_to_copy_is_linked_the_largest_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("introspect_cli.rerun.places.surroundings.MOST_COPIED", 100)
+    monkeypatch.setattr("introspect_cli.rerun.place.MOST_COPIED", 100)
     (tmp_path / "project" / ".git").mkdir(parents=True)
     for name, size in (("large", 70), ("small", 50)):
         (tmp_path / "project" / name).write_bytes(bytes(size))
     around = survey(tmp_path / "project", tmp_path / "project", (), None, tmp_path / "out")
-    place = rebuilt(around, tmp_path / "out", {}, {}, ())
-    assert (place.directory / "large").is_symlink()
-    assert not (place.directory / "small").is_symlink()
+    with placed(around, tmp_path / "out") as place:
+        assert (place.directory / "large").is_symlink()
+        assert not (place.directory / "small").is_symlink()
+        assert place.large == (tmp_path / "project" / "large",)
+    assert not (tmp_path / "out").exists()

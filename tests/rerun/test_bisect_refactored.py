@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from test_bisect import git, introspect
+from repositories import git, introspect
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PYTHON
-from test_bisect import git, introspect
+from interpreter import PYTHON
+from repositories import git, introspect
 
-from introspect_cli.rerun import commits, revisions
-from introspect_cli.rerun.places.worktree import Repository
+from introspect_cli.rerun import commits, place
+from introspect_cli.rerun.git import Repository
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -289,14 +289,13 @@ def test_a_run_of_that_name_wins_over_a_branch_and_that_is_said(repository: Path
 
 @pytest.mark.sweep
 def test_large_data_is_not_copied_but_named_and_linked_on_request(repository: Path, monkeypatch):
-    user = Repository(repository)
-    monkeypatch.setattr(revisions, "MOST_COPIED", 5)
-    others = revisions.unversioned_of(user, [], [])
-    assert others.copied == ("data/scale.txt",)
-    assert others.large == {"data": 10}
-    linked = revisions.unversioned_of(user, [repository / "data"], [])
-    assert not linked.copied
-    assert not linked.large
+    monkeypatch.setattr(place, "MOST_COPIED", 5)
+    at, first = repository.parent / "at", place.revision_of(Repository(repository), "first")
+    around = place.survey_of_git(first.user, repository, [], at)
+    for links, large in (((), ["log.txt"]), (["data"], [])):
+        with place.placed(around, at, revision=first, links=links) as made:
+            assert [path.name for path in made.large] == large
+            assert (made.directory / "data").is_symlink() == bool(links)
     introspect(repository, "diff", "first", "refactored", "--link", "data", "--", "train.py", "1", code=0)
     assert (repository / "data" / "log.txt").read_text() == "written by the script"  # the link was asked for
 
@@ -348,9 +347,9 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
     sys.modules[Finder.__module__].MAPPING = {"model": str(repository / "src" / "model"), "other": "/elsewhere/other"}
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     monkeypatch.chdir(repository)
-    user = Repository(repository)
-    revision, base = revisions.revision_of(user, "src"), repository.parent / "base"
-    with revisions.checked_out(revision, revisions.Unversioned((), {}, ()), (), base) as tree:
+    revision, base = place.revision_of(Repository(repository), "src"), repository.parent / "base"
+    around = place.survey_of_git(revision.user, repository, [], base)
+    with place.placed(around, base, revision=revision) as tree:
         modules = Path(tree.paths.split(os.pathsep)[0])
         assert [path.name for path in modules.iterdir()] == ["model.py"]
         assert (modules / "model.py").resolve() == tree.root / "src" / "model.py"
@@ -363,8 +362,9 @@ def test_a_search_path_has_no_entry_that_is_no_file_of_the_project(repository: P
     monkeypatch.setattr(sys, "path", [*sys.path, placeholder, str(repository / "lib"), str(repository / "lib.zip")])
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(repository)
-    revision = revisions.revision_of(Repository(repository), "first")
-    with revisions.checked_out(revision, revisions.Unversioned((), {}, ()), (), repository.parent / "base") as tree:
+    revision, base = place.revision_of(Repository(repository), "first"), repository.parent / "base"
+    around = place.survey_of_git(revision.user, repository, [], base)
+    with place.placed(around, base, revision=revision) as tree:
         assert tree.paths.split(os.pathsep) == [str(tree.root / "lib"), str(tree.root / "lib.zip")]
 
 

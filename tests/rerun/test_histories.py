@@ -7,7 +7,7 @@ import subprocess
 
 import histories
 import pytest
-from test_bisect import git
+from repositories import git
 
 SCRIPT = """
 import torch

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from repositories import git
 from synthetic import row, write_run
-from test_bisect import git
 
-from introspect_cli.rerun.recipe import UnrepeatableError, placed, recipe_of
+from introspect_cli.rerun.recipe import UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import Variant, capture
+from introspect_cli.rerun.zoom import place_of
 from introspect_cli.store.format import documents
 from introspect_cli.store.read.run import open_run
 
@@ -123,14 +124,13 @@ def changed(run: Path, **change: object) -> None:
     file.write_bytes(documents.dump({**kept, **change}, "settings/command.yaml", run_id))
 
 
-def test_each_run_is_repeated_from_its_own_commit(project):
+def test_each_run_is_repeated_from_its_own_sources(project):
     before = [
         git(project, *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["worktree", "list"])
     ]
     said = introspect(project, "zoom", "runs/a", "runs/b", code=1)
-    commits = [git(project, "rev-parse", name)[:10] for name in ("HEAD~2", "HEAD~1")]
-    assert f"Run a was run again in a work tree of its commit {commits[0]}, and repeats what was recorded." in said
-    assert f"Run b was run again in a work tree of its commit {commits[1]}, and repeats what was recorded." in said
+    for name in "ab":
+        assert f"Run {name} was run again from its recorded sources, and repeats what was recorded." in said
     assert "aten.mul.Tensor of Net  4x8 float32" in said
     assert "run by model.py:12 in a  hidden = hidden * 1.0" in said
     assert "run by model.py:12 in b  hidden = hidden * torch.arange(8).lt(6)" in said
@@ -183,8 +183,29 @@ def test_a_run_that_does_not_repeat_itself_is_not_zoomed_into(pair):
     assert "Its recorded statistics: mean" in said
     (place / "model.py").write_text("raise SystemExit('no model any more')\n")
     said = introspect(place, "zoom", "a", "b", code=1)
-    assert "although model.py has changed since and it ran outside of git" in said
+    assert "Run a was run again from its recorded sources, and repeats what was recorded." in said
+    for text in place.glob("?/sources/*"):
+        text.unlink()
+    said = introspect(place, "zoom", "a", "b", code=1)
+    assert "where it ran, although model.py has changed since and its text is not kept" in said
     assert "but it ended with exit code 1 and recorded no step: no model any more" in said
+
+
+def test_a_file_that_was_edited_outside_git_runs_as_it_was_recorded_with_linked_data(project):
+    (project / "model.py").write_text(FAULTY.replace("* torch.arange", "* 1.0 * torch.arange"))
+    text = TRAIN.replace("shift = 0.0", "shift = len(pathlib.Path('data/x').read_text()) - 1.0")
+    (project / "data").mkdir()
+    (project / "data" / ".keep").write_text("")
+    (project / "train.py").write_text(text)
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "data")
+    (project / "data" / "x").write_text("1")
+    introspect(project, "capture", "-q", "-o", "runs/c", "train.py", code=0)
+    (project / "data" / "x").write_text("1")  # younger than the run: no longer known to be what it read
+    (project / "model.py").write_text("raise SystemExit('no model any more')\n")
+    said = introspect(project, "zoom", "runs/a", "runs/c", "--link", "data", code=1)
+    assert "Run b was run again from its recorded sources, and repeats what was recorded." in said
+    assert git(project, "status", "--porcelain").split() == ["M", "model.py", "??", "data/x"]
 
 
 def test_variables_are_to_be_as_they_were(pair, monkeypatch):
@@ -198,11 +219,13 @@ def test_variables_are_to_be_as_they_were(pair, monkeypatch):
     assert [each.environment["NET_SCALE"] for each in found] == [None, "3"]
     assert found[1].environment["SOME_SWITCH"] is None
     assert found[1].words == ("train.py",)
-    with placed(found[1], place / "tree") as here:
-        assert here.note == "where it ran, its source files unchanged"
-    (place / "model.py").write_text(FAULTY)
-    with placed(found[1], place / "tree") as here:
-        assert here.note == "where it ran, although model.py has changed since and it ran outside of git"
+    with open_run(place / "b") as run:
+        with place_of(run, found[1], place / "tree") as (_, note):
+            assert note == "where it ran, its source files unchanged"
+        (place / "model.py").write_text(FAULTY)
+        with place_of(run, found[1], place / "tree") as (here, note):
+            assert note == "from its recorded sources"
+            assert (here.directory / "model.py").read_text() == SOUND
 
 
 @pytest.mark.parametrize(
@@ -246,10 +269,10 @@ def test_a_run_is_repeated_with_the_interpreter_that_it_had(project, another_pyt
     changed(project / "runs/b", python=str(another_python))
     with open_run(project / "runs/b") as run:
         recipe = recipe_of(run)
-    assert (recipe.python, recipe.notes) == (str(another_python), ())
-    with placed(recipe, project / "tree") as here:
-        variant = Variant(project / "again", recipe.words_at(here), here.directory, recipe.environment, recipe.python)
-        assert capture(variant, again=True).steps == 6
+        assert (recipe.python, recipe.notes) == (str(another_python), ())
+        with place_of(run, recipe, project / "tree") as (here, _):
+            words, variables = recipe.words_at(here), recipe.environment
+            assert capture(Variant(project / "again", words, here.directory, variables, recipe.python)).steps == 6
     command = yaml.safe_load((project / "again/settings/command.yaml").read_text())
     assert command["python"] == str(another_python)
 

@@ -5,12 +5,12 @@ Each case is run three times in one directory; stdout, stderr and the exit code 
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import zipfile
 
 import pytest
+from outcomes import dedent, outcome
 
 DRIVER = """
 import sys
@@ -391,27 +391,6 @@ SCRIPTS = {
 UNLIKE_FROM_3_12 = ("exits with a huge number", "exits with an object without a text")
 
 INPUT = b"first\nsecond\nrest\n"
-
-
-def dedent(text):
-    lines = text.split("\n")
-    if lines[0].strip():
-        return text
-    indent = len(lines[1]) - len(lines[1].lstrip())
-    return "\n".join(line[indent:] for line in lines[1:])
-
-
-def outcome(command, cwd, *, feed=b"", merged=False):
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        input=feed,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if merged else subprocess.PIPE,
-        check=False,
-    )
-    shown = [re.sub(rb" at 0x[0-9a-f]+", b"", stream or b"") for stream in (done.stdout, done.stderr)]
-    return done.returncode, *shown
 
 
 def runners(tmp_path, flags=()):

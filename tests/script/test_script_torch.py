@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
+from outcomes import dedent, outcome
 from sweeps import sliced
-from test_script_equivalence import dedent, outcome
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

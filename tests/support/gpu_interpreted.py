@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from kernel_values import EIGHTS, EVERY, STRIDED, by_torch, example
+from kernel_values import assert_same as close
 from sweeps import sliced
-from test_tensors_kernels import EIGHTS, EVERY, STRIDED, by_torch, example
-from test_tensors_kernels import assert_same as close
 
 from introspect_cli.records import Part
 from introspect_cli.tensors import checksum, places

@@ -120,8 +120,15 @@ def is_unfinished(module: nn.Module) -> bool:
     return "_forward_hooks" not in module.__dict__
 
 
+def has_own_call(cls: type[nn.Module]) -> bool:
+    """Whether a class of modules has a `__call__` of its own."""
+    return next(base for base in cls.__mro__ if "__call__" in vars(base)) is not nn.Module
+
+
 def is_plain_call(module: nn.Module) -> bool:
     """Whether a module's class says that a call of it is nothing but a call: no wrapper, no graph, nothing hidden."""
+    if has_own_call(type(module)):
+        return False
     special = (torch.jit.ScriptModule, nn.TransformerEncoderLayer, torch.fx.GraphModule, ParametrizationList)
     return not isinstance(module, special) and wrapped(module) is None and not hides(module)
 

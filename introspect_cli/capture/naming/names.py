@@ -228,16 +228,25 @@ class Names:
         self._walked = 0
 
     def _topmost(self, module: nn.Module) -> nn.Module:
+        top = module
+        for holder in self.holders_of(module):
+            top = holder
+        return top
+
+    def is_part(self, module: nn.Module) -> bool:
+        """Whether a module is in another one."""
+        return self._topmost(module) is not module
+
+    def holders_of(self, module: nn.Module) -> Iterator[nn.Module]:
+        """The modules that hold a module, the next one first."""
         seen = {id(module)}
         while (entry := self._parents.get(module)) is not None:
             parent = entry()
-            if parent is None or id(parent) in seen:
-                break
-            if not any(held is module for held in parent._modules.values()):  # noqa: SLF001 - the public view copies
-                break  # it was taken out again
+            if parent is None or id(parent) in seen or all(held is not module for held in parent._modules.values()):  # noqa: SLF001 - the public view copies
+                return
+            yield parent
             module = parent
             seen.add(id(module))
-        return module
 
     def _adopt(self, root: nn.Module, base: str) -> None:
         state = self.find(root) or self.find(unwrap(root))

@@ -17,6 +17,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import (
+    has_own_call,
     hides,
     how_hidden,
     is_plain_call,
@@ -27,6 +28,7 @@ from introspect_cli.capture.naming.contents import (
     wrapped,
 )
 from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
+from introspect_cli.capture.probes.own_calls import tensors_given
 from introspect_cli.records import EVALUATED, Kind, Phase
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class Stack(threading.local):
         self.phase = Phase.FORWARD
         self.outer = Phase.FORWARD
         self.in_graph = False
+        self.own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
+        """The last call of a module whose class has a `__call__` of its own, and the tensors it was given."""
 
 
 class ModuleCalls:
@@ -71,7 +75,7 @@ class ModuleCalls:
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Make a call, and record it."""
-        calls = self.stack.calls
+        calls, own = self.stack.calls, self.stack.own
         state: ModuleState | None = None
         call = -1
         # The script may watch torch's functions itself; it must see its own calls only.
@@ -83,6 +87,7 @@ class ModuleCalls:
             result = original(module, *args, **kwargs)
         finally:
             del calls[depth:]
+            self.stack.own = own
         if state is not None and call >= 0 and self._guarded.on:
             self.left(module, state, call, result)
         return result
@@ -173,6 +178,11 @@ class ModuleCalls:
             state.compiled = True
         elif caller is state and state.compiled:
             return state, -1  # the compiler gave up and runs the module that its wrapper stands for
+        if type(module) is not state.plain and has_own_call(type(module)):
+            given = tensors_given(args, kwargs)
+            if caller is state and self.stack.own == (state, given):
+                return state, -1  # handed on: `__call__` to `forward`, or to the one of the class above
+            stack.own = state, given
         if type(module) is not state.plain and is_plain_call(module) and not is_compiled and not state.compiled:
             state.plain = None if may_be_shares(state, module, args) else type(module)
         call = state.next_call(self._recorder.step, stack.phase)

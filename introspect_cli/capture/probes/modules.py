@@ -23,6 +23,7 @@ from introspect_cli.capture.naming.contents import (
     sequence_code,
 )
 from introspect_cli.capture.probes.module_calls import ModuleCalls
+from introspect_cli.capture.probes.own_calls import OwnCalls, Unseen
 from introspect_cli.records import Phase
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
@@ -54,6 +55,8 @@ class ModuleProbe:
         self._names = context.names
         self._gradients = gradients
         self._patches = Patches()
+        self.unseen = Unseen(context)
+        """What of the models ran without being seen."""
         self.entry: Callable[..., Any] | None = None
         """What stands in for `nn.Module.__call__`."""
         self.around: Callable[[Called], Called] | None = None
@@ -80,6 +83,8 @@ class ModuleProbe:
 
         self.entry, self.surround = __call__, surround
         self._patches.replace(nn.Module, "__call__", __call__)
+        OwnCalls(guarded, self._patches, self._own).install()
+        self._context.clock.on_after_optimizer.append(self._stepped)
         registry = nn.modules.module
         self._patches.hold(registry.register_module_module_registration_hook(self._registered))
         self._patches.hold(registry.register_module_parameter_registration_hook(self._holds))
@@ -88,7 +93,17 @@ class ModuleProbe:
     def remove(self) -> None:
         """Put `nn.Module.__call__` back."""
         self._guarded.on = False
+        if self._stepped in self._context.clock.on_after_optimizer:
+            self._context.clock.on_after_optimizer.remove(self._stepped)
         self._patches.remove()
+
+    @uncounted
+    def _own(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call that goes past `nn.Module.__call__`."""
+        called: Called = functools.partial(self._called, original)
+        return (called if self.around is None else self.around(called))(module, args, kwargs)
 
     def _calls_of(self, original: Callable[..., Any]) -> Called:
         """What is called in place of the original with a module, its positional arguments and the others."""
@@ -149,6 +164,9 @@ class ModuleProbe:
             return self._passed(original, module, args, kwargs)
         if not in_backward:
             result = self._calls.recorded(original, module, args, kwargs)
+            if not calls:
+                with self._guarded:
+                    self.unseen.outermost(module, stack.outer)
             if not calls and self._context.clock.awaits_training:
                 with self._guarded, unobserved():
                     self._context.clock.forward_left(result)
@@ -175,6 +193,10 @@ class ModuleProbe:
             return original(module, *args, **kwargs)
         finally:
             del calls[depth:]
+
+    def _stepped(self) -> None:
+        with self._guarded:
+            self.unseen.stepped()
 
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         with self._guarded:

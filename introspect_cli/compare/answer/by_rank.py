@@ -106,7 +106,7 @@ class RunPair:
             outcome.resumption = alone.resumption(is_cut=splits.differ)
         _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
-        outcome.notes = [text for text in (*match.notes, note, root) if text]
+        outcome.notes = [text for text in (note, root) if text]
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
         outcome.notes += [*unsettled_note(comparison), *scaled_notes(comparison)]
         return outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.match.flow import CLOSE, Flow, ModulePair, ValuePair, are_ports, ends, flow_of, measured
+from introspect_cli.compare.match.values import CLOSE, Flow, ModulePair, ValuePair, are_ports, ends, flow_of, measured
 from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Role, Verdict
 from introspect_cli.compare.terms.watched import lists, ordered
@@ -16,7 +16,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.match.parameters import Parameters, Value
+    from introspect_cli.compare.match.values import Parameters, Value
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.store.read.run import Run
@@ -28,7 +28,7 @@ def by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
     """The answer for two implementations that share hardly a name; for others that of a comparison by name."""
     a, b = (run.rank(outcome.rank) for run in runs)
     listed = any(lists(run.manifest) for run in runs)
-    if answer.first is None and outcome.match.by_value and not listed:
+    if answer.first is None and outcome.match.renamed and not listed:
         return answer  # what has other names was matched, and compared
     if not len(outcome.paired) or not are_ports(a, b, answer.first, listed=listed):
         return answer

@@ -16,8 +16,9 @@ from introspect_cli.compare.terms.distance import Layouts, nan_throughout
 from introspect_cli.compare.terms.reach import within_words
 from introspect_cli.compare.terms.result import DiffResult, Separate, Verdict
 from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.watched import failed, stopped_within
-from introspect_cli.compare.terms.words import what, what_diverges
+from introspect_cli.compare.terms.watched import failed, ran_unseen, stopped_within
+from introspect_cli.compare.terms.words import some, what, what_diverges
+from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
@@ -38,13 +39,19 @@ def agreeing(compared: Compared) -> DiffResult:
     else:
         text += _after_the_end(compared)
     alike = Separate(verdict, text)
+    evaluation = alike if any(outcome.evaluated for outcome in compared.outcomes) else None
+    unseen = _ran_unseen(compared, Phase.EVAL) if evaluation is not None else ""
+    if unseen and verdict is Verdict.SAME and compared.options.evaluation is not False:
+        verdict = Verdict.UNDECIDED
+        text = f"Could not tell: of the evaluation, what {unseen} computes was not seen. What was seen: {text}"
+        evaluation = Separate(verdict, text)
     return DiffResult(
         a=str(compared.a.path),
         b=str(compared.b.path),
         verdict=verdict,
         sentence=text,
         training=alike,
-        evaluation=alike if any(outcome.evaluated for outcome in compared.outcomes) else None,
+        evaluation=evaluation,
     )
 
 
@@ -55,11 +62,27 @@ def undiverged(compared: Compared, subject: str = "The runs are", *, results: bo
         return Verdict.UNDECIDED, f"Could not tell: {why}."
     verdict, text = _agree(compared, subject, results=results)
     broken = [name for name, run in compared.runs if failed(run.manifest)]
+    unseen = "" if _has_results(compared) else _ran_unseen(compared, Phase.FORWARD)
+    if verdict is Verdict.SAME and unseen:
+        but = f"what {unseen} computes was not seen, and no result of it (losses, gradients) is on record"
+        return Verdict.UNDECIDED, f"Could not tell: all that both runs recorded agrees, but {but}."
     if verdict is Verdict.SAME and broken:
         which = "both captures" if len(broken) == 2 else f"the capture of run {broken[0]}"
         rest = f"part of {which} failed, and the rest was not seen."
         return Verdict.UNDECIDED, f"Could not tell: all that both runs recorded agrees, but {rest}"
     return verdict, text
+
+
+def _ran_unseen(compared: Compared, phase: Phase) -> str:
+    """What of the models ran in a phase without being seen, in words; "" where all was seen."""
+    names = list(dict.fromkeys(name for _, run in compared.runs for name in ran_unseen(run.manifest, phase)))
+    return some(names) if names else ""
+
+
+def _has_results(compared: Compared) -> bool:
+    """Whether what training is for is on record, which shows what comes of whatever was not seen."""
+    kinds = {kind for outcome in compared.outcomes if len(outcome.paired) for kind in outcome.paired.a.sites.kind}
+    return {Kind.LOSS.value, Kind.GRAD.value} <= kinds
 
 
 def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:

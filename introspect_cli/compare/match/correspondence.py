@@ -1,35 +1,32 @@
-"""Which name of a is which name of b: everything that is known of it, put together in one place.
+"""Which name of a is which name of b.
 
-Names are equal, or changed by `--rename`. What is left is recognised by what it holds (`by_value`), and numbered
-children around which others were inserted by what they look like (`names`). A name of a that is another module's in b
-gets one that b does not have. What comes out is a function from a's names to b's, and where each is known
-from.
+Names are equal, or changed by `--rename`. The others are recognised by what they hold: a refactoring renames, wraps,
+moves and inserts; none of it changes a number, and a checksum does not know a name. Parameters, inputs, outputs and
+gradients with equal checksums are paired, each name with the one partner that shares most with it. A match of one
+tensor is taken for its module, and for as much of the tree above it as nothing contradicts, so that a rename that is
+recognised once holds everywhere below and in all steps. A name of a that is another module's in b gets one that b does
+not have. Of several models of one class, the one that holds the same is the same, else the one that one variable holds.
+
+Zeros, ones and other constants are equal everywhere, so they prove nothing, and are left out. So are evaluation and
+recomputation, which a run may do more often than another without another name. Values that several unmatched modules
+share prove nothing, unless the rest of these modules distinguishes them.
 
 The first step that both runs have is looked at, a later one and the last: what was equal by chance, or is a copy that
-training has not changed yet, shows there.
-
-A module of a that has moved to a name of b evicts what has that name in a. So does a module that has kept its name, and
-not what is inside it. A norm that is moved into the attention behind it leaves that its name, `fn`: in one run it is
-given what the norm made, in the other what the norm is given. No number is another one, and the inputs of the two are
-not one value any more. So where a module is known to have moved over the boundary of another, the inputs and outputs of
-that other one are looked at: if what one run gives it is known inside it in the other, it is another module of the same
-name.
+training has not changed yet, holds other values there although all that has kept its name agrees.
 """
 
 from __future__ import annotations
 
 import gc
+from collections import Counter, defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import chain, compress, count, product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.match.by_value import Search, matched_roots
-from introspect_cli.compare.match.candidates import by_place
-from introspect_cli.compare.match.flow import CLOSE
-from introspect_cli.compare.match.holdings import Side
 from introspect_cli.compare.terms.names import (
     EVICTED,
     Rename,
@@ -39,25 +36,33 @@ from introspect_cli.compare.terms.names import (
     ambiguous,
     ancestors,
     class_of_root,
-    moved_modules,
+    numbered_children,
     renamer,
     renamer_of,
+    with_ancestors,
 )
-from introspect_cli.compare.terms.sites import kind_code
-from introspect_cli.records import Kind
+from introspect_cli.compare.terms.sites import Columns, Ids, Mask, columns, kind_code, of_kinds, phase_code
+from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.read.rank_reader import RankReader
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.match.holdings import Feature
     from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.run import Run
 
 Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]
 """Of a and of b, what the script calls each root."""
+
+NamePair = tuple[str, str]
+"""A name of a and a name of b."""
+
+Feature = tuple[int, ...]
+"""The place of a step among those looked at, kind, phase, call and checksum of a record."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +72,12 @@ class Correspondence:
     Attributes:
         patterns: regular expressions and replacements that were asked for.
         renamed: names of a, after these, that have another name in b, or none; the longest prefix wins.
-        close: the relative L2 distance that was taken for rounding.
         variables: of a and of b, what the script calls each root.
-        settled: parents of numbered children, with their dot, of which values showed where some are.
-        notes: what is to be said of names that were matched without values.
     """
 
     patterns: Sequence[tuple[str, str]] = ()
     renamed: Mapping[str, Renamed] = field(default_factory=dict)
-    close: float = CLOSE
     variables: Variables = field(default_factory=lambda: ({}, {}))
-    settled: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @cached_property
     def rename(self) -> Rename | None:
@@ -89,11 +88,6 @@ class Correspondence:
     def asked(self) -> Rename | None:
         """The names of a as the patterns change them; None where they stay."""
         return renamer(self.patterns, {})
-
-    @property
-    def by_value(self) -> bool:
-        """Whether a name is known by what it holds."""
-        return any(new.source is not Source.POSITION for new in self.renamed.values())
 
     def root_words(self, name: str) -> str:
         """Which of several models of one class the root of a name is, as the scripts call it; "" where nobody asks."""
@@ -111,18 +105,11 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Corre
 
     Step k of b is looked at beside step k + offset of a.
     """
-    if _last_chain(a) == _last_chain(b):
+    if not isinstance(a, RankReader) or not isinstance(b, RankReader) or a.is_whole or b.is_whole:
         return Correspondence(options.rename)
-    matched = Correspondence(options.rename)
-    if options.by_value and isinstance(a, RankReader) and isinstance(b, RankReader) and not (a.is_whole or b.is_whole):
-        matched = matched_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
-    moved = {old: new for old, new in moved_modules(a, b, matched.asked).items() if not old.startswith(matched.settled)}
-    notes = tuple(
-        f"{old} of a is compared with {new} of b: the modules around it were inserted or removed."
-        for old, new in moved.items()
-    )
-    by_position = {old: Renamed(new, Source.POSITION) for old, new in moved.items() if old not in matched.renamed}
-    return replace(matched, renamed={**matched.renamed, **by_position}, notes=notes)
+    if not options.by_value or _last_chain(a) == _last_chain(b):
+        return Correspondence(options.rename)
+    return matched_by_value(a, b, options.rename, offset=offset)
 
 
 def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
@@ -159,7 +146,7 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def matched_by_value(
-    a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]] = (), *, offset: int = 0, close: float = CLOSE
+    a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]] = (), *, offset: int = 0
 ) -> Correspondence:
     """Which names of a are other names of b, by what they hold in the steps that both have."""
     steps = np.asarray(a.entries["step"])
@@ -175,8 +162,7 @@ def matched_by_value(
         taken = {old: new.name for old, new in evicted(given, roots).items()}
         moved = renamer_of({**roots, **taken})
         one = Side(a, lambda name: moved(rename(name) if rename else name), chosen)
-    search = Search(one, two, close)
-    others = emptied(one, two, {old: new.name for old, new in search.renamed.items()})
+    search = Search(one, two)
     back = {new: old for old, new in roots.items()}
 
     def in_a(name: str) -> str:
@@ -187,28 +173,618 @@ def matched_by_value(
     renamed = {old: Renamed(new, Source.ROOT) for old, new in roots.items()}
     renamed |= {in_a(old): new for old, new in search.renamed.items()}
     renamed = {old: new for old, new in renamed.items() if old != new.name}
-    renamed |= evicted(given, {old: new.name for old, new in renamed.items()}, set(map(in_a, others)))
-    return Correspondence(patterns, renamed, close, (given.variables, two.variables), search.settled)
+    renamed |= evicted(given, {old: new.name for old, new in renamed.items()})
+    return Correspondence(patterns, renamed, (given.variables, two.variables))
+
+
+# --- what names hold
+
+TENSORS = (Kind.PARAM, Kind.BUFFER)
+MODULES = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+NAMED = (*TENSORS, Kind.GRAD, *MODULES)
+"""Kinds whose FQN names a module, or a tensor of one."""
+PROVES_NOTHING = (Phase.EVAL, Phase.RECOMPUTE)
+"""Phases that prove nothing."""
+
+_FEW = 4  # last components of names that are looked for before the names are: most often one was renamed everywhere
+
+
+class Side:
+    """One run's records of a few steps, as far as they name modules and tensors and their values can prove anything."""
+
+    def __init__(self, reader: RankReader, rename: Rename | None, steps: Sequence[int]) -> None:
+        """Take a run, how its names are read, and steps, of which the first has to be told from the others."""
+        self.reader, self.steps, self._rename = reader, steps, rename
+        self._asked: tuple[AbstractSet[str], Mask] | None = None
+
+    @cached_property
+    def sites(self) -> Columns:
+        """The run's sites, as they are compared."""
+        return columns(self.reader.sites, self._rename)
+
+    @cached_property
+    def variables(self) -> dict[str, str]:
+        """What the script calls each root, by the root's name as it is compared."""
+        change = self._rename or str
+        return {change(module.fqn): module.variable for module in self.reader.modules if module.variable}
+
+    @cached_property
+    def named(self) -> Mask:
+        """Which sites name modules and tensors."""
+        return of_kinds(self.sites.kind, NAMED) & ~np.isin(
+            self.sites.phase, [phase_code(phase) for phase in PROVES_NOTHING]
+        )
+
+    @cached_property
+    def first(self) -> StepBatch:
+        """The records of the first of the steps."""
+        return self.reader.read(self.steps[0])
+
+    @cached_property
+    def names(self) -> KeysView[str]:
+        """Names of modules and tensors, in the order of recording."""
+        fqn = self.sites.fqn
+        return dict.fromkeys(fqn if self.named.all() else compress(fqn, self.named.tolist())).keys()
+
+    @cached_property
+    def tree(self) -> Tree:
+        """Names of modules and tensors, by what is above them."""
+        return Tree(self.names)
+
+    @cached_property
+    def every_name(self) -> Tree:
+        """Names of all that was recorded, by what is above them."""
+        return Tree(self.sites.fqn)
+
+    def has_any(self, names: Collection[str]) -> bool:
+        """Whether anything was recorded under one of the names, or below it."""
+        ends = {name.rpartition(".")[2] for name in names}
+        if len(ends) <= _FEW and not any(end in self.sites.text for end in ends):
+            return False
+        return any(name in self.every_name for name in names)
+
+    @cached_property
+    def tensors(self) -> KeysView[str]:
+        """Names of parameters and buffers."""
+        return dict.fromkeys(self._tensor_names()).keys()
+
+    @cached_property
+    def tensor_tree(self) -> Tree:
+        """Parameters and buffers, some of them more than once, by what is above them."""
+        return Tree(self._tensor_names())
+
+    def _tensor_names(self) -> Iterator[str]:
+        return map(self.sites.fqn.__getitem__, np.flatnonzero(self._of_tensors).tolist())
+
+    @cached_property
+    def _of_tensors(self) -> Mask:
+        """Which sites are a parameter's or a buffer's."""
+        return of_kinds(self.sites.kind, TENSORS)
+
+    def tensors_of(self, names: AbstractSet[str]) -> set[str]:
+        """Those of the names that are parameters or buffers."""
+        return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & self._of_tensors).tolist()}
+
+    def owns(self, module: str) -> bool:
+        """Whether a module has parameters or buffers that are not those of a module inside it."""
+        start = len(module) + 1
+        return any("." not in name[start:] and name in self.tensors for name in self.tree.below(module))
+
+    def sites_of(self, names: AbstractSet[str]) -> Mask:
+        """Which sites of modules and tensors have one of the names; the answer for the last names is kept."""
+        if self._asked is None or self._asked[0] is not names:
+            fqn = self.sites.fqn
+            self._asked = names, np.fromiter(map(names.__contains__, fqn), np.bool_, len(fqn)) & self.named
+        return self._asked[1]
+
+    def know(self, names: AbstractSet[str], sites: Sequence[int]) -> None:
+        """Take it that the names are those of these sites and of no others: nobody need look through a million."""
+        mask = np.zeros(len(self.sites), np.bool_)
+        mask[sites] = True
+        self._asked = names, mask & self.named
+
+    def rows(self, names: AbstractSet[str]) -> Iterator[tuple[int, StepBatch, Ids, Ids]]:
+        """For each step: its place, its records, those of the names that can prove something, and their sites."""
+        wanted = self.sites_of(names)
+        for place, step in enumerate(self.steps):
+            batch = self.reader.read(step) if place else self.first
+            numbers = batch.site.astype(np.int64)
+            rows = np.flatnonzero(wanted[numbers] & telling(batch))
+            yield place, batch, rows, numbers[rows]
+
+    def held(self, names: AbstractSet[str]) -> Held:
+        """What each of the names holds, where that can prove something."""
+        sites, steps = self.sites, []
+        for place, batch, rows, numbers in self.rows(names):
+            where = (sites.kind[numbers], sites.phase[numbers], sites.call[numbers])
+            columns = np.array([np.full(len(rows), place), *where], np.int64)
+            steps.append((numbers, columns, batch.checksum[rows]))
+        every = np.concatenate([numbers for numbers, _, _ in steps])
+        numbers_of: dict[str, int] = {}
+        met = np.fromiter(
+            map(numbers_of.setdefault, map(sites.fqn.__getitem__, every.tolist()), count()), np.int64, len(every)
+        )
+        owner = (np.cumsum(met == np.arange(len(met))) - 1)[met]  # whose record it is, by where the name was first met
+        places = np.concatenate([columns for _, columns, _ in steps], axis=1)
+        checksums = np.concatenate([checksum for _, _, checksum in steps]).astype(np.uint64)
+        return Held(list(numbers_of), owner, places, checksums)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What names hold, as columns: a million records are put together by arrays, and a few are looked at as sets.
+
+    Attributes:
+        owner: whose record each is: a number into `names`.
+        places: int64 (4, n): the place of its step among those looked at, its kind, phase and call.
+        checksum: uint64 (n,).
+    """
+
+    names: list[str]
+    owner: Ids
+    places: Ids
+    checksum: Any
+
+    def only(self, names: AbstractSet[str]) -> Held:
+        """The same of some names alone."""
+        kept = np.fromiter(map(names.__contains__, self.names), np.bool_, len(self.names))
+        if kept.all():
+            return self
+        rows, number = kept[self.owner], np.cumsum(kept) - 1
+        return Held(
+            list(compress(self.names, kept.tolist())),
+            number[self.owner[rows]],
+            self.places[:, rows],
+            self.checksum[rows],
+        )
+
+    @cached_property
+    def codes(self) -> Any:
+        """Place and checksum of each record as one number, uint64 (n,): as sure as a checksum is."""
+        step, kind, phase, call = (column.astype(np.uint64) for column in self.places)
+        code = ((step * np.uint64(1 << 6) + kind) * np.uint64(1 << 4) + phase) * np.uint64(1 << 40) + call
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            code = (code ^ (code >> np.uint64(shift))) * np.uint64(factor)
+        return (code ^ (code >> np.uint64(31))) ^ self.checksum
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    @cached_property
+    def _by_owner(self) -> tuple[Ids, Ids]:
+        order = np.argsort(self.owner, kind="stable")
+        return order, np.searchsorted(self.owner[order], np.arange(len(self.names) + 1))
+
+    def of(self, name: str) -> set[Feature]:
+        """What one of the names holds."""
+        number = self._numbers.get(name)
+        if number is None:
+            return set()
+        order, ends = self._by_owner
+        rows = order[ends[number] : ends[number + 1]]
+        return set(zip(*self.places[:, rows].tolist(), self.checksum[rows].tolist(), strict=True))
+
+
+def telling(batch: StepBatch) -> Mask:
+    """Rows whose value can prove anything: seen, and not the same number all over, as far as statistics tell."""
+    mask: Mask = batch.status == int(Status.OBSERVED)
+    low, high = batch.floats.get("min"), batch.floats.get("max")
+    if low is not None and high is not None:
+        with np.errstate(invalid="ignore"):
+            mask &= ~(np.asarray(low) == np.asarray(high))
+    return mask
+
+
+def one_sided(a: Side, b: Side) -> tuple[set[str], set[str]]:
+    """Names that one run only has, of a and of b.
+
+    Sites that both runs have keep their names, and most have their place too: the names of the few others are all that
+    is looked at. One of these may stand for a shared site besides, and then the other run has it too.
+    """
+    sides = a, b
+    rest = _one_sided_sites(a, b)
+    lost = [{side.sites.fqn[site] for site in sites} for side, sites in zip(sides, rest, strict=True)]
+    only = lost[0] - lost[1], lost[1] - lost[0]
+    shared = np.ones(len(a.sites), np.bool_)
+    shared[rest[0]] = False
+    if not (only[0] | only[1]).isdisjoint(compress(a.sites.fqn, shared.tobytes())):
+        only[0].difference_update(b.names)
+        only[1].difference_update(a.names)
+    for side, sites, names, every in zip(sides, rest, only, lost, strict=True):
+        few = sites if len(names) == len(every) else [site for site in sites if side.sites.fqn[site] in names]
+        side.know(names, few)
+    return only
+
+
+def _one_sided_sites(a: Side, b: Side) -> tuple[list[int], list[int]]:
+    """Sites of modules and tensors that the other run has not."""
+    keys = a.sites.keys, b.sites.keys
+    shared = min(map(len, keys))
+    same = keys[0][:shared] == keys[1][:shared]
+    rest = [np.concatenate([np.flatnonzero(~same), np.arange(shared, len(of_run))]) for of_run in keys]
+    left = [of_run[rows] for of_run, rows in zip(keys, rest, strict=True)]
+    sites = []
+    for side, rows, of_run, other in zip((a, b), rest, left, reversed(left), strict=True):
+        ordered = np.sort(other)  # `np.isin` imports masked arrays, which take a while
+        place = np.minimum(np.searchsorted(ordered, of_run), max(len(ordered) - 1, 0))
+        lost = rows[ordered[place] != of_run] if len(ordered) else rows
+        sites.append(lost[side.named[lost]].tolist())
+    return sites[0], sites[1]
+
+
+# --- names that hold the same values
+
+_AMBIGUOUS = 8  # more pairs of names with one value than this, and nobody can say which is which
+
+
+def sharing(one: Held, two: Held, most: int | None = None) -> tuple[Ids, Ids, Ids]:
+    """Pairs of names, as numbers of a and of b, and how many values they share.
+
+    Values that more than `most` pairs of names have in common do not count.
+    """
+    owners, codes = zip(*(_distinct(held) for held in (one, two)), strict=True)
+    first, times = _positions_in(codes[1], codes[0])
+    if most is not None:
+        times = np.where(_positions_in(codes[0], codes[0])[1] * times <= most, times, 0)
+    old = np.repeat(owners[0], times)
+    starts = np.cumsum(times) - times
+    new = owners[1][np.arange(len(old)) - np.repeat(starts - first, times)]
+    pairs = np.sort(old * (len(two.names) + 1) + new)  # `np.unique` imports masked arrays, which take a while
+    starts = np.flatnonzero(np.diff(pairs, prepend=-1))
+    return *np.divmod(pairs[starts], len(two.names) + 1), np.diff(starts, append=len(pairs))
+
+
+def _distinct(held: Held) -> tuple[Ids, Ids]:
+    """Owners and codes, each pair of them once, by rising code."""
+    order = np.lexsort((held.owner, held.codes))
+    owners, codes = held.owner[order], held.codes[order]
+    fresh = np.ones(len(order), np.bool_)
+    fresh[1:] = (owners[1:] != owners[:-1]) | (codes[1:] != codes[:-1])
+    return owners[fresh], codes[fresh]
+
+
+def _positions_in(ordered: Ids, wanted: Ids) -> tuple[Ids, Ids]:
+    """Where each of the wanted numbers begins in a rising list, and how often it is there."""
+    first = np.searchsorted(ordered, wanted)
+    return first, np.searchsorted(ordered, wanted, side="right") - first
+
+
+def votes_of(one: Held, two: Held) -> dict[NamePair, int]:
+    """Pairs of names, and how many values they share."""
+    numbers = zip(*(column.tolist() for column in sharing(one, two)), strict=True)
+    return {(one.names[i], two.names[j]): votes for i, j, votes in numbers}
+
+
+def equal_pairs(one: Held, two: Held) -> dict[str, str]:
+    """Names that share a value which no other name has; of several, those with the most values in common.
+
+    Most names have one partner and no other, so these are chosen by arrays.
+    """
+    old, new, votes = sharing(one, two, _AMBIGUOUS)
+    alone = (np.bincount(old, minlength=1)[old] == 1) & (np.bincount(new, minlength=1)[new] == 1)
+    sole = {one.names[i]: two.names[j] for i, j in zip(old[alone].tolist(), new[alone].tolist(), strict=True)}
+    rest = zip(old[~alone].tolist(), new[~alone].tolist(), votes[~alone].tolist(), strict=True)
+    return sole | by_votes({(one.names[i], two.names[j]): number for i, j, number in rest})
+
+
+def by_place(features: Iterable[Feature]) -> dict[Feature, set[int]]:
+    """Checksums by where they stand."""
+    checksums: dict[Feature, set[int]] = defaultdict(set)
+    for *place, checksum in features:
+        checksums[tuple(place)].add(checksum)
+    return checksums
+
+
+def differing_steps(one: set[Feature], two: set[Feature]) -> set[int]:
+    """Later steps, by their places, in which nothing that two names hold at one place is equal."""
+    mine, others = by_place(one), by_place(two)
+    both = [place for place in mine.keys() & others.keys() if place[0]]
+    return {place[0] for place in both} - {place[0] for place in both if mine[place] & others[place]}
+
+
+def assigned(ranks: Mapping[NamePair, Any], *, ties: bool = False) -> dict[str, str]:
+    """One partner for each name, by rank; of partners that rank alike none, or with `ties` the first by name."""
+    levels: dict[Any, list[NamePair]] = defaultdict(list)
+    for pair, rank in ranks.items():
+        levels[rank].append(pair)
+    assigned_names: dict[str, str] = {}
+    gone: tuple[set[str], set[str]] = (set(), set())
+    for rank in sorted(levels):
+        free = [pair for pair in levels[rank] if pair[0] not in gone[0] and pair[1] not in gone[1]]
+        times = Counter(old for old, _ in free), Counter(new for _, new in free)
+        for old, new in sorted(free) if ties else free:
+            if times[0][old] == times[1][new] == 1 or (ties and old not in gone[0] and new not in gone[1]):
+                assigned_names[old] = new
+            if not ties or assigned_names.get(old) == new:
+                gone[0].add(old)
+                gone[1].add(new)
+    return assigned_names
+
+
+def by_votes(votes: Mapping[NamePair, float]) -> dict[str, str]:
+    """The partner that shares most with each name; of several first the equal name, then the one most alike."""
+    return assigned({(old, new): (-count, old != new, -_likeness(old, new)) for (old, new), count in votes.items()})
+
+
+def _likeness(old: str, new: str) -> int:
+    """How many components two names have in common, twice those at their ends and once those at their beginnings."""
+    one, two = old.split("."), new.split(".")
+    return 2 * begin_alike(one[::-1], two[::-1]) + begin_alike(one, two)
+
+
+def modules_by_votes(
+    votes: Mapping[NamePair, int],
+    change: Callable[[str], str],
+    classes: tuple[Mapping[str, str], Mapping[str, str]],
+    weight: float,
+) -> dict[str, str]:
+    """Modules without tensors, by how many inputs and outputs they share, their class and their parent.
+
+    A value that two names share, in any step, has this weight, where sharing a class counts 4 and sharing a parent 2.
+    """
+    scores: dict[NamePair, float] = {}
+    for (old, new), shared in votes.items():
+        same_class = classes[0].get(old) == classes[1].get(new)
+        same_parent = change(old.rpartition(".")[0]) == new.rpartition(".")[0]
+        if shared >= 2 or (same_class and same_parent):
+            scores[old, new] = weight * shared + 4 * same_class + 2 * same_parent
+    return by_votes(scores)
+
+
+# --- the tree above them
+
+
+def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
+    """Roots of a that hold what another root of the same class holds in b; else those that one variable holds.
+
+    A root is named by its class, and numbered where there are more: the order in which they came says nothing of which
+    is which. Where values tell nothing, or tell the same of two (a target network is a copy at first), the variable
+    does that holds them in the script.
+    """
+    if not any("#" in side.sites.text for side in sides):
+        return {}
+    doubtful = ambiguous(*({name.partition(".")[0] for name in side.names} for side in sides))
+    if not doubtful:
+        return {}
+    held = [_of_roots(side, doubtful) for side in sides]
+    called = [{root: name.rpartition(".")[2] for root, name in side.variables.items()} for side in sides]
+    unique = [{name for name, times in Counter(names.values()).items() if times == 1} for names in called]
+    ranks = {}
+    for one, two in product(*held):
+        if class_of_root(one) != class_of_root(two):
+            continue
+        shared, variable = len(held[0][one] & held[1][two]), called[0].get(one)
+        alike = variable is not None and variable == called[1].get(two) and variable in unique[0] & unique[1]
+        if shared or alike:
+            ranks[one, two] = (-shared, not alike, one != two)
+    return {old: new for old, new in assigned(ranks, ties=True).items() if old != new}
+
+
+def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature]]]:
+    features: dict[str, set[tuple[str, Feature]]] = defaultdict(set)
+    held = side.held({name for name in side.names if class_of_root(name.partition(".")[0]) in classes})
+    for name in held.names:
+        root, _, rest = name.partition(".")
+        features[root] |= {(rest, feature) for feature in held.of(name)}
+    return features
+
+
+class Search:
+    """Names that one run only has, or that are numbers of a sequence with another length, put together by value.
+
+    Attributes:
+        renamed: names of a that are other names of b.
+    """
+
+    def __init__(self, a: Side, b: Side) -> None:
+        self.renamed: dict[str, Renamed] = {}
+        self._a, self._b = a, b
+        self._only = self._open = one_sided(a, b)
+        self._shifted = _shifted(a, b, self._only)
+        if self._shifted:
+            self._open = (
+                self._only[0].union(filter(self._is_shifted, a.names)),
+                self._only[1].union(filter(self._is_shifted, b.names)),
+            )
+        if all(self._open):
+            self._run()
+
+    def _is_shifted(self, name: str) -> bool:
+        """Whether it is, or is inside of, a numbered child of a parent that has more of them in one run."""
+        parts = (head.rpartition(".") for head in (name, *ancestors(name))) if self._shifted else ()
+        return any(part.isdecimal() and f"{above}." in self._shifted for above, _, part in parts)
+
+    def _has(self, side: int, name: str) -> bool:
+        """Whether a run has the name; most that are asked for are in one run only, and that is known."""
+        if name in self._only[side] or name in self._only[1 - side]:
+            return name in self._only[side]
+        return name in (self._a, self._b)[side].names
+
+    def _run(self) -> None:
+        """Match tensors, then the tree above them, then modules without tensors."""
+        held = self._a.held(self._open[0]), self._b.held(self._open[1])
+        tensors = self._a.tensors_of(self._open[0]), self._b.tensors_of(self._open[1])
+        one, two = held[0].only(tensors[0]), held[1].only(tensors[1])
+        pairs = self._without_chance(equal_pairs(one, two), one, two)
+        self._lift(pairs, self._steps(pairs, one, two), tensors[0])
+        self._match_modules(held, tensors)
+        self._drop_repeated()
+
+    def _steps(self, pairs: Mapping[str, str], one: Held, two: Held) -> dict[str, frozenset[int]]:
+        """The steps in which something that a pair holds is equal."""
+        if len(self._a.steps) == 1:
+            return dict.fromkeys(pairs, frozenset(self._a.steps))
+        return {old: self._numbers(feature[0] for feature in one.of(old) & two.of(new)) for old, new in pairs.items()}
+
+    def _numbers(self, places: Iterable[int]) -> frozenset[int]:
+        return frozenset(self._a.steps[place] for place in places)
+
+    def _without_chance(self, pairs: dict[str, str], one: Held, two: Held) -> dict[str, str]:
+        """The pairs without those that hold other values in a later step in which all that kept its name agrees."""
+        if len(self._a.steps) == 1:
+            return pairs
+        later = {old: differing_steps(one.of(old), two.of(new)) for old, new in pairs.items()}
+        if not any(later.values()):
+            return pairs
+        kept = self._a.tensors & self._b.tensors - self._open[0]
+        mine, others = self._a.held(kept), self._b.held(kept)
+        names = dict.fromkeys((*mine.names, *others.names))
+        agree = set(mine.places[0].tolist()) - {
+            place for name in names for place, *_ in mine.of(name) ^ others.of(name)
+        }
+        return {old: new for old, new in pairs.items() if not later[old] & agree}
+
+    # --- tensors, and the tree above them
+
+    def _lift(
+        self,
+        pairs: Mapping[str, str],
+        steps: Mapping[str, frozenset[int]],
+        tensors: AbstractSet[str],
+    ) -> None:
+        """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its name, is below."""
+        levels = {old: _levels_above(old, new) for old, new in pairs.items()}
+        votes = Counter(chain.from_iterable(levels.values()))
+        better_kept = self._better_kept(votes)
+        moving = dict[str, int]()
+
+        def together(above: str) -> int:
+            """How many pairs are at or below a name; -1 where a tensor below keeps its name."""
+            if above not in moving:
+                below = set(self._a.tensor_tree.below(above))
+                moving[above] = len(pairs.keys() & below) + (above in pairs) if below <= tensors else -1
+            return moving[above]
+
+        for old in sorted(pairs):
+            if old == pairs[old]:
+                continue
+            top = (old, pairs[old])
+            for level in levels[old]:
+                if votes[level] != together(level[0]) or level in better_kept:
+                    break
+                top = level
+            earlier = self.renamed.get(top[0])
+            held = Renamed(top[1], Source.VALUE, votes.get(top, 1), steps[old])
+            self.renamed[top[0]] = held if earlier is None else earlier._replace(steps=earlier.steps & steps[old])
+
+    def _better_kept(self, levels: Iterable[NamePair]) -> set[NamePair]:
+        """Names above pairs that the module keeps, or whose new name another one keeps, because that suits better."""
+        taken = {(one, two) for one, two in levels if self._has(0, two) or self._has(1, one)}
+        if not taken:
+            return set()
+        names = {name for level in taken for name in level}
+        held_a, held_b = self._a.held(names), self._b.held(names)
+
+        def alike(old: str, new: str) -> int:
+            return len(held_a.of(old) & held_b.of(new))
+
+        return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
+
+    # --- modules without tensors
+
+    def _match_modules(self, held: tuple[Held, Held], tensors: tuple[set[str], set[str]]) -> None:
+        """Match modules without tensors, by inputs and outputs."""
+        bare = [name for name in _without_tensors(self._a, held[0], tensors[0]) if name not in self.renamed]
+        others = _without_tensors(self._b, held[1], tensors[1]) if bare else []
+        if not others:
+            return
+        names = {
+            old: each.name for old, each in self.renamed.items()
+        }  # what is found here is known to `change` at once
+        change, back = renamer_of(names), renamer_of({new: old for old, new in names.items()})
+
+        def reached(name: str) -> bool:
+            return any(self._has(0, each) and change(each) == name for each in (name, back(name)))
+
+        one = held[0].only({name for name in bare if not self._has(1, change(name)) or self._is_shifted(name)})
+        two = held[1].only({name for name in others if not reached(name) or self._is_shifted(name)})
+        if not one.names or not two.names:
+            return
+        classes = _classes(self._a, self._open[0]), _classes(self._b, self._open[1])
+
+        votes = votes_of(one, two).items()
+        fit = {pair: n for pair, n in votes if not _is_given_others(one.of(pair[0]), two.of(pair[1]))}
+        for old, new in modules_by_votes(fit, change, classes, 1 / len(self._a.steps)).items():
+            if change(old) != new:
+                times = Counter(feature[0] for feature in one.of(old) & two.of(new))
+                most = max(times.values())
+                steps = self._numbers(place for place, number in times.items() if number == most)
+                names[old], self.renamed[old] = new, Renamed(new, Source.VALUE, most, steps)
+
+    def _drop_repeated(self) -> None:
+        """Drop names that a shorter prefix tells already."""
+        for old in sorted(self.renamed, key=len, reverse=True):
+            above = next(filter(self.renamed.__contains__, ancestors(old)), None)
+            if above is not None and self.renamed[above].name + old[len(above) :] == self.renamed[old].name:
+                del self.renamed[old]
+
+
+def _levels_above(old: str, new: str) -> list[NamePair]:
+    """The pairs of names above a pair, as long as what is left out is the same in both; at equal names nothing is."""
+    pairs: list[NamePair] = []
+    while True:
+        old, dot, end = old.rpartition(".")
+        new, other_dot, other_end = new.rpartition(".")
+        if not (dot and other_dot and end == other_end and old != new):
+            return pairs
+        pairs.append((old, new))
+
+
+def _without_tensors(side: Side, held: Held, tensors: AbstractSet[str]) -> list[str]:
+    """Those of the names that are no tensors, and have none."""
+    owning = {name.rpartition(".")[0] for name in tensors} | tensors
+    return [name for name in held.names if name not in owning and not side.owns(name)]
+
+
+def _classes(side: Side, names: AbstractSet[str]) -> dict[str, str]:
+    return {side.sites.fqn[at]: side.sites.module_class[at] for at in side.sites.of(names).tolist()}
+
+
+def _is_given_others(one: set[Feature], two: set[Feature]) -> bool:
+    """Whether two modules are given other inputs in a step in which something else of them is equal.
+
+    One has inside it what comes before the other, or both are branches of one sum, which share a gradient.
+    """
+    mine, others = by_place(one), by_place(two)
+    equal = {feature[0] for feature in one & two}
+    given = kind_code(Kind.INPUT)
+    return any(
+        place[0] in equal and place[1] == given and not mine[place] & others[place]
+        for place in mine.keys() & others.keys()
+    )
+
+
+def _shifted(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) -> frozenset[str]:
+    """Parents, with their dot, whose numbered children are more in one run than in the other."""
+    above = with_ancestors(only[0]), with_ancestors(only[1])
+    lost = [
+        [name for name in names if name[-1].isdecimal() and name.rpartition(".")[2].isdecimal()]
+        for names in (above[0] - above[1], above[1] - above[0])
+    ]
+    if all(name in b.tree for name in lost[0]) and all(name in a.tree for name in lost[1]):
+        return frozenset()
+    counts = numbered_children(a.names), numbered_children(b.names)
+    both = counts[0].keys() & counts[1].keys()
+    return frozenset(f"{parent}." for parent in both if counts[0][parent] != counts[1][parent])
 
 
 # --- names that mean one module in a and another in b
 
-_ENDS = frozenset(map(kind_code, (Kind.INPUT, Kind.OUTPUT)))
 
-
-def evicted(side: Side, names: Mapping[str, str], others: AbstractSet[str] = frozenset()) -> dict[str, Renamed]:
+def evicted(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
     """What drives out what.
 
     Returns:
-        Those whose name is taken, or in `others`, each with a name that b does not have; and what is inside of these
+        Those whose name is taken, each with a name that b does not have; and what is inside of these
         and stays where it is.
     """
-    if not names or not (others or side.has_any(names.values())):
+    if not names or not side.has_any(names.values()):
         return {}
     every, tree, change = set(side.sites.fqn), side.every_name, renamer_of(names)
     goes = {name: new for name in _at_or_below(tree, names, every) if (new := change(name)) != name}
     taken = {new for new in names.values() if new in every and new not in names}
-    clash = {name for name in (*goes.values(), *taken, *others) if name in every and name not in goes}
+    clash = {name for name in (*goes.values(), *taken) if name in every and name not in goes}
     gone = {name: Renamed(name + EVICTED, Source.EVICTED) for name in clash if clash.isdisjoint(ancestors(name))}
     stays = {}
     for name in _at_or_below(tree, gone, every):
@@ -222,59 +798,3 @@ def evicted(side: Side, names: Mapping[str, str], others: AbstractSet[str] = fro
 def _at_or_below(tree: Tree, tops: Iterable[str], names: AbstractSet[str]) -> dict[str, None]:
     """Those of the names that are among the tops, or below one."""
     return dict.fromkeys(name for top in tops for name in (*((top,) if top in names else ()), *tree.below(top)))
-
-
-def emptied(a: Side, b: Side, names: Mapping[str, str]) -> set[str]:
-    """Modules of a whose name in b another module has: one with more, or less, inside."""
-    doubtful = _doubtful(a, b, names)
-    if not doubtful:
-        return set()
-    inside = _Inside(a, doubtful), _Inside(b, doubtful.values())
-    return {old for old, new in doubtful.items() if _is_another(inside, old, new)}
-
-
-def _doubtful(a: Side, b: Side, names: Mapping[str, str]) -> dict[str, str]:
-    """Modules that both runs have, and that something with another name is inside of in one run alone."""
-    change, back = renamer_of(names), renamer_of({new: old for old, new in names.items()})
-    doubtful = {}
-    for old, new in names.items():
-        if old.rpartition(".")[0] == new.rpartition(".")[0]:
-            continue
-        left = {change(head): head for head in ancestors(old)}
-        entered = {
-            head: next((name for name in (head, back(head)) if change(name) == head), head) for head in ancestors(new)
-        }
-        for name in left.keys() ^ entered.keys():
-            module = left.get(name) or entered[name]
-            if module in a.names and name in b.names:
-                doubtful[module] = name
-    return doubtful
-
-
-class _Inside:
-    """What modules of a run are given and give in the first step that is looked at, and what is known inside them."""
-
-    def __init__(self, side: Side, names: Iterable[str]) -> None:
-        self._below = {name: side.tree.below(name) for name in names}
-        self._held = side.held({*self._below, *(name for below in self._below.values() for name in below)})
-        self.every = {int(checksum) for checksum in side.first.checksum}
-
-    def ends(self, name: str) -> dict[Feature, set[int]]:
-        """Checksums of its inputs and outputs, by where they stand."""
-        return by_place(feature for feature in self._held.of(name) if not feature[0] and feature[1] in _ENDS)
-
-    def values(self, name: str) -> set[int]:
-        """Checksums of all that is below it."""
-        return {feature[-1] for below in self._below[name] for feature in self._held.of(below) if not feature[0]}
-
-
-def _is_another(inside: tuple[_Inside, _Inside], old: str, new: str) -> bool:
-    """Whether each input and output is one value in both, or is known inside the module in one of them."""
-    one, two = inside[0].ends(old), inside[1].ends(new)
-    moved = [(one[place] - two[place], two[place] - one[place]) for place in one.keys() & two.keys()]
-    moved = [(gone, come) for gone, come in moved if gone or come]
-    values, every = (inside[0].values(old), inside[1].values(new)), (inside[0].every, inside[1].every)
-    return bool(moved) and all(
-        (gone and gone <= values[1] and come <= every[0]) or (come and come <= values[0] and gone <= every[1])
-        for gone, come in moved
-    )

@@ -476,6 +476,8 @@ def left_in_loss(at: View) -> Iterator[str]:
     yield "loss-code"
     if at.known(Thing.BATCHES) not in {Known.EQUAL, Known.WITHIN} or at.cause.rests_on(Thing.PASSED_OVER):
         yield "targets"
+    if at.cause.rests_on(Thing.RAN_UNSEEN):
+        yield "ran-unseen"
 
 
 def of_plain(step: Step, position: int) -> Cause | None:

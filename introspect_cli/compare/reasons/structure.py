@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.match.parameters import tied_to
+from introspect_cli.compare.match.values import tied_to
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import attention
 from introspect_cli.compare.say import found, often

@@ -40,6 +40,7 @@ from introspect_cli.compare.terms.watched import (
     notices_all_draws,
     observed_kinds,
     passes_over,
+    ran_unseen,
 )
 from introspect_cli.records import Kind, Phase, perturbed_by
 
@@ -260,6 +261,10 @@ class Comparison(Sides):
     def notices_all_draws(self) -> bool:
         """Whether both captures noticed every draw from a default random generator."""
         return all(map(notices_all_draws, self.manifests))
+
+    def ran_unseen(self, phase: Phase) -> list[str]:
+        """What of the models ran in a phase of either run without being seen, in words."""
+        return list(dict.fromkeys(name for run in self.manifests for name in ran_unseen(run, phase)))
 
     def passes_over(self, step: int, step_b: int) -> bool:
         """Whether an evaluation ran in a step of either run that is not on record."""

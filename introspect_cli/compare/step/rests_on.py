@@ -17,6 +17,7 @@ from introspect_cli.compare.step.tensor_at import held_by, is_rewritten, known_a
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, answer, least
 from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.sites import KINDS, of_kinds, phase_code
+from introspect_cli.compare.terms.words import some
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Phase, Site
 
 PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
@@ -173,6 +174,12 @@ def outputs(step: Step, place: Place) -> list[Evidence]:
     return [Evidence(Thing.OUTPUTS, state, needed=True)]
 
 
+def unseen(step: Step, place: Place) -> list[Evidence]:
+    """The methods and modules of the models that ran without being seen; nothing where none did."""
+    names = step.comparison.ran_unseen(place.site.phase if place.site.phase is Phase.EVAL else Phase.FORWARD)
+    return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
+
+
 def forward(step: Step, place: Place) -> list[Evidence]:
     """The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
     (flow,) = _flow(step, place)
@@ -322,7 +329,7 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
     "op": (everything, random_at_start),
     **dict.fromkeys(("value", "collective"), (what_is_equal, random_at_start)),
     "product": (trained,),
-    "loss": (outputs, batches, random_at_start, passed_over),
+    "loss": (outputs, batches, random_at_start, passed_over, unseen),
     "backward": (forward, loss, random_at_start, gradients),
     "gradient": (forward, loss, backward, random_at_start),
     "optimizer": (gradient,),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.match.parameters import Merge, merge_words, merges_of
+from introspect_cli.compare.match.values import Merge, merge_words, merges_of
 from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.names import (
     EVICTED,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SHOWN = 3
 """Changes that the sentence of a comparison names."""
 
-_SHOWN_SOURCES = (Source.ROOT, Source.VALUE, Source.NEAR)
+_SHOWN_SOURCES = (Source.ROOT, Source.VALUE)
 
 
 @dataclass
@@ -158,13 +158,8 @@ def _renames(match: Correspondence) -> list[StructureChange]:
         old, new = pattern if len(members) > 1 else (members[0][0], members[0][1].name)
         votes = sum(member.votes for _, member in members)
         steps = sorted(frozenset.intersection(*(member.steps for _, member in members)))
-        near = any(member.source is Source.NEAR for _, member in members)
         step = f" in step{'s' * (len(steps) > 1)} {listed(list(map(str, steps)))}" if steps else ""
-        if near:
-            how = f"{'differs' if votes == 1 else 'differ'} by at most {match.close:g}, relative L2{',' * bool(step)}"
-        else:
-            how = f"{'is' if votes == 1 else 'are'} equal"
-        evidence = f"{count(votes, 'value')} under the two names {how}{step}"
+        evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal{step}"
         text = f"{_glossed(old, match.variables[0])} is {_glossed(new, match.variables[1])} in b"
         changes.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
     return changes

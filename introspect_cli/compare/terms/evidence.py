@@ -41,6 +41,7 @@ class Thing(Enum):
     REWRITTEN = "parameters at this point of a forward pass that changes them", True, True
     BUFFERS = "buffers", True, True
     OUTPUTS = "every module output recorded before it", False, False
+    RAN_UNSEEN = "what ran of the model without being seen", False, False
     PASSED_OVER = "what models computed without gradients", False, False
     FORWARD = "the forward pass", False, False
     LEFT_OUT = "the modules that a capture was told to leave out", True, False

@@ -2,9 +2,7 @@
 
 Capture strips wrappers already; stores imported from elsewhere or written by older versions may not.
 
-A layer inserted into a `Sequential` shifts the index of all that follow it, so that every later module would be
-compared with its neighbour. Children that are named by number are aligned as sequences of classes and parameter shapes,
-and compared where they moved to. Renamed modules are only suggested: that two subtrees look alike is no proof.
+Modules that one run only has and that look like one of the other are suggested as renamed: no proof.
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ from introspect_cli.errors import UsageError
 from introspect_cli.records import DRAWN_BEFORE, Phase, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.ranks.whole_reader import Reader
 
@@ -77,16 +73,12 @@ class Source(Enum):
     Attributes:
         ROOT: of several models of one class, the one that holds the same, or that the same variable holds.
         VALUE: equal values.
-        NEAR: values that differ by rounding.
-        POSITION: numbered children look the same at another position.
         EVICTED: the name is another module's in b, so that it was given one that b does not have.
         KEPT: what is inside of one that was evicted, and has kept its name.
     """
 
     ROOT = "root"
     VALUE = "value"
-    NEAR = "near"
-    POSITION = "position"
     EVICTED = "evicted"
     KEPT = "kept"
 
@@ -97,7 +89,7 @@ class Renamed(NamedTuple):
     Attributes:
         name: the name in b, of it and of all inside it.
         source: where it is known from.
-        votes: how many tensors and modules have equal values under the two names, or near ones.
+        votes: how many tensors and modules have equal values under the two names.
         steps: the steps in which they have.
     """
 
@@ -260,10 +252,6 @@ class _ModuleTree:
             if module.fqn:  # a module without a name would be its own child
                 self.children.setdefault(module.fqn.rpartition(".")[0], []).append(module)
 
-    def numbered(self, parent: str) -> list[ModuleInfo]:
-        """The children of a module that are named by number."""
-        return [module for module in self.children.get(parent, []) if module.fqn.rpartition(".")[2].isdecimal()]
-
     def signature(self, module: ModuleInfo, *, with_class: bool = True) -> Signature:
         """A module with all inside it, named relative to it: what it looks like, wherever it is."""
         parts: list[tuple[str, str, tuple[str, ...]]] = []
@@ -274,49 +262,6 @@ class _ModuleTree:
             parts.append((name, current.module_class if with_class or name else "", current.parameters))
             stack.extend(self.children.get(current.fqn, []))
         return tuple(sorted(parts))
-
-
-def moved_modules(a: Reader, b: Reader, rename: Rename | None) -> dict[str, str]:
-    """Numbered children of a that have another number in b: old FQN to new.
-
-    Empty where the trees agree, which is the ordinary case and costs one comparison. One whose name was taken by
-    another gets a name that b does not have.
-    """
-    tree_a, tree_b = _ModuleTree(a, rename), _ModuleTree(b)
-    if [(m.fqn, m.module_class) for m in tree_a.modules] == [(m.fqn, m.module_class) for m in tree_b.modules]:
-        return {}
-    moved: dict[str, str] = {}
-    for parent in filter(tree_b.children.__contains__, tree_a.children):
-        one, two = tree_a.numbered(parent), tree_b.numbered(parent)
-        if not one or not two or len(one) == len(two):
-            continue
-        common = _common_subsequence([tree_a.signature(m) for m in one], [tree_b.signature(m) for m in two])
-        moved |= {one[i].fqn: two[j].fqn for i, j in common if one[i].fqn != two[j].fqn}
-        taken = set(moved.values())
-        moved |= {m.fqn: m.fqn + EVICTED for m in one if m.fqn in taken and m.fqn not in moved}
-    return moved
-
-
-def _common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Places of a longest common subsequence, of several the one that keeps most of the beginning.
-
-    Layers that look alike are the rule here, so longest runs (as difflib looks for) would pair the wrong ones.
-    """
-    rows, width = len(one), len(two)
-    best = [[0] * (width + 1) for _ in range(rows + 1)]
-    for i in reversed(range(rows)):
-        for j in reversed(range(width)):
-            best[i][j] = best[i + 1][j + 1] + 1 if one[i] == two[j] else max(best[i + 1][j], best[i][j + 1])
-    pairs, i, j = [], 0, 0
-    while i < rows and j < width:
-        if one[i] == two[j]:
-            pairs.append((i, j))
-            i, j = i + 1, j + 1
-        elif best[i][j + 1] >= best[i + 1][j]:
-            j += 1
-        else:
-            i += 1
-    return pairs
 
 
 def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[Renaming, ...]:

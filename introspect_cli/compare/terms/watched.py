@@ -61,6 +61,19 @@ def passes_over(manifest: dict[str, Any], step: int) -> bool:
     return any(isinstance(low, int) and isinstance(high, int) and low <= step <= high for low, high in pairs)
 
 
+def ran_unseen(manifest: dict[str, Any], phase: Phase) -> list[str]:
+    """What of the models ran in a phase without being seen, in words: methods of the outermost modules, or modules."""
+    unseen = manifest.get("ran_unseen")
+    entries = {name: of for name, of in unseen.items() if isinstance(of, dict)} if isinstance(unseen, dict) else {}
+    ran = {name: of[phase.value] for name, of in entries.items() if isinstance(of.get(phase.value), list)}
+    return [
+        f"{name}.{method}()" if method else name
+        for name, methods in ran.items()
+        if not any(name.startswith(f"{other}.") for other in ran)
+        for method in methods
+    ]
+
+
 def stopped_within(manifest: dict[str, Any]) -> bool:
     """Whether a run was stopped within its last step: by an interrupt, or an exit code that is no success."""
     how, code = manifest.get("how"), manifest.get("exit_code")

@@ -198,6 +198,8 @@ def often(count: int) -> str:
 def thing(fact: Evidence) -> tuple[str, bool]:
     """A thing in words, and whether it takes a plural verb."""
     words, plural, is_held = fact.thing.value
+    if fact.thing is Thing.RAN_UNSEEN:
+        return f"what {fact.of} computes", plural
     if is_held and fact.of:
         return f"the {words} of {fact.of}", plural
     if is_held and fact.inside:  # those of the modules inside it count too, and of these some may be on record

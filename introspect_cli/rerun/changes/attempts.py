@@ -1,6 +1,6 @@
 """Run a's command with some of b's changes, and judge whether it diverges from a.
 
-Each attempt has a directory of its own, with a's files in which the chosen changes are made (see `surroundings`), and
+Each attempt has a directory of its own, with a's files in which the chosen changes are made (see `place`), and
 goes as far as the step at which b diverges from a. Its run is kept under a name that says what was run, so no attempt
 is made twice, in a later call neither.
 """
@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.changes.statements import Change, apply
@@ -21,8 +19,8 @@ from introspect_cli.compare.settings.values import with_values
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.changes.minimise import SETTINGS, Element, command_line, on_axes
-from introspect_cli.rerun.changes.texts import encoded, opened_files, search_path, undefined
-from introspect_cli.rerun.places.surroundings import Surroundings, rebuilt
+from introspect_cli.rerun.changes.texts import encoded, opened_files, undefined
+from introspect_cli.rerun.place import Around, placed
 from introspect_cli.rerun.variant import End, Reference, Rerun, Variant, capture, end_of
 from introspect_cli.store.format.sources import Sources
 from introspect_cli.store.read.run import open_run
@@ -30,9 +28,9 @@ from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from introspect_cli.rerun.changes.elements import Sides
-    from introspect_cli.rerun.places.place import Place
     from introspect_cli.rerun.recipe import Recipe
 
 
@@ -70,7 +68,7 @@ class Attempts:
 
     sides: Sides
     elements: Sequence[Element]
-    around: Surroundings
+    around: Around
     reference: Reference
     options: tuple[str, ...]
     output: Path
@@ -180,16 +178,12 @@ class Attempts:
         texts = {self.sides.places[name]: data for name, data in sources.items()}
         others = {self.around.tops[0] / name: path for name, path in files.items()}
         paths = set_as_in_b.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-        place = rebuilt(self.around, directory, texts, others, search_path(self.sides.recipe), paths)
-        environment = {**set_as_in_b, "PYTHONDONTWRITEBYTECODE": "1"}
-        if place.paths:
-            environment["PYTHONPATH"] = place.paths
-        words = (*recipe.options, *self.options, *self.reference.ends, *_line(recipe, self.around, place))
-        try:
+        with placed(self.around, directory, texts, files=others, paths=paths, keep=self.keep) as place:
+            environment = {**set_as_in_b, "PYTHONDONTWRITEBYTECODE": "1"}
+            if place.paths:
+                environment["PYTHONPATH"] = place.paths
+            words = (*recipe.options, *self.options, *self.reference.ends, *recipe.words_at(place))
             done = capture(Variant(self.output / name, words, place.directory, environment, python))
-        finally:
-            if not self.keep:
-                shutil.rmtree(directory, ignore_errors=True)
         self._check(done, sources)
         return done
 
@@ -238,15 +232,6 @@ def _end_of(done: Rerun) -> End:
             return replace(end_of(run), exit_code=done.exit_code)
     except StoreError:  # it did not come to make one
         return End(done.exit_code)
-
-
-def _line(recipe: Recipe, around: Surroundings, place: Place) -> tuple[str, ...]:
-    """The script and its arguments, as they are named in the attempt's directory."""
-    started = tuple(map(place.moved_word, recipe.started))
-    if recipe.started and recipe.started[0] != "-m" and len(around.tops) > 1:
-        script = Path(os.path.realpath(recipe.directory / recipe.started[0]))
-        started = (str(place.moved(script)),)
-    return (*started, *map(place.moved_word, recipe.arguments))
 
 
 def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:

@@ -21,7 +21,8 @@ from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.changes.elements import Sides, likely_first, sides_of
 from introspect_cli.rerun.changes.minimise import Difference, Element, counted, ddmin, place_of
-from introspect_cli.rerun.places.surroundings import Surroundings, at_commits, in_directories, survey, tracked
+from introspect_cli.rerun.changes.other_files import at_commits, in_directories
+from introspect_cli.rerun.place import Around, keep_out_of_git, survey, tracked_files
 from introspect_cli.rerun.variant import End, Reference, end_of
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.read.run import Run, open_run
@@ -83,6 +84,7 @@ def prove(
         StoreError: a run cannot be read.
     """
     directory = (output or Path(RUNS) / f"changes-{a.name}-{b.name}").resolve()
+    keep_out_of_git(directory)
     with open_run(a) as one, open_run(b) as two:
         recorded = compare_runs(one, two, DiffOptions())
         ends = end_of(one), end_of(two)
@@ -125,16 +127,16 @@ def _step_after(runs: tuple[Run, Run], ends: tuple[End, End]) -> int:
     return 1 + max((step for step in last if step is not None), default=-1)
 
 
-def _around(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Surroundings, ...], tuple[Element, ...]]:
+def _around(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Around, ...], tuple[Element, ...]]:
     """What lies around a: without what is younger than its run, and with it; and files that are others around b."""
     began, began_b = _began(a), _began(b)
     elsewhere = os.path.realpath(sides.root) != os.path.realpath(sides.root_b)
     if not elsewhere:
         began = None if began is None or began_b is None else min(began, began_b)
     directory, sources = sides.recipe.directory, {*sides.places.values()}
-    around = survey(sides.root, directory, sources, began, output, tracked(sides.root))
+    around = survey(sides.root, directory, sources, began, output, tracked_files(sides.root))
     if elsewhere:
-        kept = tracked(sides.root_b)
+        kept = tracked_files(sides.root_b)
         files = in_directories(
             around, survey(sides.root_b, sides.directory_b, {*sides.places_b}, began_b, output, kept)
         )
@@ -162,7 +164,7 @@ class _Search:
     """
 
     attempts: Attempts
-    around: tuple[Surroundings, ...]
+    around: tuple[Around, ...]
     recorded: DiffResult
     likely: int = 0
     smallest: frozenset[int] | None = None

@@ -18,7 +18,7 @@ from importlib.util import decode_source, find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.rerun.places.worktree import Repository
+from introspect_cli.rerun.git import Repository
 from introspect_cli.store.format.sources import Sources
 from introspect_cli.sums import source_digest
 

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
-from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.write.run_writer import ignored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 
 class Repository:
@@ -115,16 +113,13 @@ class Repository:
 
 @contextlib.contextmanager
 def work_tree(user: Repository, path: Path, commit: str, *, keep: bool = False) -> Iterator[Repository]:
-    """A work tree of a commit, removed afterwards unless it is to be kept.
+    """A work tree of a commit at a path, removed afterwards unless it is to be kept.
 
     Raises:
         UsageError: git refuses.
     """
     _remove(user, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for directory in path.parents:
-        if directory.name == RUNS:
-            ignored(directory)
     user.ask("worktree", "add", "--detach", "--force", str(path), commit)
     try:
         yield Repository(path)
@@ -138,18 +133,3 @@ def _remove(user: Repository, path: Path) -> None:
     user.run("worktree", "remove", "--force", "--force", str(path))
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
-
-
-def link(source: Path, directory: Path, paths: Sequence[str]) -> None:
-    """Link paths outside of git (data, checkpoints), relative to `source`, into a directory of a work tree.
-
-    Raises:
-        UsageError: there is no such path.
-    """
-    for path in paths:
-        target = directory / path
-        if not (source / path).exists():
-            raise UsageError(f"no such path to link: {path}")
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to((source / path).resolve())

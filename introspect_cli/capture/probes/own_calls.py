@@ -1,0 +1,171 @@
+"""Classes of modules that are called past `nn.Module.__call__`, and what of a model ran without being seen.
+
+A library may give its modules a `__call__` of its own, which runs `forward` itself and returns what it makes of that
+(a Gaussian process returns a distribution). So the `__call__` and the `forward` of each such class are replaced for as
+long as the capture lasts: the outermost of the two that runs is the call. One that is handed on to the next with the
+same tensors is the same call.
+
+What is left is said: a method that is not `forward` runs the modules of a model one after the other, or a parameter
+gets a gradient though neither its module nor one that holds it was called. What such a method makes of what the modules
+return is on no record, so that nothing of it differs says nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from itertools import chain
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from introspect_cli.capture import private_api
+from introspect_cli.capture.frames import is_introspects, outward
+from introspect_cli.capture.guard import Patches, uncounted
+from introspect_cli.capture.naming.contents import has_own_call
+from introspect_cli.records import Phase
+from introspect_cli.tensors.flatten import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.guard import Guarded
+
+_MOST_FRAMES = 40
+_MOST_UNSEEN = 1000
+_IN_MODULES = "torch.distributions."
+"""Of torch's classes, those that others make modules of by inheriting from both."""
+
+
+class OwnCalls:
+    """Replaces `__call__` and `forward` of classes that have a `__call__` of their own, also of those to come."""
+
+    def __init__(self, guarded: Guarded, patches: Patches, called: Callable[..., Any]) -> None:
+        """Replace nothing yet; `called` is given the original, the module and what it is called with."""
+        self._guarded = guarded
+        self._patches = patches
+        self._called = called
+
+    def install(self) -> None:
+        """Look at the classes that there are, and hear of each that is defined."""
+        watch = self._watch
+
+        def __init_subclass__(cls: type[nn.Module], /, **kwargs: Any) -> None:  # noqa: N807 - stands in for Module's
+            super(nn.Module, cls).__init_subclass__(**kwargs)
+            watch(cls)
+
+        self._patches.replace(nn.Module, "__init_subclass__", classmethod(__init_subclass__))
+        waiting, seen = nn.Module.__subclasses__(), set[type]()
+        while waiting:
+            cls = waiting.pop()
+            if cls not in seen:
+                seen.add(cls)
+                waiting += type.__subclasses__(cls)
+                watch(cls)
+
+    def _watch(self, cls: type[nn.Module]) -> None:
+        with self._guarded:
+            if has_own_call(cls):
+                for name in ("__call__", "forward"):
+                    home = next((base for base in cls.__mro__ if name in vars(base)), nn.Module)
+                    if not home.__module__.startswith("torch.") or home.__module__.startswith(_IN_MODULES):
+                        self._replace(home, name)
+
+    def _replace(self, home: type, name: str) -> None:
+        original = vars(home)[name]
+        if type(original) is not FunctionType or is_ours(original):
+            return
+        is_traced, flags, guarded, called = (
+            torch.compiler.is_dynamo_compiling, private_api.compile_flags, self._guarded, self._called,
+        )  # fmt: skip
+
+        @functools.wraps(original)
+        def own(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if (
+                is_traced()
+                or flags._is_compiling_flag  # noqa: SLF001 - see `private_api`
+                or not guarded.on
+                or getattr(type(self), name, None) is not own  # a class below it has called it: `super().forward`
+                or not isinstance(self, nn.Module)
+            ):
+                return original(self, *args, **kwargs)
+            return called(original, self, args, kwargs)
+
+        self._patches.replace(home, name, own)
+
+
+def is_ours(function: FunctionType) -> bool:
+    """Whether a function stands in for one of the script's."""
+    return function.__code__.co_filename == __file__
+
+
+def tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+    """The identities of the tensors that a call is given."""
+    return frozenset(id(leaf) for _, leaf in flatten([args, kwargs]) if isinstance(leaf, torch.Tensor))
+
+
+class Unseen:
+    """What of the models ran without being seen, for the run's manifest.
+
+    Attributes:
+        document: by module and phase, the methods that ran; "" where a gradient alone says that something did.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.document: dict[str, dict[str, list[str]]] = {}
+        self._context = context
+        self._looked: set[tuple[int, int, Phase]] = set()
+
+    @uncounted
+    def outermost(self, module: nn.Module, phase: Phase) -> None:
+        """Look which method of a model has called a module of it that no other call is around."""
+        names = self._context.names
+        if not names.is_part(module):
+            return
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to a frame
+        while frame is not None and (is_introspects(frame) or frame.f_globals.get("__name__") == nn.Module.__module__):
+            frame = frame.f_back
+        if frame is None:
+            return
+        key = (id(module), id(frame.f_code), phase)
+        if key in self._looked:
+            return
+        self._looked.add(key)
+        above = {id(holder): holder for holder in names.holders_of(module)}
+        for caller, _ in zip(outward(frame), range(_MOST_FRAMES), strict=False):
+            arguments = caller.f_code.co_varnames[: caller.f_code.co_argcount]
+            holder = above.get(id(caller.f_locals.get(arguments[0]))) if arguments else None
+            if holder is not None:
+                self._add(holder, caller.f_code.co_name, phase)
+
+    def stepped(self) -> None:
+        """Look which trained parameters have a gradient though no module that holds them was ever called."""
+        names, clock, step = self._context.names, self._context.clock, self._context.recorder.step
+        if step & (step - 1) or not self._context.recorder.wanted or not names.any_module:
+            return  # after 1, 2, 3, 5, 9... steps
+        known: dict[int, bool] = {}
+        for optimizer in clock.trained.optimizers():
+            for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+                name = names.parameters.of(parameter)
+                place = None if name is None or parameter.grad is None else name.place_of(parameter)
+                module = None if place is None else place[0]()
+                if module is not None and not known.setdefault(id(module), self._ran(module)):
+                    self._add(module, "", Phase.FORWARD)
+
+    def _ran(self, module: nn.Module) -> bool:
+        """Whether a module or one that holds it was called, or nothing of it is to be recorded."""
+        names = self._context.names
+        states = (names.find(one) for one in (module, *names.holders_of(module)))
+        return any(state is not None and (state.step >= 0 or not state.watched) for state in states)
+
+    def _add(self, module: nn.Module, how: str, phase: Phase) -> None:
+        state = self._context.names.find(module)
+        if state is None or len(self.document) >= _MOST_UNSEEN:
+            return
+        methods = self.document.setdefault(state.fqn, {}).setdefault(phase.value, [])
+        if how not in methods:
+            methods.append(how)

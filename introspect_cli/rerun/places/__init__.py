@@ -1,1 +1,0 @@
-"""Where a script runs again: copies of its project, and work trees of a commit."""

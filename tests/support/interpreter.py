@@ -1,0 +1,7 @@
+"""The python of the tests, which a test that has processes forked replaces in `sys`."""
+
+from __future__ import annotations
+
+import sys
+
+PYTHON = sys.executable
