@@ -31,7 +31,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
     # data and the script
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
-    "drew-before-batch": "since the step began, one run drew other random numbers (an evaluation, shuffling, augmentation)",
+    "drew-before-batch": "since the step began, one run drew other random numbers (an evaluation, shuffling, "
+    "augmentation)",
     "within-loader": "{module} runs while {loader} makes the batch",
     "carried": "in {side} it is {value} in the step before, in {other} it is {instead}",
     "scaler": "the scale of GradScaler {a} -> {b}",
@@ -59,7 +60,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "broadcast": "in {side}, DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)",
     "not-updated": "it does not change in {side} (eval mode, frozen or not updated there)",
     "changed-outside": "{side} alone changed it outside of an optimizer step, after step {step}",
-    "no-optimizer": "no optimizer steps in {side}",
     # what tensors begin with
     "perturbed": "--perturb {seed} in {side} moved the initial parameters by one rounding",
     "exchanged": "the initial values of {name} and {other} are exchanged between a and b",
@@ -84,16 +84,19 @@ _PROVED: Final[Mapping[str, str]] = {
     "draw-unseeded": "{draw} draws from another state, and nothing on record seeded it before",
     "draw-from-other-state": "{draw} draws from another state: {since} took another number of draws[; {before} draws "
     "before it agree]",
-    "draw-between-lines": "the first draw that differs is between {lines}, in {side} only[; {before} draws before it agree]",
+    "draw-between-lines": "the first draw that differs is between {lines}, in {side} only[; {before} draws "
+    "before it agree]",
     "first-draw": "the first draw that differs is {event}, in {side} only[; {before} draws before it agree]",
     "first-seeding": "the first seeding that differs is {event}, in {side} only[; {before} draws before it agree]",
-    "draw-later": "the first draw that differs is {event} in {side}; the other run has it after {draws} draws[ ({line})]"
+    "draw-later": "the first draw that differs is {event} in {side}; the other run has it after {draws} draws[ "
+    "({line})]"
     "[; {before} draws before it agree]",
     "draws-differ": "the first draw that differs is {a} in a and {b} in b[; {before} draws before it agree]",
     "draw-between": "random numbers were drawn between {after} and {before} in {side} and not in {other}",
     "draw-by": "{module}[, after {after},] drew random numbers in {side} and not in {other}",
     "exchanged-draws": "in b it is the one before {other} in a, and the other way round: they run in a different order",
-    "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets different "
+    "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
+    "different "
     "numbers (capture --seed seeds all generators)",
     # what one run alone has
     "only-saves": "{other} trains nothing in this step, it only saves files",
@@ -105,7 +108,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "not-run": "{module} does not run in this step of {other}",
     "merged": "{parts} of one run are put together as {whole} in {side}",
     "first-shared-rounding": "the first value of both runs that differs is {name} in step {step}, by rounding[: {far}]",
-    "first-shared": "the first value of both runs that differs is {name} in step {step}, by more than rounding[: {far}]",
+    "first-shared": "the first value of both runs that differs is {name} in step {step}, by more than "
+    "rounding[: {far}]",
     "exists-only": "the {kind} {name}[ ({cls})] exists only in {side}",
     "runs-only": "the {kind} {name}[ ({cls})] runs only in {side}",
     "accumulated": "a different number of accumulated batches",
@@ -126,7 +130,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "random-follows": "the random state of {names}, which differs too, follows from it where it is drawn at random",
     # ranks
     "copies": "in {side} its copies on the ranks differ[: {text}]",
-    "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: each rank took its own, it was "
+    "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: each rank took its "
+    "own, it was "
     "not reduced",
     "reduced-in-groups": "the copies of {side} average to the other run's: it was not reduced over all ranks, only on "
     "{ranks}",
@@ -134,21 +139,25 @@ _PROVED: Final[Mapping[str, str]] = {
     "parts": "in {side} its parts are not the whole: {text}",
     "collective-order": "it is {name}[ at {line}] in {side}, and another one at {at} in {other}: their order differs",
     "collective-missing": "[{name} ][at {line} ]is missing in {other}, one too many in {side}, or in another place",
-    "collective-other": "it is {a}[ at {line_a}] in a, {b}[ at {line_b}] in b: one is missing, doubled or in another place",
+    "collective-other": "it is {a}[ at {line_a}] in a, {b}[ at {line_b}] in b: one is missing, doubled or in "
+    "another place",
     "collective-count": "there are {a} collectives of {name} in the step of a and {b} in b",
     # splits
     "split": "a takes {a}, b {b}",
     "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of a "
     "step are added up, not averaged: divide each by {number}",
-    "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they are that "
+    "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they "
+    "are that "
     "of {other}",
     "split-statistics": "its statistics are taken over each part of a batch, which splitting a batch changes by itself",
     "split-draws": "each part of a batch draws its own random numbers, which splitting a batch changes by itself",
 }
 
 _LIKELY: Final[Mapping[str, str]] = {
+    "no-optimizer": "no optimizer steps in {side}",
     "memory-format": "{name} is {a} in a and {b} in b, which may choose another kernel",
-    "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may differ each time",
+    "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may differ "
+    "each time",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
     "amplified": "a tolerated difference in its inputs, amplified by [{optimizer}]",
     "children": "the script runs {names} in a process of its own, which is not recorded and may have changed it",
@@ -156,7 +165,8 @@ _LIKELY: Final[Mapping[str, str]] = {
     "its step",
     "gradient-not-taken": "in {other} it is frozen (requires_grad), was cleared between the backward pass and the "
     "optimizer step (zero_grad), or was replaced in the model after the optimizer was built",
-    "no-gradient": "in {other} no gradient reaches it (frozen, detached, under no_grad, not part of the loss, or not of "
+    "no-gradient": "in {other} no gradient reaches it (frozen, detached, under no_grad, not part of the loss, "
+    "or not of "
     "the optimizer)",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
     "no-sync": "with {passes} backward passes, gradients may be reduced after each of them in {side} (no_sync)",
@@ -192,7 +202,8 @@ _LEFT: Final[Mapping[str, str]] = {
     "step-before": "a step before that is not recorded",
     "code-of-value": "the code that computes it",
     "not-recorded": "what was not recorded",
-    "operations": "operations of the script (no module is called, so none was recorded: capture --level op records them)",
+    "operations": "operations of the script (no module is called, so none was recorded: capture --level op "
+    "records them)",
     "loss-code": "the loss code (reduction, mask, weighting, scale)",
     "targets": "the targets",
     "not-restored": "resuming did not restore it",
@@ -285,9 +296,9 @@ def found(code: str, **fields: Any) -> Finding:
     return Finding(code, certainty, fields, _PART.sub(part, template).format_map(said))
 
 
-def left(codes: Iterable[str]) -> tuple[str, ...]:
-    """What is left, in words."""
-    return tuple(_LEFT[code] for code in dict.fromkeys(codes))
+def left(codes: Iterable[str]) -> list[Finding]:
+    """What is left, with its words."""
+    return [Finding(code, Certainty.LEFT, {}, _LEFT[code]) for code in dict.fromkeys(codes)]
 
 
 def one_of(names: Sequence[str]) -> str:
@@ -311,11 +322,9 @@ def event_words(by: str, seed: str, name: str, line: str, *, mode: bool = False)
     return f"{by}{given}{f' of {name}' if name else ''}{at}"
 
 
-def sentence(
-    subject: str, findings: Sequence[Finding], left: Sequence[str], causes: Sequence[str], rest: Sequence[str]
-) -> str:
+def sentence(subject: str, findings: Sequence[Finding], causes: Sequence[str], rest: Sequence[str]) -> str:
     """What differs, why as far as that is on record, what is left else, what is likely; one sentence after another."""
-    proved, likely = ([one.text for one in findings if one.certainty is wanted] for wanted in _ORDER)
+    proved, left, likely = ([one.text for one in findings if one.certainty is wanted] for wanted in Certainty)
     likely += causes
     text = (
         f"{subject}; cause: {'; '.join(proved)}."
@@ -326,6 +335,3 @@ def sentence(
     )
     text += f" Likely: {'; '.join(likely)}." if likely else ""
     return " ".join([text, *rest])
-
-
-_ORDER = (Certainty.PROVED, Certainty.LIKELY)

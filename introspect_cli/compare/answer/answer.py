@@ -13,9 +13,9 @@ from introspect_cli.compare.answer.compared import notes_on
 from introspect_cli.compare.answer.endings import Raised, cut_short
 from introspect_cli.compare.answer.verdict import agreeing, diverges_words, separately, subject_of
 from introspect_cli.compare.reasons import ranks
-from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.draws import unseeded
 from introspect_cli.compare.reasons.explain import Explained, before_it, evidence_lines, explained
+from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.settings.beginning import first_difference
@@ -25,7 +25,15 @@ from introspect_cli.compare.step.overview import strip_of, tree_of
 from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.terms.names import suggest_renames
 from introspect_cli.compare.terms.reach import leaves_words, measured_by_one
-from introspect_cli.compare.terms.result import Candidate, DiffResult, Divergence, Separate, SettingChange, Verdict
+from introspect_cli.compare.terms.result import (
+    Candidate,
+    DiffResult,
+    Divergence,
+    Fact,
+    Separate,
+    SettingChange,
+    Verdict,
+)
 from introspect_cli.compare.terms.table import EQUAL, OTHER, WITHIN
 from introspect_cli.compare.terms.words import thing, what
 from introspect_cli.records import Kind, Phase
@@ -93,11 +101,13 @@ def _diverging(
     training, evaluation = separate
     told = explained(at)
     causes = causes_of(told, code, at.settings)
-    place, why = _answer_of_both(at, told.sentence(_likely(at, told, causes)), training, evaluation)
+    place, other = _place_of_both(at, training, evaluation)
     if reach is not None:
         place = leaves_words(reach, first) + place
-    place, why, later = _at_the_end(at, compared.ending, place, why)
-    sentence = f"{place}: {why}"
+    why = " ".join(filter(None, (told.sentence(_likely(at, told, causes)), other)))
+    head = f"{place}: {told.head}"
+    end, why, later = _at_the_end(at, compared.ending, place, why)
+    sentence = f"{end}: {why}"
     before = before_it(at)
     return DiffResult(
         a=str(compared.a.path),
@@ -105,9 +115,13 @@ def _diverging(
         verdict=Verdict.DIVERGED,
         sentence=sentence,
         why=why,
-        equal=tuple(thing(fact)[0] for fact in told.evidence if fact.known is Known.EQUAL),
+        head=head if end == place else sentence,
+        also=tuple(filter(None, (*told.more, other))),
+        rests_on=tuple(
+            Fact(fact.thing.name.lower(), fact.known.name.lower(), fact.of, fact.inside, thing(fact)[0])
+            for fact in told.evidence
+        ),
         explains=told.findings,
-        left=told.left,
         causes=causes,
         evidence=(*before, *evidence_lines(at, told), *_nothing_changed(at, code)),
         before=before,
@@ -191,15 +205,15 @@ def _place(at: View, head: str = "First divergence at") -> str:
 # --- training and evaluation
 
 
-def _answer_of_both(at: View, why: str, training: Separate | None, evaluation: Separate | None) -> tuple[str, str]:
-    """The place, and what differs there and why, with what is known of the other of the two."""
+def _place_of_both(at: View, training: Separate | None, evaluation: Separate | None) -> tuple[str, str]:
+    """The place, and what is known of the other of the two, in a sentence."""
     if training is None or evaluation is None:
-        return _place(at), why
+        return _place(at), ""
     if at.site.evaluates and training.verdict is Verdict.SAME:
         subject = subject_of("Training", narrowed=at.narrowed)
-        return _place(at, f"{subject} the same ({training.extent}); evaluation diverges at"), why
+        return _place(at, f"{subject} the same ({training.extent}); evaluation diverges at"), ""
     other = _beside(training, "Training") if at.site.evaluates else _beside(evaluation, "Evaluation")
-    return _place(at), f"{why} {other}"
+    return _place(at), other
 
 
 def _beside(separate: Separate, name: str) -> str:

@@ -9,12 +9,11 @@ from a view of the place to findings, and what is left where none is on record i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
-from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, those
+from introspect_cli.compare.terms.evidence import Cause, Evidence
 from introspect_cli.compare.terms.result import Role
 
 if TYPE_CHECKING:
@@ -85,42 +84,3 @@ def evidence_of(word: str, step: Step, position: int) -> list[Evidence]:
 def cause(word: str, *evidence: Evidence, role: Role = Role.ORIGIN, **where: str) -> Cause:
     """A reason as a cause."""
     return Cause(role, word, evidence, **where)
-
-
-@cache
-def reasons() -> tuple[Reason, ...]:
-    """All reasons there are, in the order in which they are asked."""
-    from introspect_cli.compare.reasons.rows import ROWS  # these ask what only `judge` knows
-
-    return tuple(sorted(ROWS, key=lambda reason: (reason.priority, reason.word)))
-
-
-@cache
-def _about(kind: Kind) -> tuple[Reason, ...]:
-    return tuple(reason for reason in reasons() if not reason.kinds or kind in reason.kinds)
-
-
-@cache
-def reason_named(word: str) -> Reason:
-    """The reason of a cause."""
-    return next(reason for reason in reasons() if reason.word == word)
-
-
-def judge(step: Step, position: int) -> Cause:
-    """Role and reason of one divergence of a step."""
-    gap: Cause | None = None
-    for reason in _about(step.sites[position].kind):
-        if gap is not None and reason.priority < 90:
-            continue
-        made = reason.cause_of(step, position)
-        if made is None or those(made.evidence, Known.DIFFERS):
-            continue
-        if made.role is Role.ORIGIN and any(fact.needed for fact in those(made.evidence, Known.UNSEEN)):
-            gap = replace(made, role=Role.PROPAGATED, reason="gap", instead=reason.word)
-            if gap.module not in {"", step.sites[position].fqn}:
-                gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))
-            continue
-        if gap is None or reason.word == "resumed":
-            return made
-        return gap
-    raise AssertionError(step.sites[position])  # `propagated` always applies

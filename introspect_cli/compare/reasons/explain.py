@@ -1,4 +1,4 @@
-"""What is said of a divergence: the findings of its reason and those of all, and what is left where none is on record."""
+"""What is said of a divergence: what its reason finds, and what is left where nothing of that is on record."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
-from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.draws import goes_on, last_equal, one_sided_draw, unseeded_generators
 from introspect_cli.compare.reasons.forward import batch_before, calls, draws_nothing
+from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.ranks import unequal_copies, uneven_ranks
 from introspect_cli.compare.reasons.start import late
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, script_generators
@@ -40,22 +40,22 @@ class Explained:
     """What is said of a divergence.
 
     Attributes:
-        subject: what differs and when, by how much, although what.
+        head: what differs, when and by how much, or that one run alone has it.
+        subject: the same in a sentence, with what it rests on.
         evidence: what it rests on, as far as that says something of it.
-        findings: what explains it, those on record first.
-        left: where none is on record, what may have made it, in words.
+        findings: what explains it: on record, else what is left, and what is likely.
         more: sentences on roundings and tolerance.
     """
 
+    head: str
     subject: str
     evidence: tuple[Evidence, ...]
     findings: tuple[Finding, ...]
-    left: tuple[str, ...]
     more: tuple[str, ...] = ()
 
     def sentence(self, likely: Sequence[str] = ()) -> str:
         """All of it in one sentence or a few, with causes that are likely beside those that were found."""
-        return say.sentence(self.subject, self.findings, self.left, likely, self.more)
+        return say.sentence(self.subject, self.findings, likely, self.more)
 
     @property
     def proved(self) -> tuple[Finding, ...]:
@@ -69,13 +69,13 @@ def explained(at: View) -> Explained:
     findings = [one for find in (*reason.find, *_OF_ALL) for one in find(at)]
     if at.cause.role is not Role.ORIGIN and at.tells == "gap":
         findings = [replace(one, certainty=Certainty.LIKELY) for one in findings]
-    findings.sort(key=lambda one: one.certainty is not Certainty.PROVED)
     proved = any(one.certainty is Certainty.PROVED for one in findings)
-    left = () if proved else say.left(reason.left(at))
+    findings += [] if proved else say.left(reason.left(at))
+    findings.sort(key=lambda one: list(Certainty).index(one.certainty))
     more = [] if proved or not at.rounding else [rounding_words(at)]
     if at.cause.grown and at.tolerated:
         more.append(f"It may also have grown from differences within the tolerance, the first in {at.tolerated}.")
-    return Explained(subject_of(at, evidence), evidence, tuple(findings), left, tuple(more))
+    return Explained(head_of(at), subject_of(at, evidence), evidence, tuple(findings), tuple(more))
 
 
 def shown_evidence(at: View) -> tuple[Evidence, ...]:
@@ -84,18 +84,32 @@ def shown_evidence(at: View) -> tuple[Evidence, ...]:
     return tuple(fact for fact in at.cause.evidence if not (quiet and fact.thing in RANDOM))
 
 
-def subject_of(at: View, evidence: tuple[Evidence, ...]) -> str:
-    """That it differs, when, by how much, although what; or that one run alone has it."""
+def _parts(at: View) -> tuple[str, str, str, str]:
+    """What differs, when, by how much, and where within a module's own code that is."""
     first, site = at.first, at.site
     name = what(site, "" if at.tells in {"script", "backward", "propagated"} else first.module_class)
     moment = say.MOMENTS[_moment(at)].format(step=first.step, call=site.call)
-    if first.only:
-        return f"only {first.only} has {name}{moment.rstrip(',')}"
-    far = (both_values(first) if site.kind in {Kind.LOSS, Kind.VALUE} else "") or how_far(first)
+    far = (both_values(first) if site.kind is not Kind.RNG else "") or how_far(first)
     times = "" if first.scale is None else f"; b is {first.scale:.6g} times a"
-    within = between(at) if at.tells == "own_code" else ""
-    verb = "differs" if moment.endswith(",") else f"differs{moment}"
-    return f"{name}{moment if moment.endswith(',') else ''} {verb}{far}{although(evidence)}{times}{within}"
+    return name, moment, far, f"{times}{between(at) if at.tells == 'own_code' else ''}"
+
+
+def subject_of(at: View, evidence: tuple[Evidence, ...]) -> str:
+    """That it differs, when, by how much, although what; or that one run alone has it."""
+    name, moment, far, rest = _parts(at)
+    if at.first.only:
+        return f"only {at.first.only} has {name}{moment.rstrip(',')}"
+    aside = moment if moment.endswith(",") else ""
+    return f"{name}{aside} differs{moment[len(aside) :]}{far}{although(evidence)}{rest}"
+
+
+def head_of(at: View) -> str:
+    """The same in short, without what it rests on."""
+    name, moment, far, rest = _parts(at)
+    if at.first.only:
+        return f"only {at.first.only} has {name}{moment.rstrip(',')}"
+    size = f", {far.strip(' ()')}" if far else ""
+    return f"{name}{moment.rstrip(',')}{size}{rest}"
 
 
 def between(at: View) -> str:

@@ -432,10 +432,9 @@ def left_in_script(at: View) -> Iterator[str]:
         yield from ("order", "data-seed", "workers", "augmentation", "files")
         return
     if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
-        yield "from-outputs"
-    yield "preparation" if unseen or not at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT) else "values-of-script"
-    if unseen:
-        yield "data"
+        yield from ("from-outputs", "values-of-script")
+    else:
+        yield from ("preparation", "data") if unseen else ("preparation",)
     if at.cause.rests_on(Thing.PASSED_OVER):
         yield "passed-over"
     if at.step.gap:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from introspect_cli.compare.reasons import back, draws, forward, ranks, split, start, structure, update
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.records import Kind
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.compare.reasons.view import View
+
 
 def _names(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
+
+
+def _left_in_gap(at: View) -> Iterator[str]:
+    """What would be left if all had been recorded, and that which was not."""
+    for reason in ROWS:
+        if reason.word == at.cause.instead:
+            yield from (*reason.left(at), "not-recorded")
+    if at.step.gap:
+        yield "steps-between"
 
 
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
@@ -76,7 +90,7 @@ ROWS: Final = (
         priority=21,
         applies=start.of_gap,
         find=(start.gap_findings,),
-        left=start.left_in_gap,
+        left=_left_in_gap,
         weights={"scalers": 0.6},
     ),
     Reason(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.reasons.base import cause, reason_named
+from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import attributes, attributes_of, of_losses
 from introspect_cli.compare.reasons.ranks import with_copies
 from introspect_cli.compare.reasons.structure import subject_of
@@ -165,15 +165,6 @@ def gap_findings(at: View) -> Iterator[Finding]:
         yield from attributes(at)
     elif at.site.kind is Kind.LOSS:
         yield from of_losses(at)
-
-
-def left_in_gap(at: View) -> Iterator[str]:
-    """What would be left if all had been recorded, and that which was not."""
-    if at.cause.instead:
-        yield from reason_named(at.cause.instead).left(at)
-        yield "not-recorded"
-    if at.step.gap:
-        yield "steps-between"
 
 
 def of_resumed(step: Step, position: int) -> Cause | None:

@@ -11,8 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.clues import CodeChanges
-from introspect_cli.compare.terms.findings import Certainty, Reach, Resumption, StructureChange
-from introspect_cli.compare.terms.findings import Finding as Explains
+from introspect_cli.compare.terms.findings import Certainty, Finding, Reach, Resumption, StructureChange
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
@@ -130,6 +129,25 @@ class SettingChange:
     b: str | None
     explains: bool = False
     weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that the first divergence rests on.
+
+    Attributes:
+        thing: what it is: `inputs`, `parameters`, `random_at_start`, ...
+        known: `equal`, `within`, `unseen` or `form`.
+        of: the module whose it is, where that is not the diverging one.
+        inside: the module inside which it was looked for.
+        text: the thing in words.
+    """
+
+    thing: str
+    known: str
+    of: str
+    inside: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -273,10 +291,10 @@ class Origin:
     part: str = ""
 
 
-Finding: TypeAlias = StructureChange | CodeChanges | Origin | Resumption | Reach
+Beside: TypeAlias = StructureChange | CodeChanges | Origin | Resumption | Reach
 """What a comparison finds beside divergences and settings; `render/findings.py` has the forms of each type."""
 
-F = TypeVar("F", bound=Finding)
+F = TypeVar("F", bound=Beside)
 
 
 @dataclass(frozen=True)
@@ -289,9 +307,10 @@ class DiffResult:
         verdict: same, diverged or undecided.
         sentence: the answer in plain words.
         why: of the sentence, what follows the place of the first divergence; "" where it names none.
-        equal: what the first divergence rests on and is equal, or what else is known of it, in words.
-        explains: what explains the first divergence, that on record first.
-        left: where nothing on record explains it, what may have made it, in words.
+        head: the place with what differs there and by how much, in one line; "" where nothing diverges.
+        also: sentences that belong to the answer and to none of what follows: training or evaluation alone, roundings.
+        rests_on: what the first divergence rests on, each with what is known of it: equal, not recorded, ...
+        explains: what explains the first divergence: on record, what is left where nothing is, and what is likely.
         causes: statements and settings that may have caused it, in one list, the likeliest first.
         evidence: what was equal and what was not, that makes the first divergence what it is.
         before: of the evidence, what agrees before the first divergence.
@@ -316,9 +335,10 @@ class DiffResult:
     verdict: Verdict
     sentence: str
     why: str = ""
-    equal: tuple[str, ...] = ()
-    explains: tuple[Explains, ...] = ()
-    left: tuple[str, ...] = ()
+    head: str = ""
+    also: tuple[str, ...] = ()
+    rests_on: tuple[Fact, ...] = ()
+    explains: tuple[Finding, ...] = ()
     causes: tuple[Candidate, ...] = ()
     evidence: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
@@ -332,7 +352,7 @@ class DiffResult:
     map: DivergenceMap | None = None
     tree: tuple[TreeNode, ...] = ()
     strip: tuple[StripCell, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Beside, ...] = ()
     training: Separate | None = None
     evaluation: Separate | None = None
     subject: str = "runs"
