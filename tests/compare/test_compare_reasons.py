@@ -421,7 +421,7 @@ def test_more_calls_are_accumulation_only_with_more_losses(compare):
 @pytest.mark.parametrize(
     ("stepped", "words"),
     [
-        ([SGD], "left: loading a checkpoint, a moving average, copying or in-place code"),
+        ([SGD], "(loading a checkpoint), a moving average, copying or in-place code"),
         ([], "the script's update by hand"),
     ],
     ids=["optimizer", "none"],
@@ -547,7 +547,7 @@ def test_a_generator_that_nobody_seeded_is_the_reason(compare, draw):
     result = compare(steps(1), steps(2))
     expected = (0, "batch") if draw == "batch" else (1, "rng")
     assert (result.first.step, result.first.reason) == expected
-    assert "python was drawn from in step 0 without ever having been seeded" in result.sentence
+    assert "python's random was drawn from in step 0 without ever having been seeded" in result.sentence
     seeded = [[row("start", "rng", "python", np.arange(3)), *rows[1:]] for rows in steps(2)]
     assert "without ever" not in compare([steps(1)[0], seeded[1]], [steps(2)[0], seeded[1]]).sentence
 

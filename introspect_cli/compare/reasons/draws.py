@@ -261,10 +261,17 @@ def unseeded(at: View) -> tuple[str, ...]:
     return _began(step.table, lambda: _after(step))
 
 
+_GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
+
+
 def unseeded_generators(at: View) -> Iterator[Finding]:
     """A generator was drawn from without a seed: it differs between any two processes then."""
     if names := unseeded(at):
-        yield found("unseeded", names=", ".join(names), step=at.first.step - (at.cause.reason == "rng"))
+        yield found(
+            "unseeded",
+            names=", ".join(_GENERATORS.get(name, name) for name in names),
+            step=at.first.step - (at.cause.reason == "rng"),
+        )
 
 
 def _after(step: Step) -> Table | None:

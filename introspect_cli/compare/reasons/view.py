@@ -13,7 +13,7 @@ from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
 from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.terms.result import Role, SettingChange, Size
 from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, OTHER, WITHIN
+from introspect_cli.compare.terms.table import DEAD, DIFFERENT, EQUAL, NOT_SEEN, OTHER, WITHIN
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class View:
         step = self.step
         settings = of_kinds(step.alignment.kind, SETTING_KINDS)
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
-        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, DIFFERENT)}
+        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, DEAD, DIFFERENT)}
 
     @cached_property
     def initial(self) -> tuple[int, list[int]]:
