@@ -81,7 +81,7 @@ def publish(
         if rank:  # the first of a launch publishes numbers
             return
         narrowed = selection if selection.narrowed else None
-        numbers = numbers_of(list(reader.records(step)), reader.labels.get(step, {}), narrowed, chosen)
+        numbers = numbers_of(reader, step, narrowed, chosen)
         opened_places.each(methodcaller("log", step, numbers))
 
     alone = rank or None
