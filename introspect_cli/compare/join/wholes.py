@@ -263,8 +263,8 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     return (
         f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies "
         f"count once{folded}, values that differ from {each} are compared by their "
-        f"samples where each was kept and all are equal, else by extrema and means, and random states{operators} are not "
-        f"compared. Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the values{coarse}"
+        f"samples where each was kept and all are equal, else by extrema and means, and random states{operators} "
+        f"are not compared. Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the values{coarse}"
     )
 
 
