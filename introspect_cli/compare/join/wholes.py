@@ -260,11 +260,12 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
             each = "rank to rank or call to call"
     coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
     coarse = coarse if options.rtol_fine else ""
+    fine = options.rtol_fine or options.rtol
     return (
-        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies "
-        f"count once{folded}, values that differ from {each} are compared by their "
-        f"samples where each was kept and all are equal, else by extrema and means, and random states{operators} "
-        f"are not compared. Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the values{coarse}"
+        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies count once"
+        f"{folded}, values that differ from {each} are compared by their samples where each was kept and all are "
+        f"equal, else by extrema and means, and random states{operators} are not compared. Sums in another order may "
+        f"differ by {fine:g} of the values{coarse}"
     )
 
 
