@@ -23,7 +23,7 @@ from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.script import tensors_in_module
 from introspect_cli.capture.probes.written import Loose, Written
 from introspect_cli.capture.ranks import zero
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import GIVEN, Kind, Phase
 from introspect_cli.tensors.kernels import numbers_of
 from introspect_cli.tensors.views import unobserved
 
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.held import Stepping
 
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
-GIVEN = "(given)"
-"""The path of a parameter with which `functional_call` runs a module, and of the module's own after it."""
-
 _BOTH = _PARAMETERS | _BUFFERS
 
 
