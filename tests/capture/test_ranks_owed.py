@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from launches import launch, needs, recorded
+from artefacts import launched
+from launches import needs
 
 import introspect_cli
 
@@ -52,11 +53,8 @@ optimizer.step()
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     needs("tp")
-    folder = tmp_path_factory.mktemp("owed")
-    (folder / "train.py").write_text(SCRIPT)
-    for name in ("reduced", "owed"):
-        recorded(folder, {name: launch(folder, name, 2, name, script=folder / "train.py")})
-    return folder
+    runs = {name: (2, name) for name in ("reduced", "owed")}
+    return launched(tmp_path_factory.mktemp("owed"), runs, script=SCRIPT)
 
 
 @pytest.mark.parametrize(("names", "side"), [(("reduced", "owed"), "b"), (("owed", "reduced"), "a")])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from launches import SCRIPT, launch, recorded
+from artefacts import LEAN, launched
+from launches import SCRIPT
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -21,11 +22,7 @@ RUNS = {"single": (1,), "ddp": (2,), "once": (2, "once")}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shares")
-    options = ("--no-packages", "--no-env", "--no-source")
-    script = SCRIPT.parent / "shares.py"
-    started = {name: launch(folder, name, *RUNS[name], options=options, script=script) for name in RUNS}
-    recorded(folder, started)
-    return folder
+    return launched(folder, RUNS, options=LEAN, script=SCRIPT.parent / "shares.py")
 
 
 @pytest.mark.parametrize(("a", "b", "large", "small"), [("single", "ddp", "a", "b"), ("ddp", "single", "b", "a")])

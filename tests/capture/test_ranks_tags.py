@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launches import SCRIPT, launch, needs, recorded
+from artefacts import launched
+from launches import SCRIPT, needs
 from opcapture import compared
 
 from introspect_cli.capture import torch_distributed
@@ -42,9 +43,8 @@ KEPT = {
 
 def captured(folder, **runs):
     needs(*runs)
-    options = ("--no-packages", "--no-env", "--no-source", "--steps", "0")
-    started = {name: launch(folder, name, world, name, "--steps", "2", options=options) for name, world in runs.items()}
-    recorded(folder, started)
+    words = {name: (world, name, "--steps", "2") for name, world in runs.items()}
+    launched(folder, words, options=(*QUIET, "--steps", "0"))
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +120,8 @@ def test_a_tensor_that_no_call_made_has_no_place():
 def nested(folder, *words, options=(), **runs):
     """Captures of the model whose modules hand on shares in tuples, dictionaries and dataclasses."""
     needs(*(layout for layout, _ in runs.values()))
-    started = {
-        name: launch(folder, name, world, layout, *words, options=(*QUIET, *options), script=NESTED)
-        for name, (layout, world) in runs.items()
-    }
-    recorded(folder, started)
+    ranks = {name: (world, layout, *words) for name, (layout, world) in runs.items()}
+    launched(folder, ranks, options=(*QUIET, *options), script=NESTED)
 
 
 @pytest.fixture(scope="module")

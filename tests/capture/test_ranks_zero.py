@@ -8,7 +8,7 @@ from __future__ import annotations
 import opcapture
 import pytest
 import torch
-from launches import launch, recorded
+from artefacts import LEAN, launched
 
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase
@@ -35,10 +35,7 @@ FAULTS = [("zero2", "fault", "GPT.blocks.1.up.weight"), ("zero3", "zero3-fault",
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("zero")
-    options = ("--no-packages", "--no-env", "--no-source")
-    recorded(folder, {name: launch(folder, name, *run, options=options) for name, run in RUNS.items()})
-    return folder
+    return launched(tmp_path_factory.mktemp("zero"), RUNS, options=LEAN)
 
 
 def whole(folder, name, step):

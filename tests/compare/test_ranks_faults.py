@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from artefacts import artefact
 from launches import SCRIPT, finish, lacks, needs, together
 
 from introspect_cli.compare.answer.compared import copies_note
@@ -209,8 +210,11 @@ SOUND = ("sp-none", "ddp-experts", "hand-none", "hand-dropout", "hand-experts",
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("faults")
+def runs():
+    return artefact("faults", made)
+
+
+def made(folder):
     script = SCRIPT.parent / "faults.py"
     cases = sorted({*SOUND, *(case for case, *_ in FOUND), *(case for case, *_ in TOLD)})
     four = {"hand-none", "fsdp2-none", "fsdp2tp-none", "hand-sum", *(case for case, *_ in FOUR)}
@@ -219,7 +223,6 @@ def runs(tmp_path_factory):
         said = finish(together(folder, world, folder / str(world), *wanted, script=script))
         missing = [case for case in wanted if not (folder / str(world) / case / "manifest.yaml").exists()]
         assert not missing, (missing, said)
-    return folder
 
 
 def other_run(runs, case, against):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import opcapture
 import pytest
 import torch
-from launches import lacks, launch, needs, recorded
+from artefacts import LEAN, launched
+from launches import lacks, needs
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -81,12 +82,7 @@ BESIDE = {
 
 
 def captured(folder, runs):
-    options = ("--no-packages", "--no-env", "--no-source")
-    possible = [name for name in runs if not lacks(name)]
-    for batch in (possible[at : at + 4] for at in range(0, len(possible), 4)):
-        started = {name: launch(folder, name, *runs[name], options=options) for name in batch}
-        recorded(folder, started)
-    return folder
+    return launched(folder, {name: words for name, words in runs.items() if not lacks(name)}, options=LEAN)
 
 
 def capture_now(folder, name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from artefacts import artefact
 from launches import launch, needs, recorded
 
 from introspect_cli.compare.diff import compare_runs
@@ -96,13 +97,15 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rounding")
+def runs():
+    return artefact("rounding", made)
+
+
+def made(folder):
     (folder / "train.py").write_text(SCRIPT)
     early = [name for name in RUNS if name != "resumed" and not (name in ("fsdp2", "ignored") and _lacks())]
     for names in (early, ["resumed"]):
         recorded(folder, {name: launch(folder, name, *RUNS[name], script=folder / "train.py") for name in names})
-    return folder
 
 
 def _lacks():
