@@ -1,8 +1,8 @@
 """Runs that are made once and kept: whatever asks for one again reads it, until something changes that it rests on.
 
 A captured run rests on the code that records, on its script and on torch; not on what compares, checks or renders.
-The key of a run is a digest of all that. A folder of a key is complete or is not there: it is made beside its place,
-under a lock that other processes wait at, and renamed.
+The key of a run is a digest of all that. A folder is made where it stays, as runs name the place where they were made;
+others wait at a lock until a file beside it says that it is complete.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import hashlib
 import os
 import shutil
 import sys
-import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -87,26 +86,24 @@ def key_of(*parts: object) -> str:
 
 def kept(root: Path, name: str, key: str, make: Callable[[Path], object]) -> Path:
     """The folder of a key below `root`, which `make` fills where nobody has before, and nobody alters after that."""
-    place = root / f"{name}-{key}"
+    place, complete = root / f"{name}-{key}", root / f"{name}-{key}.complete"
     root.mkdir(parents=True, exist_ok=True)
-    if not place.exists():
-        with (root / f".{name}-{key}.lock").open("w") as lock:
+    if not complete.exists():
+        with (root / f"{name}-{key}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not place.exists():
+            if not complete.exists():
                 _forget(root)
-                made = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
-                try:
-                    make(made)
-                    made.rename(place)
-                except BaseException:
-                    shutil.rmtree(made, ignore_errors=True)
-                    raise
+                shutil.rmtree(place, ignore_errors=True)  # of a process that was interrupted
+                place.mkdir()
+                make(place)
+                complete.touch()
     os.utime(place)
+    os.utime(complete)
     return place
 
 
 def _forget(root: Path) -> None:
-    """Remove what nobody asked for in two weeks, and what an interrupted process left half made."""
+    """Remove what nobody asked for in two weeks."""
     for path in root.iterdir():
         if time.time() - path.stat().st_mtime > _WEEKS:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

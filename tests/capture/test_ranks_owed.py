@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from artefacts import launched
-from launches import needs
+from launches import DISTRIBUTED, needs
 
 import introspect_cli
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 SCRIPT = """
 import sys

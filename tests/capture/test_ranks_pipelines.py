@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 from artefacts import launched
-from launches import needs
+from launches import DISTRIBUTED, needs
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -18,7 +18,10 @@ from introspect_cli.store.ranks.tasks import as_one
 from introspect_cli.store.read.manifests import Stages, stages_of
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 QUIET = ("--no-packages", "--no-env", "--no-source")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from artefacts import LEAN, launched
-from launches import SCRIPT
+from launches import DISTRIBUTED, SCRIPT
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -14,7 +13,10 @@ from introspect_cli.records import Kind
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 RUNS = {"single": (1,), "ddp": (2,), "once": (2, "once")}
 

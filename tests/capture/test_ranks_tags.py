@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from artefacts import launched
-from launches import SCRIPT, needs
+from launches import DISTRIBUTED, SCRIPT, needs
 from opcapture import compared
 
 from introspect_cli.capture import torch_distributed
@@ -21,7 +21,10 @@ from introspect_cli.render.divergence_text import glance, statistics_words
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 FLOWING = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_OUTPUT)
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import opcapture
 import pytest
-import torch
 from artefacts import LEAN, launched
+from launches import DISTRIBUTED
 
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 RUNS = {
     "single": (1, "single", "--groups"),

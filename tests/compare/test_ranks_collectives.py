@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from artefacts import artefact, launched
-from launches import SCRIPT, finish, lacks, launch, needs, together
+from launches import DISTRIBUTED, SCRIPT, finish, lacks, launch, needs, together
 from opcapture import compared
 
 from introspect_cli.compare.diff import compare_runs
@@ -21,7 +21,10 @@ from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write.launch import IN_FLIGHT
 from introspect_cli.texts import group_label, group_size
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 FAULTS = SCRIPT.parent / "faults.py"
 LINES = FAULTS.read_text().splitlines()

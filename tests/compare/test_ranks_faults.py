@@ -10,9 +10,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import torch
 from artefacts import artefact
-from launches import SCRIPT, finish, lacks, needs, together
+from launches import DISTRIBUTED, SCRIPT, finish, lacks, needs, together
 
 from introspect_cli.compare.answer.compared import copies_note
 from introspect_cli.compare.diff import compare_runs
@@ -26,7 +25,10 @@ from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 ALONE = ("hand-none", "hand-batchnorm", "hand-uneven")
 FLAGS = ("hand", "ddp", "fsdp2", "tp")

@@ -6,9 +6,8 @@ import sys
 
 import opcapture
 import pytest
-import torch
 from artefacts import LEAN, launched, said_by
-from launches import SCRIPT, needs
+from launches import DISTRIBUTED, SCRIPT, needs
 from sweeps import sliced
 
 from introspect_cli.compare.terms.result import Verdict
@@ -25,7 +24,10 @@ from introspect_cli.store.read.run import open_run
 sys.path.append(str(SCRIPT.parent))
 from train_ranks import Tokens
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 ONE = ("--ranks", "one-per-replica")
 SAMPLES = ("--per-sample",)

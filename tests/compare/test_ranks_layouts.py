@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import opcapture
 import pytest
-import torch
 from artefacts import LEAN, launched
-from launches import lacks, needs
+from launches import DISTRIBUTED, lacks, needs
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -16,7 +15,10 @@ from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 RUNS = {
     "single": (1, "single"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import artefact
-from launches import launch, needs, recorded
+from launches import DISTRIBUTED, launch, needs, recorded
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -14,7 +14,10 @@ from introspect_cli.health import training
 from introspect_cli.health.check import check
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 SCRIPT = """
 import os, sys

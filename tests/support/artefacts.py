@@ -39,8 +39,12 @@ def artefact(name, make, *parts):
 def described(value, seen=None):
     """What identifies a value from one process to the next: of functions the source, and all that it names."""
     seen = set() if seen is None else seen
-    if isinstance(value, Path | str | bytes | int | float | type(None)):
-        yield _files_beside(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        yield value.name
+        if str(value).startswith(OURS):  # a script may import what lies beside it
+            yield value if value.is_dir() or value.parent == REPOSITORY / "fixtures" else value.parent
+    elif isinstance(value, str | bytes | int | float | type(None)):
+        yield value
     elif isinstance(value, dict):
         for item in value.items():
             yield from described(item, seen)
@@ -68,13 +72,6 @@ def described(value, seen=None):
 
 _REDUCING = [REPOSITORY / "benchmarks" / name for name in ("configurations.py", "matrix.py")]
 _source = functools.cache(inspect.getsource)
-
-
-def _files_beside(path):
-    """A script may import what lies beside it; a folder that is made for a test is nobody's source."""
-    if not str(path).startswith(OURS):
-        return path.name
-    return path if path.is_dir() or path.parent == REPOSITORY / "fixtures" else path.parent
 
 
 def _is_ours(value):
