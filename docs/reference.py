@@ -40,8 +40,6 @@ NOTE = "<!-- Made by `python docs/reference.py`; a change of this file is lost. 
 
 VARIABLES = {
     "COLUMNS": "Width of what is printed, where it is not a terminal.",
-    "INTROSPECT_NO_KERNELS": "Anything but `0`: compute checksums and statistics with torch operations, not with the "
-    "compiled kernels.",
     "LOCAL_WORLD_SIZE": "How many ranks of this machine share the memory for `--keep-around`; torchrun sets it.",
     "MLFLOW_EXPERIMENT_NAME": "The experiment that `--publish mlflow` writes to.",
     "NO_COLOR": "Anything: print without colours.",

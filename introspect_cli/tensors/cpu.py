@@ -1,4 +1,4 @@
-"""Summarising a tensor in CPU memory: by the compiled kernels, or by torch operations where there are none.
+"""Summarising a tensor in CPU memory, by the compiled kernels.
 
 Small tensors are bound by the cost of a call, large ones by bandwidth, strided ones by copying. So contiguous memory
 goes to the kernels by address; large tensors are cut into chunks whose rows are merged in order, so that the result
@@ -9,19 +9,16 @@ row and agree on every bit of the checksum.
 from __future__ import annotations
 
 import time
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from introspect_cli.machine import processors
-from introspect_cli.sums import MASK, header
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import parallel, reference
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.special import PLAIN, is_wrapped
-from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces, unobserved
+from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -90,7 +87,6 @@ class Engine:
 
     def __init__(self, threads: int | None = None) -> None:
         self.kernels = k.KERNELS
-        """The compiled kernels; None if torch operations must do."""
         self._threads = threads
         self._helpers: parallel.Helpers | None = None
         self._room = 0
@@ -111,7 +107,7 @@ class Engine:
     def _has_workers(self) -> bool:
         """Whether torch's own threads can be had; if so, the team knows how."""
         workers = parallel.find_workers() if self._threads is None else None
-        if workers is None or self.kernels is None:
+        if workers is None:
             return False
         self._team[[k.PARALLEL, k.NUMBER]] = workers
         return True
@@ -156,7 +152,6 @@ class Engine:
 
     def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
         """Copy a known row to address `out` if the elements still have its checksum; False, and nothing, if not."""
-        assert self.kernels is not None
         if not self.kernels.alike(address, count, known, code):
             return False
         return bool(self._call("again", self._torchs_threads(count) or 1, count, address, count, known, code, out))
@@ -202,7 +197,6 @@ class Engine:
     def _with_helpers(self, count: int, flags: int) -> None:
         """Summarise the team's items with introspect's threads, if that pays: torch's cannot be had, or not yet."""
         kernels, team = self.kernels, self._team_address
-        assert kernels is not None
         if count > self._room:
             self._make_room(count)
         threads, pace = self._threads or thread_count(), team + 8 * (k.PACES + flags * k.PACE_WORDS)
@@ -229,7 +223,7 @@ class Engine:
     ) -> None:
         """Summarise any strided CPU tensor into a row."""
         code = CODES.get(tensor.dtype)
-        if self.kernels is None or code is None:
+        if code is None:
             row = reference.row(
                 tensor, with_stats=with_stats, with_sketch=with_sketch, sorted_stats=sorted_stats, runs=runs
             )
@@ -261,14 +255,12 @@ class Engine:
 
     def _copy(self, view: torch.Tensor, target: int) -> None:
         """Copy a strided view to an address, in row-major order."""
-        assert self.kernels is not None
         plan = copy_plan(tuple(view.shape), view.stride())
         dims = int(plan[0, -1])
         self.kernels.copy(address_of(view), dims, view.element_size(), plan.ctypes.data, target)
 
     def _runs(self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int) -> None:
         """Summarise runs and merge their rows, in order."""
-        assert self.kernels is not None
         rows = r.empty(1)
         number = 0
         for first, flat in runs:
@@ -293,43 +285,3 @@ class Engine:
         if self._helpers is not None:
             self._helpers.close()
             self._helpers = None
-
-
-_COPIED: Final = 1 << 26
-"""Bytes of a tensor that is not contiguous, up to which it is copied for this."""
-
-
-_header = lru_cache(maxsize=256)(header)
-
-
-def sum_of_samples(tensor: torch.Tensor) -> int | None:
-    """The checksums of all samples of a tensor, added up modulo 2**64.
-
-    Ranks that share out a batch have none of the checksums of one process, and extrema and means are the same for two
-    orders of its tokens. Each index of the first dimension has a checksum of its own, and the sum of all of them is the
-    same number however the samples are dealt out, and in whatever order.
-
-    Returns:
-        None of what is no plain tensor with samples in the memory of the CPU, or where there are no compiled kernels.
-    """
-    if k.KERNELS is None or type(tensor) not in PLAIN or is_wrapped(tensor):
-        return None
-    with unobserved():
-        if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-            return None
-        code, total = CODES.get(tensor.dtype), tensor.numel()
-        if code in (None, k.TABLE) or not tensor.dim() or not total:
-            return None
-        size, each = tensor.element_size(), total // len(tensor)
-        if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + 1) * size:
-            return None  # freed
-        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
-            if total * size > _COPIED:
-                return None
-            tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        elif tensor.untyped_storage().nbytes() < (tensor.storage_offset() + total) * size:
-            return None
-        name = str(tensor.dtype).removeprefix("torch.")
-        sample = _header(name, tuple(tensor.shape[1:]))
-        added: int = k.KERNELS.sum_of_samples(address_of(tensor), total, each, code, sample)
-        return added & MASK

@@ -132,12 +132,6 @@ PyObject *py_summarise(PyObject *, Arguments a, Py_ssize_t n) {
         return i64(0);
     });
 }
-// Of `total` elements, samples of `count` each.
-PyObject *py_sum_of_samples(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<5>(a, n, 1, [](const u64 *w) {
-        return i64(sum_of_samples(w[0], i64(w[1]) / i64(w[2]), i64(w[2]), i64(w[3]), w[4]));
-    });
-}
 PyObject *py_alike(PyObject *, Arguments a, Py_ssize_t n) {
     return function<4>(a, n, KEPT, [](const u64 *w) {
         return i64(((const Row *)w[2])->sample == sample(w[0], i64(w[1]), i64(w[3])));
@@ -224,7 +218,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 }
 
 PyMethodDef METHODS[] = {
-    FAST(summarise), FAST(sum_of_samples), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
+    FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
     FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance),
     FAST(columns), FAST(crc32), FAST(step_digest), {"has_crc32", py_has_crc32, METH_NOARGS, nullptr},
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
@@ -232,10 +226,6 @@ PyMethodDef METHODS[] = {
     {"memory", new_memory, METH_O, nullptr}, {"times", new_times, METH_NOARGS, nullptr},
     {"lock", new_lock, METH_NOARGS, nullptr}, {"numbers", new_numbers, METH_NOARGS, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
-    {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},
-    {"operators", (PyCFunction)(void (*)())new_operators, METH_FASTCALL, nullptr},
-    {"hooks", new_hooks, METH_NOARGS, nullptr}, {"standing", new_standing, METH_NOARGS, nullptr},
-    {"stood", new_stood, METH_NOARGS, nullptr}, {"are_these", (PyCFunction)(void (*)())are_these, METH_FASTCALL, nullptr},
     {"record_gradients", (PyCFunction)(void (*)())record_gradients, METH_FASTCALL, nullptr},
     {"record_state", (PyCFunction)(void (*)())record_state, METH_FASTCALL, nullptr},
     {"watch_generator", (PyCFunction)(void (*)())watch_generator, METH_FASTCALL, nullptr},

@@ -157,11 +157,6 @@ class Summarizer:
         """What summarises plain tensors and notes their sites, see `intake.py`; None without one."""
         return self._intake
 
-    @property
-    def sample_headers(self) -> list[int]:
-        """Of each layout, what the checksum of one of a tensor's samples begins with; it grows as layouts come."""
-        return self._layouts.sample_headers
-
     def _launch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
         try:
             engine.many(entries)

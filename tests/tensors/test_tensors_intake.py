@@ -9,7 +9,6 @@ import pytest
 import torch
 from summaries import taken
 
-from introspect_cli.capture.recording.step_rows import Times, new_times
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 
@@ -20,14 +19,13 @@ class Into:
     def __init__(self):
         self.summarizer = Summarizer()
         self.rows, self.slots = kernels.new_numbers(), kernels.new_numbers()
-        self.times = None if kernels.KERNELS is None else kernels.KERNELS.times()
+        self.times = kernels.KERNELS.times()
         self.lock = kernels.new_lock()
         self.summarizer.add(torch.ones(5))
         taken(self.summarizer)
 
-    def said(self, sums=None):
-        fields = (self.rows, self.slots, self.times, self.lock)
-        self.summarizer.intake.into(*fields, sums, self.summarizer.sample_headers)
+    def said(self):
+        self.summarizer.intake.into(self.rows, self.slots, self.times, self.lock)
         return self
 
     def record_all(self, sites, tensors):
@@ -91,10 +89,10 @@ def test_a_site_that_comes_twice_is_left_to_others(into):
     assert into.noted == ([], [], {5: 1})
 
 
-@pytest.mark.parametrize("why", ["recorded", "in a tuple", "too few sites", "no room", "samples", "nowhere", "locked"])
+@pytest.mark.parametrize("why", ["recorded", "in a tuple", "too few sites", "no room", "nowhere", "locked"])
 def test_what_is_not_to_be_recorded_is_left_alone(into, why):
     if why != "nowhere":
-        into.said({} if why == "samples" else None)
+        into.said()
     sites, tensors = [4, 5], some(2)
     if why == "recorded":
         into.times.add(5, 1)
@@ -205,9 +203,8 @@ def test_a_lock_is_its_thread_s_until_it_was_given_back_as_often_as_taken():
         lock.release()
 
 
-@pytest.mark.parametrize("made", [Times, new_times], ids=["python", "the quickest"])
-def test_times_count_the_sites_of_one_step(made):
-    times = made()
+def test_times_count_the_sites_of_one_step():
+    times = kernels.KERNELS.times()
     assert not times
     assert times.once([3, 5000])
     assert not times.once([4, 4])

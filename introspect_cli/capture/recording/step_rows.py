@@ -17,7 +17,7 @@ from introspect_cli.tensors.kernels import KERNELS, new_numbers
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.records import Given, Kind, Phase
     from introspect_cli.store.write.rank_writer import RankWriter
@@ -35,16 +35,13 @@ class Sites:
         secret: numbers of those whose path says that their values are nobody's business.
     """
 
-    def __init__(
-        self, rank: RankWriter, lock: threading.RLock, save_tensors: tuple[str, ...], met: Callable[[int, Site], None]
-    ) -> None:
+    def __init__(self, rank: RankWriter, lock: threading.RLock, save_tensors: tuple[str, ...]) -> None:
         """Start with none.
 
         Args:
             rank: the writer that knows them, too.
             lock: the recorder's.
             save_tensors: globs over FQNs of values that are stored whole.
-            met: told of each new number, and its site.
         """
         self.of: dict[int, Site] = {}
         self.whole: set[int] = set()
@@ -52,7 +49,6 @@ class Sites:
         self._rank = rank
         self._lock = lock
         self._save_tensors = save_tensors
-        self._met = met
         self._numbers: dict[Site, int] = {}
         self._infos: dict[int, SiteInfo] = {}
 
@@ -70,49 +66,11 @@ class Sites:
             self._numbers[site] = number  # the last: whatever ends this early, no number has another's name
             if site.path and is_secret_path(site.path):
                 self.secret.add(number)
-            self._met(number, site)
             return number
 
     def changed(self, number: int, **changes: Any) -> int:
         """The number of a site that is like another one but for some of its fields."""
         return self.number(replace(self.of[number], **changes), self._infos[number])
-
-
-class Times:
-    """How often each site has been recorded in the current step; `times.cpp` has a quicker one."""
-
-    def __init__(self) -> None:
-        """Start with none."""
-        self._of: dict[int, int] = {}
-
-    def __bool__(self) -> bool:
-        """Whether any has been counted, or was and then taken back."""
-        return bool(self._of)
-
-    def of(self, site: int) -> int:
-        """The times of one site."""
-        return self._of.get(site, 0)
-
-    def add(self, site: int, by: int) -> None:
-        """Count a site so many times more."""
-        self._of[site] = self.of(site) + by
-
-    def once(self, sites: list[int]) -> bool:
-        """Count each site once; False, and nothing is done, where one was counted before or comes twice."""
-        new = dict.fromkeys(sites, 1)
-        if len(new) < len(sites) or any(self.of(site) for site in sites):
-            return False
-        self._of.update(new)
-        return True
-
-    def clear(self) -> None:
-        """Begin a step."""
-        self._of.clear()
-
-
-def new_times() -> Any:
-    """Compiled ones where there are any."""
-    return Times() if KERNELS is None else KERNELS.times()
 
 
 class StepRows:
@@ -126,12 +84,10 @@ class StepRows:
         only: sites that may be recorded; all where None.
     """
 
-    __slots__ = ("__dict__", "given")  # a slot as in `Recorder`
-
     def __init__(self, numbering: Sites, lock: threading.RLock) -> None:
         """Start with none; `numbering` numbers sites, under the recorder's lock."""
         self.sites, self.slots = new_numbers(), new_numbers()
-        self.times = new_times()
+        self.times: Any = KERNELS.times()
         self.given: dict[int, Given] = {}
         self.only: frozenset[Site] | None = None
         self._numbering = numbering
