@@ -35,7 +35,9 @@ _WEEKS = 2 * 7 * 86400
 def recorder_key() -> str:
     """A digest of all that decides what a capture writes: the code that records, python and torch."""
     about = hashlib.sha256(f"{sys.version_info[:3]} {version('torch')} {version('numpy')}".encode())
-    sources = [path for folder in _RECORDS for path in (PACKAGE / folder).rglob("*") if path.suffix in {".cpp", ".h"}]
+    sources = [
+        path for folder in _RECORDS for path in (PACKAGE / folder).rglob("*") if path.suffix in {".cpp", ".h", ".so"}
+    ]
     for path in sorted({*_recorders(), *sources}):
         about.update(f"\0{path.relative_to(PACKAGE).as_posix()}\0".encode())
         about.update(path.read_bytes())
