@@ -7,10 +7,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from introspect_cli.records import Site
+
+
+class Certainty(str, Enum):
+    """How sure an explanation is."""
+
+    PROVED = "on record"
+    """The records of both runs show it."""
+    LEFT = "what is left"
+    """Nothing else remains of what could have made it, as far as was recorded."""
+    LIKELY = "likely"
+    """It fits, and other explanations remain."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that the records show of the first divergence, and that explains it.
+
+    Attributes:
+        code: what it is; `say.py` has the words of each.
+        certainty: whether it is on record, or likely.
+        fields: names, sides and numbers that fill the words.
+        text: the words, as a clause.
+    """
+
+    code: str
+    certainty: Certainty
+    fields: Mapping[str, Any]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -115,8 +145,6 @@ class Resumption:
         first: that first step.
         sign: what says that it is resumed.
         parts: each part.
-        thrown_away: batches that it read before, to get to its place in the data.
-        in_time: generators that were in another state when it began, and in the right one when they were drawn from.
     """
 
     run: str
@@ -124,8 +152,6 @@ class Resumption:
     first: int
     sign: str
     parts: tuple[Part, ...]
-    thrown_away: int = 0
-    in_time: tuple[str, ...] = ()
 
     @property
     def whole(self) -> str:
