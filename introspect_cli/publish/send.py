@@ -92,7 +92,7 @@ class Sender:
             raise StoreError(f"cannot read {self._run}: {reason(error)}") from None
 
     def _begin(self, place: str) -> Share:
-        with RankFolder.at(str(self._run / place)) as folder:
+        with RankFolder(Folder.at(str(self._run / place))) as folder:
             run_id = str(read_manifest(folder).get("id"))
         self._shares[place] = share = Share(self._run, place, self.storage, run_id, sources=self._sources)
         return share

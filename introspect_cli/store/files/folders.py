@@ -16,11 +16,12 @@ import re
 import resource
 import stat
 import threading
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, scarcity
-from introspect_cli.store.files.handles import Handle, status_of, take_lock
+from introspect_cli.store.files.handles import Descriptor, Handle, Source, status_of, take_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -138,68 +139,48 @@ class Appended(Handle):
             os.ftruncate(self.fd, self.length)
 
 
-class Folder(Handle):
-    """An open directory."""
+class Directory(ABC):
+    """A directory of a run, on disk or in object storage.
 
-    @property
-    def remote_size(self) -> int:
-        """Bytes of its files where they are not on disk."""
-        return 0
+    Attributes:
+        path: where it is, for messages.
+    """
 
-    @classmethod
-    def at(cls, path: str) -> Self:
-        """The directory at `path`, which may be a link: a person named it."""
-        return cls(os.open(path, _DIRECTORY), path)
+    path: str
 
-    def secure(self) -> Folder:
-        """This directory, opened again where the script closed its descriptor."""
-        if not self.is_ours():
-            self.open_again(os.O_RDONLY | os.O_DIRECTORY)
-        return self
+    @abstractmethod
+    def names(self) -> list[str]:
+        """What the directory holds, sorted."""
 
-    def folder(self, name: str) -> Folder:
+    @abstractmethod
+    def __contains__(self, name: str) -> bool:
+        """Whether anything is at `name`."""
+
+    @abstractmethod
+    def folder(self, name: str) -> Directory:
         """The directory `name` inside this one.
 
         Raises:
             FileNotFoundError: there is none.
             StoreError: it is a link, or not a directory.
         """
-        return Folder(self.open_folder(name), f"{self.path}/{name}")
 
-    def open_folder(self, name: str) -> int:
-        """The descriptor of the directory `name` inside this one, see above."""
-        try:
-            return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise unreadable(f"{self.path}/{name}", error) from None
-
-    def content(self, name: str) -> str:  # noqa: ARG002 - who knows more says it
-        """What tells the content of a file from any other without reading it; "" where nothing does."""
-        return ""
-
-    def expect(self, names: Iterable[str]) -> None:
-        """Hear which directories are looked into next: one that is far away fetches what it can at once."""
-
-    def file(self, name: str) -> Handle:
-        """The regular file `name` inside this directory, for reading.
+    @abstractmethod
+    def file(self, name: str) -> Source:
+        """The file `name` inside this directory, for reading.
 
         Raises:
             FileNotFoundError: there is none.
             StoreError: it is a link, a pipe, a device, a directory, or may not be read.
         """
-        path = f"{self.path}/{name}"
-        try:
-            handle = Handle(os.open(name, _READ, dir_fd=self.fd), path)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise unreadable(path, error) from None
-        if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
-            handle.close()
-            raise DamageError(path, "it is not a regular file")
-        return handle
+
+    def rank(self, number: int) -> Directory:
+        """The directory of a rank.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return self.folder(f"rank{number}")
 
     def read_file(self, name: str, limit: int) -> bytes:
         """All of the regular file `name`, which may hold at most `limit` bytes.
@@ -215,6 +196,72 @@ class Folder(Handle):
                 return handle.read(0, limit)
             except OSError as error:
                 raise unreadable(handle.path, error) from None
+
+    @property
+    def remote_size(self) -> int:
+        """Bytes of its files where they are not on disk."""
+        return 0
+
+    def content(self, name: str) -> str:  # noqa: ARG002 - who knows more says it
+        """What tells the content of a file from any other without reading it; "" where nothing does."""
+        return ""
+
+    def expect(self, names: Iterable[str]) -> None:  # noqa: B027 - on disk there is nothing to do beforehand
+        """Hear which directories are looked into next: one that is far away fetches what it can at once."""
+
+    def close(self) -> None:  # noqa: B027 - of some nothing is open
+        """Close what is open; again is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+class Folder(Descriptor, Directory):
+    """A directory that is open."""
+
+    @classmethod
+    def at(cls, path: str) -> Self:
+        """The directory at `path`, which may be a link: a person named it."""
+        return cls(os.open(path, _DIRECTORY), path)
+
+    def secure(self) -> Folder:
+        """This directory, opened again where the script closed its descriptor."""
+        if not self.is_ours():
+            self.open_again(os.O_RDONLY | os.O_DIRECTORY)
+        return self
+
+    def folder(self, name: str) -> Folder:
+        """The directory `name` inside this one."""
+        try:
+            fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise unreadable(f"{self.path}/{name}", error) from None
+        return Folder(fd, f"{self.path}/{name}")
+
+    def rank(self, number: int) -> Directory:
+        """The directory of a rank."""
+        from introspect_cli.store.files.rank_folder import RankFolder  # which stands on this one
+
+        return RankFolder(self.folder(f"rank{number}"))
+
+    def file(self, name: str) -> Handle:
+        """The regular file `name` inside this directory, for reading."""
+        path = f"{self.path}/{name}"
+        try:
+            handle = Handle(os.open(name, _READ, dir_fd=self.fd), path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise unreadable(path, error) from None
+        if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
+            handle.close()
+            raise DamageError(path, "it is not a regular file")
+        return handle
 
     def names(self) -> list[str]:
         """What the directory holds, sorted."""
@@ -307,7 +354,7 @@ def reason(error: OSError | StoreError) -> str:
 # --- locks
 
 
-def any_lock_held(run: Folder) -> bool:
+def any_lock_held(run: Directory) -> bool:
     """Whether any rank of a run that several processes write is being written."""
     for name in run.names():
         if not name.startswith(("rank", "attempt")):
@@ -318,7 +365,7 @@ def any_lock_held(run: Folder) -> bool:
     return False
 
 
-def is_locked(folder: Folder) -> bool:
+def is_locked(folder: Directory) -> bool:
     """Whether a capture holds the run in `folder`."""
     try:
         with folder.file(LOCK) as handle:

@@ -18,8 +18,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files.folders import FORMAT, LIMIT_DOCUMENT, LOCK, SETTINGS, SHARED, DamageError, Folder
-from introspect_cli.store.files.handles import Handle, take_lock
+from introspect_cli.store.files.folders import (
+    FORMAT,
+    LIMIT_DOCUMENT,
+    LOCK,
+    SETTINGS,
+    SHARED,
+    DamageError,
+    Directory,
+    Folder,
+)
+from introspect_cli.store.files.handles import Handle, Source, take_lock
 from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
@@ -54,16 +63,12 @@ _AT_ONCE = 4096
 _MODE = 0o600
 
 
-class _Within(Handle):
+class _Within(Source):
     """A file that lies within another."""
 
-    def __init__(self, fd: int, path: str, offset: int, length: int) -> None:
-        super().__init__(fd, path)
+    def __init__(self, handle: Handle, path: str, offset: int, length: int) -> None:
+        self._handle, self.path = handle, path
         self._offset, self._length = offset, length
-
-    def is_locked(self) -> bool:
-        """Nobody writes what is closed."""
-        return False
 
     def size(self) -> int:
         """Bytes in the file."""
@@ -71,7 +76,15 @@ class _Within(Handle):
 
     def read(self, offset: int, length: int) -> bytes:
         """`length` bytes from `offset`, fewer where the file ends before."""
-        return super().read(self._offset + offset, min(length, self._length - offset))
+        return self._handle.read(self._offset + offset, min(length, self._length - offset))
+
+    def changed(self) -> int:
+        """When the file that it lies in was changed, in nanoseconds."""
+        return self._handle.changed()
+
+    def close(self) -> None:
+        """Close the file that it lies in."""
+        self._handle.close()
 
 
 class _Bundle(NamedTuple):
@@ -88,83 +101,92 @@ class _Bundle(NamedTuple):
     begin: int
 
 
-class RankFolder(Folder):
+class RankFolder(Directory):
     """A rank's directory, or that of its settings, with what is in `closed.bin`."""
 
-    def __init__(self, fd: int, path: str, rank: Folder | None = None, below: str = "") -> None:
+    def __init__(self, here: Folder | None, rank: Folder | None = None, below: str = "") -> None:
         """Take an open directory.
 
         Args:
-            fd: its descriptor; -1 where there is no such directory.
-            path: of the directory.
-            rank: the rank's; this one where it is None.
+            here: it; None where there is no such directory.
+            rank: the rank's; the same where it is None.
             below: the path of the directory in the rank's, with a slash at its end.
         """
-        self.path = path
-        if fd >= 0:
-            super().__init__(fd, path)
-        self._rank = rank or self
+        self._here = here
+        self._rank = rank or here
         self._below = below
+        assert self._rank is not None
+        self.path = f"{self._rank.path}/{below}".rstrip("/")
         self._bundle: _Bundle | None = None
 
     def close(self) -> None:
         """Close what is open."""
-        super().close()
+        for folder in (self._here, self._rank):
+            if folder is not None:
+                folder.close()
         if self._bundle is not None:
             self._bundle.handle.close()
 
     def names(self) -> list[str]:
         """What the directory holds, sorted."""
-        there = super().names() if self.fd >= 0 else []
+        there = self._here.names() if self._here is not None else []
         inside = [name.removeprefix(self._below) for name in self.bundled() if name.startswith(self._below)]
         return sorted({*there, *(name.partition("/")[0] for name in inside)} - {CLOSED})
 
     def __contains__(self, name: str) -> bool:
         """Whether anything is at `name`."""
         path = f"{self._below}{name}"
-        if self.fd >= 0 and super().__contains__(name):
+        if self._is_there(name):
             return True
         return path in self.bundled() or any(inside.startswith(f"{path}/") for inside in self.bundled())
 
-    def folder(self, name: str) -> Folder:
-        """The directory `name` inside this one."""
-        if name != SETTINGS:
-            return super().folder(name)
-        try:
-            fd = self.open_folder(name)
-        except FileNotFoundError:
-            if name not in self:
-                raise
-            fd = -1
-        return RankFolder(fd, f"{self.path}/{name}", Folder(os.dup(self.fd), self.path), f"{name}/")
+    def _is_there(self, name: str) -> bool:
+        """Whether the directory itself has a file, which then counts before what was bundled."""
+        return self._here is not None and name in self._here
 
-    def file(self, name: str) -> Handle:
+    def folder(self, name: str) -> Directory:
+        """The directory `name` inside this one."""
+        assert self._here is not None  # of a directory that is not there, nothing was said to be one
+        try:
+            there: Folder | None = self._here.folder(name)
+        except FileNotFoundError:
+            if name != SETTINGS or name not in self:
+                raise
+            there = None
+        if name != SETTINGS:
+            assert there is not None
+            return there
+        return RankFolder(there, Folder(os.dup(self._here.fd), self.path), f"{name}/")
+
+    def file(self, name: str) -> Source:
         """The file `name` inside this directory, for reading."""
-        if self.fd >= 0:
+        if self._here is not None:
             with suppress(FileNotFoundError):
-                return super().file(name)
+                return self._here.file(name)
         if name == LOCK:
             raise FileNotFoundError(name)
         entry = self.bundled().get(f"{self._below}{name}")
-        if entry is None or self._bundle is None:
+        if entry is None or self._bundle is None or self._rank is None:
             raise FileNotFoundError(name)
         where = _where(self._bundle, entry)
         if isinstance(where, str):
             return _shared_file(self._rank, where)
-        return _Within(os.dup(self._bundle.handle.fd), f"{self.path}/{name}", *where)
+        handle = self._bundle.handle
+        return _Within(Handle(os.dup(handle.fd), handle.path), f"{self.path}/{name}", *where)
 
     def content(self, name: str) -> str:
         """What tells the content of a file that several ranks have; "" of others."""
-        entry = None if self.fd >= 0 and super().__contains__(name) else self.bundled().get(f"{self._below}{name}")
+        entry = None if self._is_there(name) else self.bundled().get(f"{self._below}{name}")
         return entry if isinstance(entry, str) else ""
 
     def bundled(self) -> dict[str, Any]:
         """The table of the small files of a rank that has ended, by name."""
         if self._bundle is None:
             try:
-                handle = Folder.file(self._rank, CLOSED)
+                handle = self._rank.file(CLOSED) if self._rank is not None else None
             except FileNotFoundError:
                 return {}
+            assert handle is not None
             self._bundle = _decoded(handle)
         return self._bundle.table
 
@@ -174,20 +196,10 @@ def shared_name(name: str, data: bytes) -> str:
     return f"{name}-{content_digest(data)}"
 
 
-def check_shared(folder: Folder, name: str) -> None:
+def check_shared(folder: Directory, name: str) -> None:
     """Make sure that a file which ranks share holds what its name says."""
     if shared_name(name.rpartition("-")[0], folder.read_file(name, LARGEST)) != name:
         raise DamageError(f"{folder.path}/{name}", "it is not what its digest says")
-
-
-def rank_folder(run: Folder, rank: int) -> Folder:
-    """The directory of a rank of a run.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    name = f"rank{rank}"
-    return RankFolder(run.open_folder(name), f"{run.path}/{name}") if type(run) is Folder else run.folder(name)
 
 
 def _shared_file(rank: Folder, name: str) -> Handle:
@@ -250,8 +262,9 @@ def close_rank(folder: Folder) -> None:
     """
     if folder.fd < 0:
         return
-    with suppress(OSError, StoreError), RankFolder(os.dup(folder.secure().fd), folder.path) as rank:
-        files = dict(_small(rank))
+    with suppress(OSError, StoreError), Folder(os.dup(folder.secure().fd), folder.path) as rank:
+        with RankFolder(Folder(os.dup(rank.fd), rank.path)) as there:  # what was bundled before counts, too
+            files = dict(_small(there))
         with _launch_of(rank) as launch, launch.make_folder(SHARED, 0o700) as shared:
             alone = take_lock(shared.fd)  # ranks end at once, and each would take itself for the first
             named = {name: _share(shared, name, data, alone=alone) for name, data in files.items()}
@@ -262,7 +275,7 @@ def close_rank(folder: Folder) -> None:
         os.rmdir(SETTINGS, dir_fd=rank.fd)
 
 
-def _small(rank: Folder) -> Iterator[tuple[str, bytes]]:
+def _small(rank: Directory) -> Iterator[tuple[str, bytes]]:
     every = rank.names()
     if SETTINGS in every:
         with rank.folder(SETTINGS) as settings:

@@ -155,7 +155,8 @@ def write_label(path: str | Path, text: str) -> None:
 
     if is_remote(path):
         raise StoreError(f"cannot label {path}: label the run where it was recorded, and publish it again")
-    with open_store(path) as folder:
+    open_store(path).close()
+    with Folder.at(str(path)) as folder:
         try:
             if text:
                 folder.replace(LABEL, [text.encode()], 0o644)
