@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import (
+    CLOSED,
     INDEX,
     LIMIT_DOCUMENT,
     MANIFEST,
@@ -24,9 +25,9 @@ from introspect_cli.store.files.folders import (
     DamageError,
     Directory,
     Folder,
+    RankFolder,
     is_locked,
 )
-from introspect_cli.store.files.rank_folder import CLOSED, RankFolder
 from introspect_cli.store.format.documents import LABELS
 from introspect_cli.store.format.index import Index, parse_index, records_name
 from introspect_cli.store.format.schemas import ENTRY, HEADER, LIMIT_INDEX

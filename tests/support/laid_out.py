@@ -6,8 +6,7 @@ import numpy as np
 
 from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.files.folders import Folder
-from introspect_cli.store.files.rank_folder import CLOSED, RankFolder
+from introspect_cli.store.files.folders import CLOSED, Folder, RankFolder
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.write.launch import Launch
 from introspect_cli.store.write.run_writer import StoreWriter

@@ -24,16 +24,17 @@ from introspect_cli.store.files.folders import (
     RECORDS,
     SETTINGS,
     SHARED,
+    SHARED_NAME,
     SOURCES,
     STREAMS,
     TENSORS,
     DamageError,
     Directory,
+    check_shared,
     is_locked,
     outside_cause,
     reason,
 )
-from introspect_cli.store.files.rank_folder import SHARED_NAME, check_shared
 from introspect_cli.store.format import documents, tensorfile
 from introspect_cli.store.format.index import step_digest
 from introspect_cli.store.format.sources import SOURCE_NAME, decode
