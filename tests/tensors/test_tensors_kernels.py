@@ -6,6 +6,7 @@ import math
 import zlib
 from types import SimpleNamespace
 
+import formulas as statistics
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from kernel_values import COMPLEX, EIGHTS, EVERY, FLOATS, INTS, STRIDED, assert_
 
 from introspect_cli.records import Part
 from introspect_cli.store.format.index import step_digest
-from introspect_cli.tensors import cpu, kernels, parallel, places, statistics, views
+from introspect_cli.tensors import cpu, kernels, parallel, places, views
 from introspect_cli.tensors import rows as r
 
 
