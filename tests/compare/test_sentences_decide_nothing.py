@@ -16,7 +16,7 @@ import harvest
 import matrix
 import placeholders
 import pytest
-from launches import finish, launch
+from artefacts import launched
 
 from introspect_cli.compare.terms.options import DiffOptions
 
@@ -52,8 +52,7 @@ def answers(tmp_path_factory, forks):
                 options,
                 [matrix.run_of(CASES[name], letter, one, captures) for letter in "ab"],
             )
-    for name, (world, words) in RANKS.items():
-        finish(launch(folder, name, world, *words.split(), "--steps", "2"))
+    launched(folder, {name: (world, *words.split(), "--steps", "2") for name, (world, words) in RANKS.items()})
     pairs |= {name: ([], [folder / "both", folder / name]) for name in RANKS}
     pairs["ranks"] = ["--ranks", "all"], [folder / "both", folder / "apart"]
     questions = []

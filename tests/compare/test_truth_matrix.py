@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 
+import artefacts
 import cases
 import claims
 import configurations
@@ -25,8 +26,8 @@ ALL = matrix.chosen(CASES.values())
 
 
 @pytest.fixture(scope="module")
-def captures(tmp_path_factory, forks):
-    return cases.Captures(tmp_path_factory.mktemp("matrix"), forks)
+def captures(forks):
+    return artefacts.captures(forks)
 
 
 def judged(case, configuration, captures):
