@@ -2,8 +2,7 @@
 
 Most machines that train have a compiler; a slim container has none, and its user should not need to care. Where none
 compiles what we need, the build environment gets the `ziglang` package, a C++ compiler in a wheel. Where that fails
-too, the package is installed without compiled kernels: torch operations compute the same numbers, slower, and
-`introspect capture` says so. With INTROSPECT_NO_KERNELS=1 nothing is compiled or downloaded.
+too, the package is installed without compiled kernels: runs can be compared and shown there, not captured.
 
 The sources are compiled once for each level of the processor, in the limited API, so that one wheel serves every
 Python from 3.10 on and every processor, and asks for no newer C library than its compiler cannot avoid.
@@ -37,7 +36,6 @@ get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 
 FOLDER: Final = "introspect_cli/tensors"
 PROBES: Final = "introspect_cli/capture/probes"
-OPERATORS: Final = "introspect_cli/capture/ops/operators.cpp"
 _BOTH: Final = (
     "intake",
     "memory",
@@ -58,8 +56,7 @@ EXTENSIONS: Final = [
     Extension(
         "introspect_cli.tensors._kernels",
         [
-            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "held", "hooks", "modules", "standing")),
-            OPERATORS,
+            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "held")),
             *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
         ],
         depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", "objects", *_BOTH))],
@@ -124,13 +121,9 @@ def installed_compiler() -> list[str] | None:
     return None
 
 
-def _off() -> bool:
-    return os.environ.get("INTROSPECT_NO_KERNELS", "0") not in {"", "0"}
-
-
 def _compiler_requirement() -> list[str]:
     served = sys.platform in {"linux", "darwin"} and platform.machine().lower() in _ZIG_MACHINES
-    return [_ZIG] if served and not _off() and installed_compiler() is None else []
+    return [_ZIG] if served and installed_compiler() is None else []
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
@@ -152,8 +145,6 @@ class BuildKernels(build_ext):
         Raises:
             CompileError: no compiler, or it failed; setuptools prints a warning and goes on, as `optional` says.
         """
-        if _off():
-            raise CompileError("INTROSPECT_NO_KERNELS is set: no compiled kernels")
         command = installed_compiler() or _zig()
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)

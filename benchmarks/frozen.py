@@ -59,10 +59,10 @@ CHECK_FORMS = ((), ("--format", "json"))
 SHOW_FORMS = (
     (),
     ("--format", "json"),
-    ("--tree",),
-    ("--settings",),
-    ("--step", "1"),
-    ("--history", "*", "--kinds", "loss"),
+    ("tree",),
+    ("settings",),
+    ("step", "1"),
+    ("history", "*", "--kinds", "loss"),
 )
 
 
@@ -282,7 +282,7 @@ def asked_of(case: Case, one: Configuration, a: str, b: str, seen: set[tuple[str
                 seen.add(words)
                 yield question(0.5, *words)
     if full:
-        yield question(0.5, "show", "--history", "*", "--kinds", "loss,grad", "--stat", "l2", a, b)
+        yield question(0.5, "show", "history", "*", "--kinds", "loss,grad", "--stat", "l2", a, b)
 
 
 def _share(*words: str) -> float:

@@ -155,7 +155,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads")
-    print(kernels.REASON or f"levels of this processor: {', '.join(kernels.KERNELS.levels())}", end="\n\n")
+    print(f"levels of this processor: {', '.join(kernels.KERNELS.levels())}", end="\n\n")
     parallel.note_computation([torch.empty(1 << 20)])  # as after an optimizer step: torch's workers may be called
     show(bandwidths(device, options.megabytes, options.seconds))
     show(types(device, options.seconds))

@@ -40,8 +40,6 @@ NOTE = "<!-- Made by `python docs/reference.py`; a change of this file is lost. 
 
 VARIABLES = {
     "COLUMNS": "Width of what is printed, where it is not a terminal.",
-    "INTROSPECT_NO_KERNELS": "Anything but `0`: compute checksums and statistics with torch operations, not with the "
-    "compiled kernels.",
     "LOCAL_WORLD_SIZE": "How many ranks of this machine share the memory for `--keep-around`; torchrun sets it.",
     "MLFLOW_EXPERIMENT_NAME": "The experiment that `--publish mlflow` writes to.",
     "NO_COLOR": "Anything: print without colours.",
@@ -235,33 +233,19 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
 
     def lines() -> Iterator[str]:
         yield from keys(made)
-        for name, definition in made["$defs"].items():
-            about = definition["description"]
-            yield from ("", f"## {name}", "", escaped(about[:1].upper() + about[1:].removesuffix(".")) + ".", "")
-            yield from keys(definition) if "properties" in definition else ()
-        yield from ("", "## Documents of the other verbs", "", "Each begins with `format`, as a comparison does.")
-        described = {"DiffResult", *made["$defs"]}
-        for name in [name for name in schemas if name != "diff"]:
-            one = schemas[name]
-            yield from (
-                "",
-                f"### {one['title'].removesuffix(' --format json')}",
-                "",
-                one["description"],
-                "",
-                *keys(one),
-            )
-            for inner, definition in one.get("$defs", {}).items():
-                if "properties" in definition and inner not in described:
-                    described.add(inner)
-                    yield from ("", f"Each {inner}: {definition['description']}", "", *keys(definition))
+        definition = made["$defs"]["Divergence"]
+        yield from ("", "## Divergence", "", f"{escaped(definition['description'].removesuffix('.'))}.", "")
+        yield from keys(definition)
+        yield from ("", "## Schemas", "", "Each has all keys, with what they mean.", "")
+        for name, one in schemas.items():
+            command = one["title"].removesuffix(" --format json")
+            yield f"- `{name}.schema.json`: `{command}`. {escaped(one['description'])}"
 
     about = (
         "`introspect diff A B --format json` prints one object, in strict JSON; `--format yaml` prints it as YAML. "
-        "`check`, `runs`, `show` with each of its views, `bisect` and a `diff` of more than two runs have "
-        "[documents too](#documents-of-the-other-verbs). A JSON Schema of each comes with the package, below "
-        f"`render/assets/` of `introspect_cli`: {', '.join(f'`{name}`' for name in schemas)}. The tests hold real "
-        "answers against them. [Reasons](reasons.md) says what the word of `reason` means. Checksums have 16 "
+        "`check`, `runs`, `show` with each of its views, `bisect` and a `diff` of more than two runs have documents "
+        "too. A JSON Schema of each comes with the package, below `render/assets/` of `introspect_cli`; the tests hold "
+        "real answers against them. [Reasons](reasons.md) says what the word of `reason` means. Checksums have 16 "
         "hexadecimal digits. A Summary and a Record have the [statistics](statistics.md) by name beside these keys. "
         "A DiffResult is the document of a comparison."
         "\n\n```python\nimport json\nfrom importlib.resources import files\n\n"

@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from types import ModuleType
 
-DISABLE_VARIABLE: Final = "INTROSPECT_NO_KERNELS"
-"""Environment variable that, set to anything but 0, keeps what was compiled from being used."""
-
 _FOLDERS: Final = ("tensors", "capture/probes")
 
 
@@ -57,21 +54,21 @@ def digest() -> str:
     return total.hexdigest() if files else ""
 
 
-def disabled() -> bool:
-    """Whether the user wants nothing compiled to be used."""
-    return os.environ.get(DISABLE_VARIABLE, "0") not in {"", "0"}
+def load(name: str) -> ModuleType:
+    """The extension of a dotted name.
 
-
-def load(name: str) -> tuple[ModuleType | None, str]:
-    """The extension of a dotted name, or None; and why there is none, "" if there is one."""
-    if disabled():
-        return None, f"{DISABLE_VARIABLE} is set"
+    Raises:
+        ImportError: it was not compiled, cannot be loaded, or was compiled from other sources.
+    """
+    remedy = "with a C++ compiler on this machine, install introspect-cli again"
     try:
         extension = import_module(name)
     except ModuleNotFoundError:
-        return None, "they were not compiled when introspect was installed"
+        why = "they were not compiled when introspect was installed"
     except ImportError as error:
-        return None, str(error)
-    if digest() not in {"", getattr(extension, "SOURCES", None)}:
-        return None, "their sources changed after they were compiled"
-    return extension, ""
+        why = str(error)
+    else:
+        if digest() in {"", getattr(extension, "SOURCES", None)}:
+            return extension
+        why, remedy = "their sources changed after they were compiled", "run `python setup.py build_ext --inplace`"
+    raise ImportError(f"no compiled kernels: {why}; {remedy}")

@@ -96,6 +96,8 @@ USUAL_PHASES = {kind: kind.phase for kind in Kind if kind.phase is not None}
 
 
 EXPANDED_TEXT = "expanded"
+UNPLACED = "unplaced"
+"""The strides of what a rank holds of a tensor, where in the whole is not known."""
 """How the text of a record begins that tells of a tensor's memory only, since its shape would take hours to read."""
 
 
@@ -215,7 +217,7 @@ class Layout:
         shape: sizes, of the whole where a rank holds a part.
         dtype: torch's name without the prefix (`float32`), or `python.int` and so on for a plain value.
         device: `cpu`, `cuda:0`, ...; "" for a plain value.
-        strides: `contiguous`, `channels_last`, `strided`, `expanded`, `sparse_coo`, ...; "" for a plain value.
+        strides: `contiguous`, `strided`, `expanded`, `sparse_coo`, `UNPLACED`, ...; "" for a plain value.
         part: which part of it a rank holds; None for all of it, and where that is not known.
     """
 

@@ -285,7 +285,7 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
             names |= {rename(name) for name in in_run} if rename is not None and run is runs[0] else in_run
         for glob in selection.modules:
             if not any(selects(name, (glob,)) for name in names):
-                hint = near_module(glob, names) or ": `introspect show --tree` lists the modules of a run"
+                hint = near_module(glob, names) or ": `introspect show tree` lists the modules of a run"
                 raise UsageError(f"no module matches {glob}{hint}")
     return selection
 

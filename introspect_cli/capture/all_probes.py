@@ -96,7 +96,7 @@ class Probes:
             operators=options.level == "op",
             samples=not SAMPLED.isdisjoint(options.record),
         )
-        if KERNELS is not None and KERNELS.has_crc32():
+        if KERNELS.has_crc32():
             self.rank.compiled = KERNELS
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))

@@ -38,8 +38,6 @@ UNTOUCHED = "not drawn from nor seeded since the process began"
 class Draws:
     """Looks at the generators, and records the states that were drawn from."""
 
-    __slots__ = ("__dict__", "moved")  # a slot as in `Recorder`
-
     def __init__(self, recorder: Recorder) -> None:
         """Watch nothing until a step begins."""
         self._recorder = recorder

@@ -28,6 +28,7 @@ from introspect_cli.script.ending import Ending, Held, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
 from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.tensors import kernels as _kernels  # noqa: F401 - says that they are missing before the script runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -164,7 +165,6 @@ class Session:
             prepare_torch(self.options.seed, deterministic=self.options.deterministic)
             from introspect_cli.capture.all_probes import Probes
 
-            self._terminal.warn_if_slow()
             box = self._black_box()
             probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.launch, box)
             probes.context.clock.on_tick.append(self._ticked)

@@ -8,7 +8,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.machine import DISABLE_VARIABLE
 from introspect_cli.records import Kind
 from introspect_cli.store.files.folders import CHILDREN
 from introspect_cli.texts import count, human_size
@@ -49,16 +48,6 @@ class Terminal:
             with contextlib.suppress(OSError, ValueError, UnicodeError):
                 sys.stderr.write(f"{self._who}: {sentence}\n")
                 sys.stderr.flush()
-
-    def warn_if_slow(self) -> None:
-        """Tell who has no compiled kernels what that costs, and the remedy; who switched them off knows."""
-        from introspect_cli.tensors import kernels  # it imports torch, as the script has by now
-
-        if kernels.REASON and not kernels.REASON.startswith(DISABLE_VARIABLE):
-            self.say(
-                f"no compiled kernels ({kernels.REASON}): torch operations compute the same, some 50 times slower; "
-                "with a C++ compiler on this machine, install introspect-cli again"
-            )
 
     def progress(self, step: int, records: int, size: int) -> None:
         """Redraw, at most twice a second, and not at all in captures that are over at once."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from introspect_cli.commands.shared import (
+    Comparing,
     RunType,
     answer,
-    compared_by,
     comparing,
     engine_option,
     exit_code,
     formats,
+    gathered,
     link_option,
     pair_of,
     tell,
@@ -24,8 +26,44 @@ from introspect_cli.exit_codes import CANNOT_TEST, UNDECIDED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.terms.result import Verdict
 
-_SELECTING = ("steps", "kinds", "modules", "ranks")
+
+@dataclass(frozen=True)
+class Shown:
+    """The options that change what is shown of a comparison."""
+
+    format_: str
+    everything: bool
+    limit: int | None
+    settings_only: bool
+    changes_only: bool
+    level: str
+    output: str | None
+    want_map: bool
+    verbose: bool
+    values: bool
+    engine: str
+
+    @property
+    def grouped(self) -> bool:
+        """Whether what follows from the first divergence is shown by kind."""
+        return self.format_ == "table" and self.limit is None and not (self.everything or self.verbose)
+
+    def options(self, compared: Comparing, *, grouped: bool = False) -> DiffOptions:
+        """The options of the comparison, checked."""
+        limit = None if self.everything else 12 if self.limit is None else self.limit
+        return compared.options(limit=limit, whole_step=grouped, want_map=self.want_map)
+
+
+@dataclass(frozen=True)
+class Again:
+    """The options that belong to revisions."""
+
+    repeat: bool
+    fresh: bool
+    links: tuple[str, ...]
 
 
 class DiffCommand(click.Command):
@@ -89,6 +127,8 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @link_option
 @engine_option
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` expects it.")
+@gathered(Shown, "shown")
+@gathered(Again, "again")
 @click.pass_context
 def diff(
     ctx: click.Context,
@@ -96,11 +136,12 @@ def diff(
     a: str | None,
     b: str | None,
     more: tuple[str, ...],
-    format_: str,
+    compared: Comparing,
+    shown: Shown,
+    again: Again,
     *,
     bisect: bool,
     zoom: bool,
-    **asked: Any,
 ) -> int:
     """Find where runs A and B first diverge, and why. Of more runs, say which agree with which.
 
@@ -113,19 +154,18 @@ def diff(
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen
 
-    if asked["values"] and format_ != "table":
-        raise UsageError("--values shows a table; `introspect show --values --format json` writes the values of a run.")
-    if asked["output"] and asked["level"] != "op":
+    if shown.values and shown.format_ != "table":
+        raise UsageError("--values shows a table; `introspect show values --format json` writes the values of a run.")
+    if shown.output and shown.level != "op":
         raise UsageError("-o draws operators: give --level op with it.")
-    if zoom and (format_ != "table" or more):
+    if zoom and (shown.format_ != "table" or more):
         raise UsageError("--zoom shows two runs as a table: name two, without --format.")
     if zoom and any(map(is_checkpoint, filter(None, (a, b)))):
         raise UsageError("--zoom runs two scripts again, and a checkpoint has none.")
-    again = {name: asked.pop(name) for name in ("repeat", "fresh", "links")}
     command = ctx.meta.get("command")
     if command and a is None:  # `--` stands before runs, as it may where a name begins with a dash
         a, b, more, command = command[0], next(iter(command[1:]), None), command[2:], None
-    if command is None and any(again.values()):
+    if command is None and any(vars(again).values()):
         raise UsageError("--repeat, --fresh and --link belong to revisions: name what to run after `--`.")
     if command is not None and (zoom or more):
         raise UsageError("give two revisions, without --zoom: leave the rest out.")
@@ -133,25 +173,26 @@ def diff(
         if command is None:
             a, b = pair_of(*(None if word is None else str(chosen(word)) for word in (a, b)))
         else:
-            a, b, asked["noise"] = _captured(a, b, command, asked, again)
-        verdict = _group((a, b, *more), format_, **asked) if more else _compare(a, b, format_, **asked)
+            a, b, noise = _captured(a, b, command, compared, shown, again)
+            compared = replace(compared, noise=noise)
+        verdict = _group((a, b, *more), compared, shown) if more else _compare(a, b, compared, shown)
     except IntrospectError as error:
         named = [] if command is not None else _revisions(a, b)
-        shown = UsageError(f"{error}. {named[0]} is a git revision: name what to run after `--`.") if named else error
+        told = UsageError(f"{error}. {named[0]} is a git revision: name what to run after `--`.") if named else error
         if bisect:
-            shown.exit_code = CANNOT_TEST
-        raise shown from None
+            told.exit_code = CANNOT_TEST
+        raise told from None
     if zoom and verdict is Verdict.DIVERGED:
         from introspect_cli.commands.reruns import show_zoom
 
         click.echo()
-        show_zoom(Path(a), Path(b), _options(grouped=False, **asked), noise=tuple(map(Path, asked["noise"])))
+        show_zoom(Path(a), Path(b), shown.options(compared), noise=tuple(map(Path, compared.noise)))
     code = exit_code(verdict)
     return CANNOT_TEST if bisect and code == UNDECIDED else code
 
 
 def _captured(
-    a: str | None, b: str | None, command: tuple[str, ...], asked: dict[str, Any], again: dict[str, Any]
+    a: str | None, b: str | None, command: tuple[str, ...], compared: Comparing, shown: Shown, again: Again
 ) -> tuple[str, str, tuple[str, ...]]:
     """Capture what of a and b is a revision; both runs, and repetitions of a."""
     from introspect_cli.commands.capture import capture, split_words
@@ -166,12 +207,12 @@ def _captured(
     runs = [_run_of(word) for word in (a, b)]
     if None not in runs:
         tell(f"{a} and {b} are runs, so {' '.join(command)} is not run")
-        return str(runs[0]), str(runs[1]), asked["noise"]
+        return str(runs[0]), str(runs[1]), compared.noise
     options, words = split_words(capture, command)
     # what the process that compares while b runs does not know of is asked of the whole of it
-    whole = any(asked[name] for name in ("atol", "rename", "strict", "everything", "want_map", *_SELECTING))
-    whole |= asked["offset"] is not None or asked["match"] != "value" or is_checkpoint(runs[0] or "")
-    question = Question(options, words, stop=not whole, rtol=asked["rtol"], noise=asked["noise"], **again)
+    known = Comparing(rtol=compared.rtol, noise=compared.noise)
+    whole = compared != known or shown.everything or shown.want_map or is_checkpoint(runs[0] or "")
+    question = Question(options, words, stop=not whole, rtol=compared.rtol, noise=compared.noise, **vars(again))
     return captured(a, b, runs, question, tell)
 
 
@@ -198,7 +239,7 @@ def _run_of(word: str) -> str | None:
     return run if is_run else None
 
 
-def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
+def _group(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Verdict:
     """Compare more than two runs and show their groups."""
     from introspect_cli.compare.groups import group_runs
     from introspect_cli.engine import engine_of
@@ -207,27 +248,17 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
     from introspect_cli.render.diff_text import groups_blocks
     from introspect_cli.render.json import groups_document
 
-    given = {name: asked[name] for name in ("values", "settings_only", "changes_only", "want_map", "output")}
-    if any(given.values()) or asked["level"] == "op":
+    of_two = (shown.values, shown.settings_only, shown.changes_only, shown.want_map, shown.output)
+    if any(of_two) or shown.level == "op":
         raise UsageError("--values, --settings, --changes, --map, --level op and -o show two runs; name two.")
-    options = _options(grouped=False, **asked)
-    with opened(*asked["noise"]) as noise, engine_of(asked["engine"]) as at_work, opened(*paths) as runs:
+    options = shown.options(compared)
+    with opened(*compared.noise) as noise, engine_of(shown.engine) as at_work, opened(*paths) as runs:
         groups = group_runs(runs, options, noise, at_work.elsewhere)
-    answer(format_, lambda: groups_document(groups), lambda _: groups_blocks(groups))
+    answer(shown.format_, lambda: groups_document(groups), lambda _: groups_blocks(groups))
     return groups.verdict
 
 
-def _compare(
-    a: str,
-    b: str,
-    format_: str,
-    *,
-    level: str,
-    output: str | None,
-    settings_only: bool,
-    changes_only: bool,
-    **asked: Any,
-) -> Any:
+def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
     from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.engine import engine_of
@@ -239,59 +270,46 @@ def _compare(
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
 
-    grouped = format_ == "table" and asked["limit"] is None and not (asked["everything"] or asked["verbose"])
-    options = _options(grouped=grouped, **asked)
-    with opened(a, b, *asked["noise"]) as (run_a, run_b, *noise), engine_of(asked["engine"]) as at_work:
+    options = shown.options(compared, grouped=shown.grouped)
+    with opened(a, b, *compared.noise) as (run_a, run_b, *noise), engine_of(shown.engine) as at_work:
         one, two = as_moments(run_a, run_b, written)
-        if level == "op":
+        if shown.level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
         result = compare_runs(one, two, options, noise, at_work.elsewhere)
         first, graph = result.first, None
-        if level == "op" and first is not None:
+        if shown.level == "op" and first is not None:
             from introspect_cli.commands.page import graph_at
 
             graph = graph_at((one, two), first.step, options)
-        first = first if asked["values"] else None
+        first = first if shown.values else None
         stored = (_stored(one, first.a), _stored(two, first.b)) if first is not None else None
-    if graph is not None and output:
+    if graph is not None and shown.output:
         from introspect_cli.render.graph import draw
 
-        draw(graph, output, f"{a} against {b}: operators")
+        draw(graph, shown.output, f"{a} against {b}: operators")
 
     def blocks(screen: Any) -> Iterator[Any]:
-        if settings_only or changes_only:
-            yield from settings_blocks(result) if settings_only else changes_blocks(result.code)
+        if shown.settings_only or shown.changes_only:
+            yield from settings_blocks(result) if shown.settings_only else changes_blocks(result.code)
             return
-        yield from diff_blocks(result, everything=asked["everything"], verbose=asked["verbose"], grouped=grouped)
+        yield from diff_blocks(result, everything=shown.everything, verbose=shown.verbose, grouped=shown.grouped)
         if first is not None and stored is not None:
             from introspect_cli.render.values_text import side_by_side
 
             yield from side_by_side(first, *stored, screen.width)
-        if asked["want_map"]:
+        if shown.want_map:
             from introspect_cli.render.plots_text import map_blocks
 
             yield from map_blocks(result, screen.width)
-        if graph is not None and not output:
+        if graph is not None and not shown.output:
             from introspect_cli.render.graph import graph_blocks
 
             yield from graph_blocks(graph)
 
-    answer(format_, lambda: diff_document(result), blocks)
+    answer(shown.format_, lambda: diff_document(result), blocks)
     return result.verdict
 
 
 def _stored(run: Any, summary: Any) -> Any:
     """The tensor that a run has stored of a record; None without one."""
     return run.tensor(summary.checksum) if summary is not None and summary.checksum else None
-
-
-def _options(*, grouped: bool, **asked: Any) -> Any:
-    """The options of the comparison, checked."""
-    from introspect_cli.compare.terms.options import DiffOptions
-
-    return DiffOptions(
-        **compared_by(asked),
-        limit=None if asked["everything"] else 12 if asked["limit"] is None else asked["limit"],
-        whole_step=grouped,
-        want_map=asked["want_map"],
-    )

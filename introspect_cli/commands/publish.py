@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import RunType, say, selecting, selection_of
+from introspect_cli.commands.shared import RunType, Selecting, say, selecting
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exit_codes import SAME, UNDECIDED
 
@@ -46,7 +46,15 @@ Exit status: 0, or 2 where something could not be published.""",
 )
 @click.option("--wait/--no-wait", default=True, help="Go on until the run is over [default: yes].")
 def publish(
-    run: str, places: tuple[str, ...], stats: str, *, files: bool, wait: bool, rank: int | None, **asked: Any
+    run: str,
+    places: tuple[str, ...],
+    selected: Selecting,
+    stats: str,
+    *,
+    files: bool,
+    sources: bool,
+    wait: bool,
+    rank: int | None,
 ) -> int:
     """Send the numbers of each step of RUN to a logger, a directory or object storage.
 
@@ -61,8 +69,7 @@ def publish(
     from introspect_cli.statistics import DERIVED_STATS, STATISTICS
     from introspect_cli.store.read.run import RunState, open_run
 
-    sources = asked.pop("sources")
-    selection = selection_of(asked)
+    selection = selected.read()
     chosen = choose([stats], (*STATISTICS, *DERIVED_STATS), "statistic")
     with open_run(run) as opened:
         name = Path(opened.path).resolve().name
@@ -74,7 +81,7 @@ def publish(
         if rank:  # the first of a launch publishes numbers
             return
         narrowed = selection if selection.narrowed else None
-        numbers = numbers_of(list(reader.records(step)), reader.labels.get(step, {}), narrowed, chosen)
+        numbers = numbers_of(reader, step, narrowed, chosen)
         opened_places.each(methodcaller("log", step, numbers))
 
     alone = rank or None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import tempfile
 import webbrowser
 from pathlib import Path
-from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import RunType, force_option, last_runs, rtol_option, say, selecting, selection_of
+from introspect_cli.commands.shared import RunType, Selecting, force_option, last_runs, rtol_option, say, selecting
 from introspect_cli.exit_codes import SAME
 
 
@@ -40,7 +39,7 @@ def report(
     noise: tuple[str, ...],
     rtol: float,
     force: bool,
-    **asked: Any,
+    selected: Selecting,
 ) -> int:
     """Make a page about RUN, or about RUN and RUN_B; without them, about the last run below introspect-runs/.
 
@@ -60,13 +59,13 @@ def report(
         raise UsageError("say where the page goes: -o report.html, or --open to see it in the browser")
     if output is not None and output.exists() and not force:
         raise UsageError(f"{output} exists: choose another name with -o, or --force to replace it")
-    selection = selection_of(asked)
+    selection = selected.read()
     if selection.narrowed and run_b is None:
         raise UsageError("--steps, --kinds, --modules and --ranks narrow a comparison: name two runs with them")
     named = [run or last_runs(1)[0], *([run_b] if run_b else [])]
     with opened(*named) as runs, opened(*noise) as others:
         if run_b is None and is_checkpoint(runs[0]):
-            held = f"`introspect show {named[0]} --step 0` lists what is in it"
+            held = f"`introspect show step 0 {named[0]}` lists what is in it"
             raise UsageError(f"{named[0]} is a checkpoint, which has no history to draw: {held}; or name two")
         text = page_of(runs, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol))
     if output is None:

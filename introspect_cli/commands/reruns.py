@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from introspect_cli.commands.shared import (
+    Comparing,
     RunType,
     answer,
     atol_option,
-    compared_by,
     comparing,
     exit_code,
     force_option,
@@ -67,10 +67,16 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told.""",
 def bisect(
     words: tuple[str, ...],
     good: str | None,
+    bad: str,
     changes: tuple[str, str] | None,
     max_runs: int,
     format_: str,
-    **given: Any,
+    *,
+    until_step: int | None,
+    setup: str | None,
+    links: tuple[str, ...],
+    keep: bool,
+    output: Path | None,
 ) -> int:
     """Find the first commit whose run diverges from a good one's, or what makes two runs diverge.
 
@@ -90,22 +96,15 @@ def bisect(
 
         if rest:
             raise UsageError(f"--changes runs the command that RUN_A recorded: leave {rest[0]!r} out")
-        proof = prove(
-            Path(changes[0]),
-            Path(changes[1]),
-            options,
-            given["output"],
-            given["until_step"],
-            tell,
-            most_runs=max_runs,
-            keep=given["keep"],
-        )
+        a, b = map(Path, changes)
+        proof = prove(a, b, options, output, until_step, tell, most_runs=max_runs, keep=keep)
         answer(format_, lambda: proof_document(proof), lambda _: proof_blocks(proof))
         return DIVERGED if proof.proven else UNDECIDED
     from introspect_cli.rerun.bisect import Plan
     from introspect_cli.rerun.bisect import bisect as find
 
-    culprit = find(Plan(good=str(good), options=options, words=rest, max_runs=max_runs, **given), tell)
+    plan = Plan(str(good), bad, options, rest, until_step, setup, links, keep, output, max_runs)
+    culprit = find(plan, tell)
     answer(format_, lambda: culprit_document(culprit), lambda _: culprit_blocks(culprit))
     return DIVERGED if culprit.commit else UNDECIDED
 
@@ -204,7 +203,7 @@ def zoom(
     b: str | None,
     output: Path | None,
     links: tuple[str, ...],
-    **asked: Any,
+    compared: Comparing,
 ) -> int:
     """Run what A and B recorded again, up to their first divergence, and show which elements differ there.
 
@@ -214,10 +213,8 @@ def zoom(
     unchanged, else in a copy with its recorded sources, with operators recorded and whole tensors kept around the first
     divergence. zoom warns when a run does not reproduce its numbers, and then shows what the runs hold.
     """
-    from introspect_cli.compare.terms.options import DiffOptions
-
     one, two = map(Path, pair_of(a, b))
-    return show_zoom(one, two, DiffOptions(**compared_by(asked)), output, links, asked["noise"])
+    return show_zoom(one, two, compared.options(), output, links, tuple(map(Path, compared.noise)))
 
 
 def show_zoom(

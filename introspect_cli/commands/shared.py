@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -143,10 +145,78 @@ def formats(*more: str) -> Callable[[Any], Any]:
     )
 
 
+def gathered(kind: type[Any], name: str) -> Callable[[Any], Any]:
+    """Hand those options that are fields of a dataclass to a verb as one value of it, under a name."""
+
+    def declare(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def call(*args: Any, **given: Any) -> Any:
+            asked = kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})
+            return command(*args, **{name: asked}, **given)
+
+        return call
+
+    return declare
+
+
+@dataclass(frozen=True)
+class Selecting:
+    """The options that select a part of a run."""
+
+    steps: str | None = None
+    kinds: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    ranks: str | None = None
+
+    def read(self) -> Selection:
+        """The selection.
+
+        Raises:
+            UsageError: an option cannot be read.
+        """
+        from introspect_cli.selection import read_selection
+
+        return read_selection(self.steps, self.kinds, self.modules, self.ranks)
+
+
+@dataclass(frozen=True)
+class Comparing(Selecting):
+    """The options that change the answer of a comparison."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+    noise: tuple[str, ...] = ()
+    rename: tuple[str, ...] = ()
+    match: str = "value"
+    strict: bool = False
+    offset: int | None = None
+
+    def options(self, **more: Any) -> DiffOptions:
+        """What a comparison is asked with, and more of its fields.
+
+        Raises:
+            UsageError: an option cannot be read.
+        """
+        from introspect_cli.compare.terms.names import parse_rename
+        from introspect_cli.compare.terms.options import DiffOptions
+
+        return DiffOptions(
+            **vars(self.read()),
+            offset=self.offset,
+            rtol=self.rtol,
+            atol=self.atol,
+            strict=self.strict,
+            by_value=self.match == "value",
+            rename=tuple(parse_rename(text) for text in self.rename),
+            **more,
+        )
+
+
 def selecting(*names: str) -> Callable[[Any], Any]:
-    """Declare options that select a part of a run: of `steps`, `kinds`, `modules` and `ranks`."""
+    """Declare options that select a part of a run, of `steps`, `kinds`, `modules`, `ranks`; they come as `selected`."""
 
     def declare(command: Any) -> Any:
+        command = gathered(Selecting, "selected")(command)
         for name in reversed(names):
             command = _SELECTING[name](command)
         return command
@@ -154,35 +224,15 @@ def selecting(*names: str) -> Callable[[Any], Any]:
     return declare
 
 
-def selection_of(asked: dict[str, Any]) -> Selection:
-    """Take the options that `selecting` declared out of what was asked.
-
-    Raises:
-        UsageError: one cannot be read.
-    """
-    from introspect_cli.selection import read_selection
-
-    return read_selection(**{name: asked.pop(name) for name in _SELECTING if name in asked})
-
-
 def comparing(command: Any) -> Any:
-    """Declare the options that change the answer of a comparison; `compared_by` takes them."""
-    for option in reversed(_COMPARED):
+    """Declare the options that change the answer of a comparison; they come as `compared`."""
+    return _comparing(gathered(Comparing, "compared")(command))
+
+
+def _comparing(command: Any) -> Any:
+    for option in reversed((*_SELECTING.values(), *_COMPARED)):
         command = option(command)
-    return selecting(*_SELECTING)(command)
-
-
-def compared_by(asked: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `DiffOptions` that the options of `comparing` set, checked.
-
-    Raises:
-        UsageError: one cannot be read.
-    """
-    from introspect_cli.compare.terms.names import parse_rename
-
-    fields = {name: asked[name] for name in ("offset", "rtol", "atol", "strict")}
-    fields |= {"by_value": asked["match"] == "value", "rename": tuple(parse_rename(text) for text in asked["rename"])}
-    return {**vars(selection_of(asked)), **fields}
+    return command
 
 
 def compared_as(words: Sequence[str]) -> tuple[DiffOptions, tuple[str, ...]]:
@@ -191,17 +241,16 @@ def compared_as(words: Sequence[str]) -> tuple[DiffOptions, tuple[str, ...]]:
     Raises:
         UsageError: that is no option that changes the answer of `diff`, or cannot be meant.
     """
-    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.errors import UsageError
 
     try:
-        with comparing(click.Command("--diff", params=[])).make_context("--diff", list(words)) as context:
-            asked = context.params
+        with _comparing(click.Command("--diff", params=[])).make_context("--diff", list(words)) as context:
+            asked = Comparing(**context.params)
     except click.ClickException as error:
         raise UsageError(
             f"--diff takes options that change the answer of `introspect diff`: {error.format_message()}"
         ) from None
-    return DiffOptions(**compared_by(asked)), asked["noise"]
+    return asked.options(), asked.noise
 
 
 def answer(format_: str, document: Callable[[], Any], blocks: Callable[[Screen], Iterable[Block]]) -> None:

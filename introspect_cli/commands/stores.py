@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from introspect_cli.commands.shared import RunType, engine_option, force_option, say, selecting, selection_of
+from introspect_cli.commands.shared import RunType, Selecting, engine_option, force_option, say, selecting
 from introspect_cli.exchange.formats import FORMATS
 from introspect_cli.exit_codes import DIVERGED, SAME
 from introspect_cli.records import USUAL_PHASES, Kind
@@ -34,7 +34,7 @@ Examples:
 @selecting("steps", "kinds", "modules", "ranks")
 @click.option("--prune-layers", is_flag=True, help="json-tree: keep the first and the last of repeated layers.")
 @engine_option
-def export(run: str, format_: str, output: str, *, prune_layers: bool, engine: str, **asked: Any) -> int:
+def export(run: str, format_: str, output: str, *, prune_layers: bool, engine: str, selected: Selecting) -> int:
     """Write RUN as tables, reports, trees or TensorBoard events."""
     from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError
@@ -43,7 +43,7 @@ def export(run: str, format_: str, output: str, *, prune_layers: bool, engine: s
     from introspect_cli.selection import check_selection
     from introspect_cli.texts import count
 
-    wanted = selection_of(asked)
+    wanted = selected.read()
     with open_any(run) as opened, engine_of(engine) as at_work:
         wanted = check_selection(wanted, [opened])
         written = write(opened, format_, output, wanted, at_work.elsewhere, prune_layers=prune_layers)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import RunType, compared_by, comparing, exit_code, last_runs
+from introspect_cli.commands.shared import Comparing, RunType, comparing, exit_code, last_runs
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ Exit status: 0; with --against, 1 where the runs diverge, and that of diff once 
 @click.option("--against", type=RunType(), metavar="RUN", help="A run, pack, URL or golden run to compare with.")
 @comparing
 @click.option("--once", is_flag=True, help="Show it once, as it is now, for scripts and cron.")
-def watch(run: str | None, against: str | None, *, once: bool, **asked: Any) -> int:
+def watch(run: str | None, against: str | None, compared: Comparing, *, once: bool) -> int:
     """Show how far RUN is, its losses and norms, what `check` finds, and its distance to another run.
 
     The screen is drawn again as steps come, and the command ends when the run does. In a pipe it prints a
@@ -55,28 +55,28 @@ def watch(run: str | None, against: str | None, *, once: bool, **asked: Any) -> 
     looks: deque[tuple[float, int]] = deque(maxlen=_LOOKS)
     steps: list[object] = []
     with ExitStack() as stack:
-        ask = _question(stack, against, path, asked)
+        ask = _question(stack, against, path, compared)
         draw = None if once else stack.enter_context(screen.live())
 
         def look(run: Run) -> tuple[Look, DiffResult | None, list[Block]]:
             began = time.monotonic()
-            seen, compared = _look(path, run, ask)
+            seen, result = _look(path, run, ask)
             seen = _with_rate(seen, looks, began)
-            reference = None if against is None else (against, compared)
+            reference = None if against is None else (against, result)
             blocks = watch_blocks(seen, screen.width, reference, ascii_only=not screen.unicode)
             if draw is not None:
                 draw(blocks)
             elif not once and not seen.over and [seen.steps] != steps[-1:]:
                 click.echo(watch_line(seen))
             steps.append(seen.steps)
-            return seen, compared, blocks
+            return seen, result, blocks
 
-        seen, compared, blocks = poll(path, look, opened=open_any, rest=_REST, wait=not once)
+        seen, result, blocks = poll(path, look, opened=open_any, rest=_REST, wait=not once)
     if draw is None:
         screen.draw(blocks)
-    if compared is None or not (seen.over or compared.first is not None):
+    if result is None or not (seen.over or result.first is not None):
         return SAME
-    return exit_code(compared.verdict)
+    return exit_code(result.verdict)
 
 
 def _with_rate(seen: Look, looks: deque[tuple[float, int]], now: float) -> Look:
@@ -90,22 +90,21 @@ def _with_rate(seen: Look, looks: deque[tuple[float, int]], now: float) -> Look:
     return replace(seen, rate=(seen.last - before) / (now - then), recent=True)
 
 
-def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str, Any]) -> Any:
+def _question(stack: ExitStack, against: str | None, path: str, asked: Comparing) -> Any:
     """Gives the comparison with a reference, opened, of a run, opened; None without one."""
     from introspect_cli.errors import UsageError
 
     if against is None:
-        if any(value for name, value in asked.items() if name != "match"):
+        if asked != Comparing(match=asked.match):
             raise UsageError("the options of diff say how to compare: name a run with --against")
         return None
     from introspect_cli.commands.live import question
-    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.rerun.live import may_be_judged, may_grow
     from introspect_cli.store.read.run import RunState
 
-    options = DiffOptions(**compared_by(asked), want_map=True)
-    noise = [stack.enter_context(open_any(run)) for run in asked["noise"]]
+    options = asked.options(want_map=True)
+    noise = [stack.enter_context(open_any(run)) for run in asked.noise]
     reference, ask = question(against, Path(path), noise, options)
     held = [stack.enter_context(reference())]
 

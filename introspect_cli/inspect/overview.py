@@ -241,7 +241,7 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
     chosen = [number for number in wanted_kind if matches(sites.fqn[number], fqn)]
     chosen = chosen or [number for number in wanted_kind if selects(sites.fqn[number], [fqn])]
     if not chosen:
-        hint = near_module(fqn, set(sites.fqn)) or ": `introspect show --tree` lists the modules of a run"
+        hint = near_module(fqn, set(sites.fqn)) or ": `introspect show tree` lists the modules of a run"
         raise UsageError(f"{run.path} has no record of {fqn}{hint}")
     wanted = set(chosen)
     points: dict[int, list[tuple[int, float | None, str]]] = {number: [] for number in chosen}
@@ -310,7 +310,7 @@ def stored_values(
         if any(one.values is not None or one.record.summary.status is Status.VALUE for one in stored):
             return stored
     if not recorded:
-        hint = near_module(fqn, set(reader.sites.fqn)) or ": `introspect show --tree` lists the modules of a run"
+        hint = near_module(fqn, set(reader.sites.fqn)) or ": `introspect show tree` lists the modules of a run"
         raise UsageError(f"{run.path} has no record of {fqn}{hint}")
     place = f"at step {step}" if step is not None else "at any step"
     raise UsageError(

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from introspect_cli.labels import Labels
     from introspect_cli.records import Record
     from introspect_cli.selection import Selection
+    from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.read.rank_reader import RankReader
     from introspect_cli.store.read.run import Run, RunState
 
@@ -68,53 +68,64 @@ def follow(
     return poll(path, look, opened=partial(open_run, only=only), wait=wait, between=between)
 
 
-TOTALS = {Kind.GRAD: "grad_norm", Kind.PARAM: "param_norm"}
+TOTALS = {Kind.GRAD.value: "grad_norm", Kind.PARAM.value: "param_norm"}
+_SINGLE = {Kind.LOSS.value, Kind.HYPERPARAMETER.value}
 
 
 def numbers_of(
-    records: Sequence[Record], labels: Labels, selection: Selection | None = None, stats: Sequence[str] = ()
+    reader: RankReader, step: int, selection: Selection | None = None, stats: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Numbers by name.
+    """Numbers of a step by name.
 
     Args:
-        records: of one step.
-        labels: what its framework calls it; numbers among them are published, too.
+        reader: of the rank.
+        step: its number.
         selection: of which values statistics are published; None for none.
         stats: which statistics.
     """
+    batch, sites = reader.read(step), reader.sites
     numbers: dict[str, float] = {}
-    squares: dict[str, float] = {}
-    last: dict[tuple[str, str], Record] = {}
-    nans = infs = 0
-    for record in records:
+    last: dict[tuple[str, str, str], int] = {}
+    for row in np.argsort(batch.sequence, kind="stable").tolist():
+        number = int(batch.site[row])
+        kind = sites.kind[number]
+        if kind in TOTALS:
+            last[kind, sites.fqn[number], sites.path[number]] = row
+        selected = selection is not None and selection.wants(Kind(kind), sites.fqn[number])
+        if not selected and kind not in _SINGLE:
+            continue
+        record = reader.record(batch, row, step)
         site, summary = record.site, record.summary
-        nans += max(int(summary.stats.get("nans", 0)), 0)
-        infs += max(int(summary.stats.get("infs", 0)), 0)
         if site.kind is Kind.LOSS and "mean" in summary.stats:
-            numbers["loss" if site.call == 0 and "loss" not in numbers else f"loss/{site.call}{site.path}"] = _value(
-                record
-            )
+            name = "loss" if site.call == 0 and "loss" not in numbers else f"loss/{site.call}{site.path}"
+            numbers[name] = _value(record)
         if site.kind is Kind.HYPERPARAMETER and site.path.endswith("['lr']") and summary.status is Status.VALUE:
             with contextlib.suppress(ValueError):  # a store of somebody else's may hold any text
                 numbers.setdefault("learning_rate", float(summary.text))
-        if site.kind in TOTALS:
-            last[site.kind.value, f"{site.fqn}{site.path}"] = record
-        if selection is not None and selection.wants(site.kind, site.fqn):
+        if selected:
             name = f"{site.kind.value}/{site.fqn}{site.path}{f'/call{site.call}' if site.call else ''}"
             numbers |= {f"{name}/{stat}": float(summary.stats[stat]) for stat in stats if stat in summary.stats}
-    for record in last.values():
-        stats_of, numel = record.summary.stats, record.summary.layout.numel
-        if "mean" in stats_of and "var" in stats_of:
-            norm = float(l2_norm(np.float64(stats_of["mean"]), np.float64(stats_of["var"]), np.float64(numel)))
-            name = TOTALS[record.site.kind]
-            squares[name] = squares.get(name, 0.0) + norm * norm
-    numbers |= {name: math.sqrt(total) for name, total in squares.items()}
-    numbers |= {"nans": float(nans), "infs": float(infs)}
-    for name in ("epoch", "global_step"):
-        label = labels.get(name)
-        if isinstance(label, (int, float)):
-            numbers[name] = float(label)
-    return numbers
+    for kind, name in TOTALS.items():
+        rows = [row for (of, _, _), row in last.items() if of == kind]
+        total = _norm_of(reader, batch, rows)
+        numbers |= {name: total} if total is not None else {}
+    left_out = {name: int(np.maximum(column, 0).sum()) for name, column in batch.counts.items()}
+    numbers["nans"] = float(left_out.get("nans", 0))
+    numbers["infs"] = float(left_out.get("posinfs", 0) + left_out.get("neginfs", 0))
+    labels = reader.labels.get(step, {})
+    return numbers | {
+        name: float(label) for name in ("epoch", "global_step") if isinstance(label := labels.get(name), int | float)
+    }
+
+
+def _norm_of(reader: RankReader, batch: StepBatch, rows: list[int]) -> float | None:
+    """The L2 norm of all elements of some records together; None where none has moments."""
+    if not rows or not {"mean", "var"} <= batch.floats.keys():
+        return None
+    mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))
+    sizes = np.array([reader.layouts[number].numel for number in batch.layout[rows].tolist()], np.float64)
+    known = ~np.isnan(mean) & ~np.isnan(var)
+    return math.sqrt(float((l2_norm(mean, var, sizes)[known] ** 2).sum())) if known.any() else None
 
 
 def _value(record: Record) -> float:

@@ -113,7 +113,7 @@ def _picture(graph: Graph | None) -> str:
         return ""
     shown = f"{len(graph.nodes):,} of {graph.total:,} results of operators at step {graph.step}"
     if len(graph.nodes) > MOST_NODES:
-        return f"<p>{shown} are left after pruning, too many to draw; `introspect show --graph` draws a part.</p>"
+        return f"<p>{shown} are left after pruning, too many to draw; `introspect show graph` draws a part.</p>"
     label = f"{shown}; hover one to see its statistics"
     box = f'<div class="paper" id="graph" tabindex="0" role="region" aria-label="Graph">{graph_svg(graph)}</div>'
     return f'<p class="quiet">{label}.</p>{box}'
@@ -128,5 +128,5 @@ def _kept(history: Packed) -> str:
     sentence += ", values as recorded (float32)."
     left = history.total - len(history.sites)
     if left:
-        sentence += f" {count(left, 'site')} found no room: `introspect show --history` has all."
+        sentence += f" {count(left, 'site')} found no room: `introspect show history` has all."
     return escape(sentence)

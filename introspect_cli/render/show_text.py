@@ -108,7 +108,7 @@ def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
         ("holds", ", ".join(f"{kind.several}: {amount:,}" for kind, amount in parts)),
         ("elements", f"{run.parameters:,} in all parameters" if run.parameters else ""),
         ("size", f"{human_size(run.size)} {_where(run)}"),
-        ("its tensors", "introspect show CHECKPOINT --step 0 lists them, --settings its plain values"),
+        ("its tensors", "introspect show step 0 CHECKPOINT lists them, show settings its plain values"),
     ]
 
 

@@ -1,7 +1,6 @@
-"""Summaries of arrays that lie on disk: by the compiled kernels, for which no torch is needed, or by torch operations.
+"""Summaries of arrays that lie on disk, by the compiled kernels: no torch is needed.
 
-Both have a result that is bit-equal in its checksum, equal to rounding in the rest. An array may be larger than memory,
-so it comes in pieces, whose rows are merged.
+An array may be larger than memory, so it comes in pieces, whose rows are merged.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from introspect_cli.errors import StoreError
 from introspect_cli.records import Layout, Status, Summary
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.tensors import checksum, sketch, statistics
@@ -80,9 +78,6 @@ def summary_of(tensor: Pieces, widen: Callable[[NDArray[Any], str], NDArray[Any]
     Args:
         tensor: it.
         widen: gives elements of a type as numbers.
-
-    Raises:
-        StoreError: there are neither compiled kernels nor torch.
     """
     dtype = tensor.dtype
     layout = Layout(tensor.shape, dtype, "cpu", "contiguous")
@@ -90,15 +85,12 @@ def summary_of(tensor: Pieces, widen: Callable[[NDArray[Any], str], NDArray[Any]
         return Summary(Status.NOT_OBSERVED, layout, 0, text=tensor.unread)
     total, first = r.empty(1), 0
     for bits in (part for piece in tensor.read() for part in cut(piece)):
-        row = _by_torch(bits, dtype, first) if k.KERNELS is None else _by_kernels(bits, dtype, first, widen)
-        total = statistics.merge(total, row)
+        total = statistics.merge(total, _row(bits, dtype, first, widen))
         first += len(bits)
     return _summary(total, dtype, tensor.shape)
 
 
-def _by_kernels(
-    bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[Any], str], NDArray[Any]]
-) -> r.Rows:
+def _row(bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[Any], str], NDArray[Any]]) -> r.Rows:
     """The raw result of a piece, the first element of which has this index in the whole."""
     code, table = CODES.get(dtype), np.zeros(0, np.float32)
     if code is None and bits.dtype.itemsize == 1:
@@ -107,22 +99,9 @@ def _by_kernels(
     team, _ = _team()
     flags = k.STATS | k.SKETCH
     where = table.ctypes.data if len(table) else 0
-    assert k.KERNELS is not None
     k.KERNELS.summarise(bits.ctypes.data, len(bits), first, code, flags, where, row.ctypes.data, team.ctypes.data)
     row.view(np.float64)[0, [r.MEDIAN, r.MODE]] = np.nan
     return row
-
-
-def _by_torch(bits: NDArray[Any], dtype: str, first: int) -> r.Rows:
-    """The same without kernels."""
-    try:
-        import torch
-
-        from introspect_cli.tensors import reference
-    except ImportError:
-        raise StoreError(f"reading arrays needs the compiled kernels ({k.REASON}) or torch: install torch") from None
-    flat = torch.from_numpy(np.array(bits).view(np.uint8)).view(getattr(torch, dtype))
-    return np.array(reference.row(flat, runs=[(first, flat)]).numpy().view(np.uint64)[None])
 
 
 @cache

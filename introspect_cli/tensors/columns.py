@@ -61,7 +61,7 @@ class Columns:
         self._addresses: tuple[int, ...] = ()
         self._targets: npt.NDArray[np.uint64] | None = None  # where the kernels put each column, 0 for those not wanted
         is_plain = all(array.dtype.isnative and array.flags.c_contiguous for array in arrays.values())
-        if kernels.KERNELS is not None and is_plain and set(self._statistics).issubset(COMPILED):
+        if is_plain and set(self._statistics).issubset(COMPILED):
             order = (arrays.get(name) for name in ("checksum", *COMPILED, "sketch"))
             self._targets = np.array([0 if array is None else array.ctypes.data for array in order], np.uint64)
             self._to = self._targets.ctypes.data
@@ -79,7 +79,6 @@ class Columns:
         if facts is not self._facts or slots != self.slots:
             self._follow(facts, slots)
         if self._targets is not None:
-            assert kernels.KERNELS is not None
             kernels.KERNELS.columns(arena.place, arena.each, *self._addresses, len(slots), self._to)
         else:
             self._compute(arena.first(len(facts.layout_of)))

@@ -1,4 +1,4 @@
-"""Summarising a tensor in CPU memory: by the compiled kernels, or by torch operations where there are none.
+"""Summarising a tensor in CPU memory, by the compiled kernels.
 
 Small tensors are bound by the cost of a call, large ones by bandwidth, strided ones by copying. So contiguous memory
 goes to the kernels by address; large tensors are cut into chunks whose rows are merged in order, so that the result
@@ -90,7 +90,6 @@ class Engine:
 
     def __init__(self, threads: int | None = None) -> None:
         self.kernels = k.KERNELS
-        """The compiled kernels; None if torch operations must do."""
         self._threads = threads
         self._helpers: parallel.Helpers | None = None
         self._room = 0
@@ -111,7 +110,7 @@ class Engine:
     def _has_workers(self) -> bool:
         """Whether torch's own threads can be had; if so, the team knows how."""
         workers = parallel.find_workers() if self._threads is None else None
-        if workers is None or self.kernels is None:
+        if workers is None:
             return False
         self._team[[k.PARALLEL, k.NUMBER]] = workers
         return True
@@ -156,7 +155,6 @@ class Engine:
 
     def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
         """Copy a known row to address `out` if the elements still have its checksum; False, and nothing, if not."""
-        assert self.kernels is not None
         if not self.kernels.alike(address, count, known, code):
             return False
         return bool(self._call("again", self._torchs_threads(count) or 1, count, address, count, known, code, out))
@@ -202,7 +200,6 @@ class Engine:
     def _with_helpers(self, count: int, flags: int) -> None:
         """Summarise the team's items with introspect's threads, if that pays: torch's cannot be had, or not yet."""
         kernels, team = self.kernels, self._team_address
-        assert kernels is not None
         if count > self._room:
             self._make_room(count)
         threads, pace = self._threads or thread_count(), team + 8 * (k.PACES + flags * k.PACE_WORDS)
@@ -229,7 +226,7 @@ class Engine:
     ) -> None:
         """Summarise any strided CPU tensor into a row."""
         code = CODES.get(tensor.dtype)
-        if self.kernels is None or code is None:
+        if code is None:
             row = reference.row(
                 tensor, with_stats=with_stats, with_sketch=with_sketch, sorted_stats=sorted_stats, runs=runs
             )
@@ -261,14 +258,12 @@ class Engine:
 
     def _copy(self, view: torch.Tensor, target: int) -> None:
         """Copy a strided view to an address, in row-major order."""
-        assert self.kernels is not None
         plan = copy_plan(tuple(view.shape), view.stride())
         dims = int(plan[0, -1])
         self.kernels.copy(address_of(view), dims, view.element_size(), plan.ctypes.data, target)
 
     def _runs(self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int) -> None:
         """Summarise runs and merge their rows, in order."""
-        assert self.kernels is not None
         rows = r.empty(1)
         number = 0
         for first, flat in runs:
@@ -312,7 +307,7 @@ def sum_of_samples(tensor: torch.Tensor) -> int | None:
     Returns:
         None of what is no plain tensor with samples in the memory of the CPU, or where there are no compiled kernels.
     """
-    if k.KERNELS is None or type(tensor) not in PLAIN or is_wrapped(tensor):
+    if type(tensor) not in PLAIN or is_wrapped(tensor):
         return None
     with unobserved():
         if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:

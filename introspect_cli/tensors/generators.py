@@ -27,7 +27,7 @@ _BEFORE, _BEHIND = 20, 32  # bytes of a generator of torch's beside its words: s
 _HEADER = 512  # bytes of an object before its words, at most
 
 NEVER: Callable[[], object] = [].copy
-"""Says of no generator that it has moved: false, and without a frame of python's, as `modules.cpp` asks it."""
+"""Says of no generator that it has moved: false, without a frame of Python."""
 
 
 class Place(NamedTuple):
@@ -52,13 +52,13 @@ class Generators:
         self._states: list[int] = []
         self._devices: dict[str, torch.Generator] = {}
         self._device_states: dict[str, tuple[int, int]] = {}
-        self._compiled: Any = kernels.KERNELS
+        self._compiled = kernels.KERNELS
         self.unwatched: list[str] = []
         self.moved = NEVER
         self._kept: dict[str, Callable[[object], Hashable]] = {}
         """Of generators: what they keep beside words and position; None where the owner is not the one watched."""
         # Found before the script runs: inside its function transforms, no state can be read.
-        self._places = {"torch": _torch(), "python": _python()} if self._compiled is not None else {}
+        self._places = {"torch": _torch(), "python": _python()}
 
     def look(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
         """Take the states as they are now for known, and watch what has come up since.
@@ -66,8 +66,6 @@ class Generators:
         Args:
             devices: names and default generators of accelerators in use.
         """
-        if self._compiled is None:
-            return
         for name in ("torch", "numpy", "python"):
             if name not in self.names and name not in self.unwatched and (name != "numpy" or "numpy" in sys.modules):
                 place = _numpy() if name == "numpy" else self._places[name]

@@ -37,7 +37,7 @@ struct Intake {
     PyObject_HEAD
     const Functions *functions;
     PyObject *held[HELD], *into[INTO];
-    i64 flags, limit, table;  // the last counts tables of summaries
+    i64 flags, limit;
     PyObject *sites, *slots;  // room for those of many tensors; null while it is used
     Objects tensors;          // the same
     Shapes shapes;
@@ -323,12 +323,22 @@ PyObject *record_all(PyObject *object, PyObject *const *arguments, Py_ssize_t gi
 
 PyObject *VERSION = nullptr;  // a name
 
+// How often a tensor was written to; -1 where torch does not count.
+i64 writes_of(Intake *self, PyObject *tensor) {
+    const i64 writes = writes_by_handle(self->functions, tensor);
+    if (writes >= 0) return writes;
+    PyObject *version = PyObject_GetAttr(tensor, VERSION);
+    const i64 asked = version ? PyLong_AsLongLong(version) : -1;
+    if (version) Py_DecRef(version);
+    return PyErr_Occurred() ? (PyErr_Clear(), -1) : asked;
+}
+
 // How a tensor stands, in 64 bits: its count of writes, its address, a glance at its memory. 0: the long way.
 u64 stand(Intake *self, PyObject *tensor, const Look *seen) {
     Look found;
     if (seen) found = *seen;
     else if (!look(self, tensor, found)) return 0;
-    const i64 writes = writes_of((PyObject *)self, tensor);
+    const i64 writes = writes_of(self, tensor);
     if (writes < 0 || !is_there(self, tensor, found)) return 0;
     return mix(mix(found.address ^ G) + u64(writes)) ^ glance((const char *)found.address, found.count * SIZES[found.code]);
 }
@@ -362,7 +372,6 @@ PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) 
 }
 
 PyObject *turn(PyObject *object, PyObject *) {
-    ((Intake *)object)->table++;
     return Py_NewRef(Py_None);
 }
 
@@ -400,33 +409,11 @@ PyObject *TYPE = nullptr;
 
 }  // namespace
 
-i64 writes_of(PyObject *object, PyObject *tensor) {
-    const i64 writes = writes_by_handle(((Intake *)object)->functions, tensor);
-    if (writes >= 0) return writes;
-    PyObject *version = PyObject_GetAttr(tensor, VERSION);
-    const i64 asked = version ? PyLong_AsLongLong(version) : -1;
-    if (version) Py_DecRef(version);
-    return PyErr_Occurred() ? (PyErr_Clear(), -1) : asked;
-}
-
 i64 record_at(PyObject *object, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
     Intake *self = (Intake *)object;
     return note_locked(self, sites, count, [=] {
         const i64 slot = unseen(self) ? add_one(self, tensor) : -1;
         return slot < 0 || self->into[OWN_SUMS] == Py_None || note_samples(self, tensor, slot) ? slot : i64(-2);
-    });
-}
-
-i64 record_given(PyObject *object, PyObject *site, PyObject *tensor, PyObject *all, PyObject *given) {
-    Intake *self = (Intake *)object;
-    return note_locked(self, &site, 1, [=]() -> i64 {
-        if (self->into[OWN_SUMS] != Py_None) return -1;  // sums of samples are of no operator
-        const i64 slot = unseen(self) ? add_one(self, tensor) : -1;
-        if (slot < 0) return slot;
-        PyObject *row = PyLong_FromSsize_t(size_of_numbers(self->into[OWN_ROWS]));
-        const bool done = row && PyDict_SetItem(all, row, given) == 0;
-        if (row) Py_DecRef(row);
-        return done ? slot : -2;
     });
 }
 
@@ -457,17 +444,6 @@ bool marks_of(PyObject *object, const Objects &tensors, PyObject *marks) {
 
 Objects &objects_of(PyObject *object) { return ((Intake *)object)->tensors; }
 
-i64 table_of(PyObject *object) { return ((Intake *)object)->table; }
-
-bool note_again(PyObject *object, PyObject *site, i64 slot, i64 table) {
-    Intake *self = (Intake *)object;
-    i64 noted = note_locked(self, &site, 1, [=] { return self->table == table ? slot : -1; });
-    PyErr_Clear();
-    return noted >= 0;
-}
-
-const Functions *functions_of(PyObject *object) { return ((Intake *)object)->functions; }
-
 bool is_intake(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
 
 PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
@@ -489,7 +465,7 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (!self) return nullptr;
     self->sites = self->slots = nullptr;
     self->functions = (const Functions *)bytes, self->flags = flags, self->limit = limit;
-    self->table = 0, self->shapes = {}, self->tensors = {};
+    self->shapes = {}, self->tensors = {};
     for (PyObject *&one : self->into) one = nullptr;
     for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[NUMBERS + i]);
     PyObject **held = self->held;

@@ -11,8 +11,6 @@ HIDDEN u64 glance(const char *bytes, i64 size);  // 64 bits of what lies at plac
 // Summarises a small plain tensor and notes it at sites, as the recorder does: its slot; -1, and nothing is done, where it
 // goes the long way; -2 with an exception.
 HIDDEN i64 record_at(PyObject *intake, PyObject *const *sites, Py_ssize_t count, PyObject *tensor);
-// The same of a small or large tensor that an operator gave: what it was given is noted by row, in the dictionary `all`.
-HIDDEN i64 record_given(PyObject *intake, PyObject *site, PyObject *tensor, PyObject *all, PyObject *given);
 // Summarises tensors and notes them at their sites, a list of numbers or Numbers. True: done. False: nothing is. A list of slots, -1
 // for those that go the long way: the rest, and the noting, are not. It needs the recorder's lock.
 struct Objects;
@@ -22,13 +20,3 @@ HIDDEN PyObject *record_many(PyObject *intake, PyObject *sites, const Objects &t
 HIDDEN bool marks_of(PyObject *intake, const Objects &tensors, PyObject *marks);
 HIDDEN Objects &objects_of(PyObject *intake);  // room for such
 HIDDEN bool is_intake(PyObject *object);
-struct Functions;
-HIDDEN const Functions *functions_of(PyObject *intake);
-
-HIDDEN i64 writes_of(PyObject *intake, PyObject *tensor);  // how often a tensor was written to; -1 where torch does not count
-
-// Which table of summaries the slots are of that are given out now: another from one step to the next.
-HIDDEN i64 table_of(PyObject *intake);
-// Notes at a site what is in a slot already; false, and nothing is done, where that is of another table than `table`, or the
-// recorder has to do it. Never an exception.
-HIDDEN bool note_again(PyObject *intake, PyObject *site, i64 slot, i64 table);

@@ -57,7 +57,7 @@ def new_intake(
         lock: the summarizer's.
     """
     addresses_of_functions = functions()
-    if k.KERNELS is None or addresses_of_functions is None:
+    if addresses_of_functions is None:
         return None
     return k.KERNELS.intake(
         flags,
@@ -114,11 +114,11 @@ def functions() -> bytes | None:
             if _WORD != 8 or place is None or not all(_agrees(asked, place, tensor) for tensor in samples):
                 return None
             keys, negation = _keys(place, samples)
-            hooks, writes = _place_of_hooks(), _place_of_writes(place)
+            writes = _place_of_writes(place)
     except Exception:  # whatever torch has made of them: there is another way
         return None
     addresses = [_word(ctypes.addressof(function)) or 0 for function in asked]
-    return struct.pack(f"=qqQqqq{len(addresses)}q", place, keys, negation, hooks, *writes, *addresses)
+    return struct.pack(f"=qqQqq{len(addresses)}q", place, keys, negation, *writes, *addresses)
 
 
 def _functions_of_torch() -> list[_Function]:
@@ -153,16 +153,6 @@ def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
     places = [at for at in range(0, _TENSOR, _WORD) if all((_word(tensor + at) or 0) == keys for tensor, keys in every)]
     negation = keys_of(negated).raw_repr() & ~keys_of(plain.imag).raw_repr()
     return (places[0], negation) if len(places) == 1 and negation else (-1, 0)
-
-
-def _place_of_hooks() -> int:
-    """Bytes from a tensor's Python object to the dictionary of its hooks, null where it has none; -1 if not known."""
-    tensor, hooks = torch.zeros(1, device="cpu", requires_grad=True), {}  # type: ignore[var-annotated]  # stays empty
-    tensor._backward_hooks = hooks  # noqa: SLF001  # no public one
-    places = range(object.__basicsize__, torch.Tensor.__basicsize__, _WORD)
-    met = [at for at in places if _word(id(tensor) + at) == id(hooks)]
-    tensor._backward_hooks = None  # noqa: SLF001  # as above
-    return met[0] if len(met) == 1 and _word(id(tensor) + met[0]) is None else -1
 
 
 def _place_of_writes(place: int) -> tuple[int, int]:

@@ -1,8 +1,7 @@
 """The compiled kernels: loading them, and what they and their caller agree on.
 
-The `.cpp` files become the extension `_kernels` when the package is installed. Where that failed, or
-INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch operations compute the same numbers (see
-`reference`). Its functions take integers only, addresses among them:
+The `.cpp` files become the extension `_kernels` when the package is installed. Without it, nothing can
+be captured. Its functions take integers only, addresses among them:
 
 - `summarise(address, count, first, code, flags, table, row, team)`: `count` contiguous elements at an address, the
   first with index `first` in the whole tensor, into a row. `table`: address of 256 float32 values, for TABLE.
@@ -33,21 +32,24 @@ Only one thread at a time may be in a call with a team, apart from `take`.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from introspect_cli.errors import IntrospectError
 from introspect_cli.machine import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-KERNELS, REASON = load("introspect_cli.tensors._kernels")
-"""The extension, None if it cannot be had; and why, "" if it can."""
+try:
+    KERNELS: Any = load("introspect_cli.tensors._kernels")
+except ImportError as error:
+    raise IntrospectError(str(error)) from None
+"""The extension; this module cannot be imported without it."""
 
 
 def new_lock() -> Any:
-    """A reentrant lock, which compiled code takes without a call of Python where there is any."""
-    return threading.RLock() if KERNELS is None else KERNELS.lock()
+    """A reentrant lock, which compiled code takes without a call of Python."""
+    return KERNELS.lock()
 
 
 CHUNK: Final = 1 << 16
@@ -62,8 +64,8 @@ SKETCH: Final = 2
 
 
 def new_numbers() -> Any:
-    """A list of numbers that keeps its room when it is cleared, where there is compiled code to fill it."""
-    return [] if KERNELS is None else KERNELS.numbers()
+    """A list of numbers that keeps its room when it is cleared, for compiled code to fill."""
+    return KERNELS.numbers()
 
 
 def numbers_of(numbers: Iterable[int]) -> Any:

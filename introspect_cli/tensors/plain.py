@@ -59,7 +59,6 @@ class PlainTensors:
         if (
             code is None
             or self.slots.sorted_stats
-            or engine.kernels is None
             or tensor.layout is not torch.strided
             or tensor.is_nested
             or tensor.is_neg()

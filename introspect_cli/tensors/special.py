@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from introspect_cli.records import EXPANDED_TEXT, Status
+from introspect_cli.records import EXPANDED_TEXT, UNPLACED, Status
 from introspect_cli.tensors import places
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind
 
@@ -252,6 +252,7 @@ def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, desc
     text = f"{described}, shape {tuple(inner.values.shape)}"
     if part is None or inner.bits or part.numel != inner.values.numel():
         text += "; its place in the whole is not known"
+        common = (shape, inner.dtype, inner.device, UNPLACED)
         return Parts(*common, inner.values, inner.bits, extra=inner.extra, status=Status.PARTIAL, text=text)
     if places.is_whole(part, shape):
         return Parts(*common, inner.values)

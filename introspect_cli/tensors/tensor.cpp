@@ -47,23 +47,6 @@ bool look_by_handle(const Functions *torch, PyObject *tensor, Look &found) {
     return true;
 }
 
-u64 begin_by_handle(const Functions *torch, PyObject *tensor) {
-    void *handle = (char *)tensor + torch->place;
-    i32 layout, device, type;
-    i64 offset;
-    const void *address;
-    if (torch->layout(handle, &layout) || layout || torch->device(handle, &device) || device) return 0;
-    if (torch->type(handle, &type) || code_of_torch(type) < 0 || torch->offset(handle, &offset)) return 0;
-    if (torch->address(handle, &address) || !address) return 0;
-    return u64(address) - u64(offset * SIZES[code_of_torch(type)]);
-}
-
-int floats_by_handle(const Functions *torch, PyObject *tensor) {
-    i32 type;
-    const int code = torch->type((char *)tensor + torch->place, &type) ? -1 : code_of_torch(type);
-    return code < 0 ? -1 : code == F16 || code == F32 || code == F64 || code == BF16;
-}
-
 i64 writes_by_handle(const Functions *torch, PyObject *tensor) {
     if (torch->counter < 0) return -1;
     const char *own = *(const char **)((char *)tensor + torch->place), *counter = *(const char *const *)(own + torch->counter);

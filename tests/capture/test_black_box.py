@@ -115,7 +115,7 @@ def test_a_nan_or_an_infinite_loss_writes_the_steps_before_it(tmp_path, introspe
         [wrote] = opened.manifest["kept_around"]
     assert (wrote["why"], wrote["steps"]) == ("nan", [2, 3, 4])
     assert stored(run).keys() <= named(run, 2, 3, 4)
-    shown = introspect("show", run, "--values", "InPlace.first", "--step", "4", "--kinds", "output")
+    shown = introspect("show", "values", "InPlace.first", run, "--step", "4", "--kinds", "output")
     assert "nan" in shown.stdout, shown.stderr
 
 

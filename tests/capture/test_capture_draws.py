@@ -191,7 +191,7 @@ def test_twins_are_the_same_and_every_module_that_draws_has_a_record_of_the_stat
 
 
 def test_runs_that_do_not_know_every_draw_claim_only_the_state_at_the_start_of_the_step(tmp_path, plain, monkeypatch):
-    monkeypatch.setattr("introspect_cli.tensors.generators.kernels.KERNELS", None)
+    monkeypatch.setattr("introspect_cli.tensors.generators.Generators.look", lambda _self, _devices: None)
     for name, fault in (("a", ""), ("b", "between modules")):
         with watched(tmp_path / name):
             train(fault)

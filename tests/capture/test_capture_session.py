@@ -316,7 +316,7 @@ def test_a_script_without_torch_is_run_and_said_to_have_shown_nothing(introspect
     done = introspect("capture", "-o", "run", "plain.py", cwd=project, new_process=True)
     assert done.stdout == "False False\n"
     assert "never imported torch" in done.stderr
-    assert introspect("show", "run", cwd=project).returncode == 0
+    assert introspect("show", "run", "run", cwd=project).returncode == 0
     assert introspect("diff", "run", "run", cwd=project).returncode == 2
 
 

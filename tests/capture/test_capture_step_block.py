@@ -18,10 +18,7 @@ from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write import run_writer
-from introspect_cli.tensors import kernels
 from introspect_cli.tensors.columns import Columns
-
-pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="the compiled kernels fill them")
 
 STEPS = 12
 FILES = ("records.arrow", "index.bin", "sites.arrow", "layouts.arrow", "modules.arrow")

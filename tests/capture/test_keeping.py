@@ -320,7 +320,7 @@ def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, intros
     assert recorded(tmp_path / "run")[0] == [47, 48, 49, 50]
     shown = introspect("show", "run")
     assert "not held: 47 steps between 0 and 46 (recorded, then dropped by --last)" in shown.stdout
-    done = introspect("show", "run", "--step", "12")
+    done = introspect("show", "step", "12", "run")
     assert "does not hold 47 steps between 0 and 46" in done.stderr
 
 

@@ -144,10 +144,10 @@ def test_lightnings_numbers_are_those_that_the_script_itself_prints(plain):
 
 def test_a_step_is_found_by_its_frameworks_numbers(plain, introspect):
     path, _, _ = plain
-    done = introspect("show", path, "--step", "epoch=1,batch=3", "--kinds", "loss")
+    done = introspect("show", "step", "epoch=1,batch=3", path, "--kinds", "loss")
     assert done.returncode == 0, done.stderr
     assert "Step 4 (epoch 1, batches 2-3)" in done.stdout
-    done = introspect("show", path, "--step", "epoch=1,batch=3", "--format", "json")
+    done = introspect("show", "step", "epoch=1,batch=3", path, "--format", "json")
     assert json.loads(done.stdout)["step"] == 4
     assert json.loads(done.stdout)["labels"]["batch"] == [2, 3]
     assert "lightning, global_step 0 to 5, epoch 0 to 1" in " ".join(introspect("show", path).stdout.split())

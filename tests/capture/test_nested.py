@@ -1,4 +1,4 @@
-"""`show --tree`: nested inputs and outputs by path, to any depth, with the classes of what holds them, and a limit."""
+"""`show tree`: nested inputs and outputs by path, to any depth, with the classes of what holds them, and a limit."""
 
 from __future__ import annotations
 
@@ -144,15 +144,15 @@ def test_classes_are_kept_once_a_run_and_equal_runs_stay_equal(run, tmp_path):
 
 
 def test_shown_as_a_tree_and_as_json(introspect, run):
-    said = introspect("show", run, "--tree", "--depth", "3").stdout
+    said = introspect("show", "tree", run, "--depth", "3").stdout
     lines = [line.rstrip() for line in said.splitlines()]
     place = next(index for index, line in enumerate(lines) if line.split()[:2] == ["output", "Result"])
     assert lines[place + 1].split()[0] == ".logits"
     assert "2x3" in lines[place + 1]
     assert lines[place + 2].split() == [".cache", "list"]
     assert len(lines[place + 2]) - len(lines[place + 2].lstrip()) > len(lines[place]) - len(lines[place].lstrip())
-    assert any("3 more like it" in line for line in introspect("show", run, "--tree").stdout.splitlines())
-    found = json.loads(introspect("show", run, "--tree", "--format", "json").stdout)
+    assert any("3 more like it" in line for line in introspect("show", "tree", run).stdout.splitlines())
+    found = json.loads(introspect("show", "tree", run, "--format", "json").stdout)
     (layer,) = [module for module in found["modules"] if module["fqn"] == "Model.layer"]
     assert {value["side"] for value in layer["values"]} == {"input", "output"}
     refused = introspect("show", run, "--depth", "1")

@@ -111,7 +111,7 @@ def test_every_verb_answers_of_a_run_there_as_of_one_here(runs, bucket, ask, tmp
     asked = {
         "diff": ("a", "b"),
         "check": ("b",),
-        "show": ("b", "--step", "7"),
+        "show": ("step", "7", "b"),
         "verify": ("a",),
     }
     for verb, words in asked.items():

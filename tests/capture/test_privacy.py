@@ -89,7 +89,7 @@ def test_what_holds_settings_is_its_owners_alone(runs):
     "words",
     [
         ("show", "a"),
-        ("show", "a", "--settings"),
+        ("show", "settings", "a"),
         ("show", "a", "--format", "json"),
         ("diff", "a", "b"),
         ("diff", "a", "b", "--format", "json"),

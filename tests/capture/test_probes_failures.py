@@ -36,9 +36,7 @@ from introspect_cli.tensors.unusual import UnusualTensors
 ENTRIES = [
     (ModuleCalls, "_enter"),
     (ModuleCalls, "_leave"),
-    (ModuleValues, "input_sites"),
     (ModuleValues, "arguments"),
-    (ModuleValues, "output_sites"),
     (ModuleCalls, "_phase"),
     (GradientProbe, "watch"),
     (GradientProbe, "clear"),

@@ -173,7 +173,7 @@ def test_a_moving_average_that_nothing_runs_or_saves_is_compared(kept, introspec
 
 
 def test_copies_that_never_change_are_not_recorded(kept, introspect):
-    shown = introspect("show", kept(), "--kinds", "product", "--step", "5").stdout
+    shown = introspect("show", "step", "5", kept(), "--kinds", "product").stdout
     assert "kept.shadow" in shown
     assert "initial" not in shown
     assert "loaded" not in shown
@@ -207,6 +207,6 @@ def test_files_and_what_is_printed_are_those_of_python_alone(captured, tmp_path,
 
 
 def test_random_states_in_a_checkpoint_are_no_product(captured, introspect):
-    shown = introspect("show", captured() / "run", "--kinds", "product", "--step", "2").stdout
+    shown = introspect("show", "step", "2", captured() / "run", "--kinds", "product").stdout
     assert "['average']['0.weight']" in shown
     assert "rng_state" not in shown

@@ -40,20 +40,20 @@ def runs(tmp_path_factory):
 
 
 def test_show_values_prints_the_tensor(introspect, runs):
-    done = introspect("show", runs / "a", "--values", "0", "--kinds", "output", "--step", "0")
+    done = introspect("show", "values", "0", runs / "a", "--kinds", "output", "--step", "0")
     assert done.returncode == 0, done.stderr
     torch.manual_seed(0)
     expected = nn.Sequential(nn.Linear(4, 3))(torch.ones(2, 4)).detach().numpy()
     assert "output of Sequential.0" in done.stdout
     assert f"{expected[0, 0]:.6g}"[:8] in done.stdout
     document = json.loads(
-        introspect("show", runs / "a", "--values", "0", "--kinds", "output", "--step", "0", "--format", "json").stdout
+        introspect("show", "values", "0", runs / "a", "--kinds", "output", "--step", "0", "--format", "json").stdout
     )
     assert np.array(document["values"][0]["values"]) == pytest.approx(expected)
 
 
 def test_values_that_were_not_stored_are_a_sentence(introspect, runs):
-    done = introspect("show", runs / "bare", "--values", "0")
+    done = introspect("show", "values", "0", runs / "bare")
     assert done.returncode == 2
     assert "holds no values of 0 at any step" in done.stderr
     assert "--save-tensors" in done.stderr

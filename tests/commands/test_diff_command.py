@@ -231,8 +231,8 @@ def test_manifests_and_settings_of_any_shape_are_borne(introspect, tmp_path):
     done = introspect("diff", "a", "b", "--all", "--map", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert json.loads(introspect("diff", "a", "b", "--format", "json", cwd=tmp_path).stdout)["settings"]
-    for view in ([], ["--settings"], ["--tree"]):
-        assert introspect("show", "a", *view, cwd=tmp_path).returncode == 0
+    for view in ([], ["settings"], ["tree"]):
+        assert introspect("show", *view, "a", cwd=tmp_path).returncode == 0
 
 
 def test_a_site_with_an_unknown_kind_is_a_damaged_store(introspect, tmp_path, monkeypatch):

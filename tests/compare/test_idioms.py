@@ -113,11 +113,10 @@ def test_a_loss_that_is_scaled_by_another_power_of_two_and_unscaled_again_is_no_
     for other in (1024.0, None):
         result = compared(run(options, scale=65536.0), run(options, scale=other))
         assert result.verdict is Verdict.SAME, result.sentence
-        times = 65536 if other is None else 64
-        assert any(f"the loss of run a is {times} x that of run b in step 0" in note for note in result.notes)
+        assert any(note.startswith("Nothing recorded rests on") for note in result.notes)
     wrong = compared(run(options, scale=65536.0), run(options, scale=1024.0, wrong="still scaled"))
     assert wrong.verdict is Verdict.DIVERGED
-    assert not any("Another scale" in note for note in wrong.notes)
+    assert not any("Nothing recorded rests on" in note for note in wrong.notes)
 
 
 def test_a_scaler_where_microbatches_are_added_up_is_no_divergence(run):

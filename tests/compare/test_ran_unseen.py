@@ -187,3 +187,73 @@ def test_show_says_what_ran_unseen(tmp_path, introspect):
     (tmp_path / "train.py").write_text(BEGIN + METHODS.format(changed="False") + OF_A_METHOD)
     introspect("capture", "-q", "-o", "run", "train.py")
     assert "1 module ran without being seen: Flow" in introspect("show", "run").stdout
+
+
+def test_what_runs_before_the_optimizer_is_built_is_no_step(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(
+        BEGIN + METHODS.format(changed="self.training") + "start = model.density(data)\ntrain(model, model.density)\n"
+    )
+    for name in ("a", "other"):
+        introspect("capture", "-q", "-o", name, "train.py", name)
+    assert open_run(tmp_path / "a").steps == 3
+    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
+    assert (found["first"]["step"], found["first"]["kind"]) == (0, "loss")
+
+
+SHARDED = """
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo", init_method="file://" + sys.argv[-1], rank=0, world_size=1)
+model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
+parameters = list(model.parameters())
+train(model, model)
+whole = [parameter.full_tensor() for parameter in parameters]
+dist.destroy_process_group()
+"""
+
+
+def test_a_list_of_parameters_is_no_copy_and_reading_them_opens_no_step(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(BEGIN + SHARDED)
+    ran = introspect("capture", "-q", "-o", "run", "train.py", tmp_path / "ranks")
+    assert ran.returncode == 0, ran.stderr
+    with open_run(tmp_path / "run") as run:
+        assert run.steps == 3
+        assert "product" not in set(run.rank(0).sites.kind)
+
+
+ADJOINT = """
+class Solve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, model, y, *parameters):
+        with torch.no_grad():
+            ctx.model, ctx.parameters = model, parameters
+            ctx.save_for_backward(y)
+            return y + model(y)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            return None, *torch.autograd.grad(y + ctx.model(y), (y, *ctx.parameters), gradient, allow_unused=True)
+
+
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (1.1 if other else 1)
+
+
+model = Net(4, 4)
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+train(model, lambda _: Solve.apply(model, next(iter(loader)), *model.parameters()))
+"""
+
+
+def test_what_a_function_of_autograd_runs_without_gradients_is_no_evaluation(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(BEGIN + ADJOINT)
+    for name in ("a", "other"):
+        introspect("capture", "-q", "-o", name, "train.py", name)
+    assert "passed_over" not in open_run(tmp_path / "a").manifest
+    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
+    assert (found["first"]["step"], found["first"]["kind"], found["first"]["fqn"]) == (0, "output", "Net")

@@ -11,9 +11,10 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.health.check import check
-from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
+from introspect_cli.records import UNPLACED, Kind, Layout, Part, Phase, Site, SiteInfo, Status
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.ranks.tasks import as_one
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.write.launch import Launch
@@ -22,6 +23,7 @@ from introspect_cli.store.write.run_writer import StoreWriter
 SHAPE = (4, 3)
 HALVES = ((0, 2), (2, 2))
 FULL = (0, 3)
+STRIDES = "contiguous"
 GRAD, PARAM = (Phase.OPTIMIZER, Kind.GRAD), (Phase.OPTIMIZER, Kind.PARAM)
 
 
@@ -39,7 +41,7 @@ def written(path, *ranks, world=None, left_out=()):
         records = [] if rank in left_out else given
         number = len(records)
         sites = [writer.site(Site(*place, fqn), SiteInfo("Linear")) for place, fqn, *_ in records]
-        layout = Layout(SHAPE, "float32", "cpu", "contiguous")
+        layout = Layout(SHAPE, "float32", "cpu", STRIDES)
         layouts = [replace(layout, part=Part(((each,), (FULL,)))) if each else layout for _, _, each, *_ in records]
         batch = StepBatch(
             site=np.array(sites, np.uint32),
@@ -64,7 +66,7 @@ def written(path, *ranks, world=None, left_out=()):
 
 def cut(*parts, place=PARAM, name="Net.head.weight"):
     """Each rank's record of one tensor, of which it holds those rows."""
-    return [[(place, name, each, 5 + 10 * rank + sum(each), 1.0)] for rank, each in enumerate(parts)]
+    return [[(place, name, each, 5 + 10 * rank + sum(each or ()), 1.0)] for rank, each in enumerate(parts)]
 
 
 @pytest.fixture
@@ -94,6 +96,15 @@ def test_parts_that_are_not_the_whole_are_a_divergence(tmp_path, place, parts, s
     sentence = f"First divergence at step 0: the parts of {what} are not the whole: in b {said}; the cause is how it is"
     assert result.sentence.startswith(sentence)
     assert f"in a {said}" in compared(*runs[::-1]).sentence
+
+
+def test_shards_whose_place_is_not_known_are_not_seen(tmp_path, monkeypatch):
+    """That they are such shards is a fact of their layout, and not a word of their text."""
+    monkeypatch.setattr(f"{__name__}.STRIDES", UNPLACED)
+    runs = [written(tmp_path / name, *cut(None, None)) for name in "ab"]
+    with open_run(runs[0]) as run:
+        batch = as_one(run).read(0)
+        assert [Status(status) for status in batch.status.tolist()] == [Status.NOT_OBSERVED]
 
 
 def test_ranks_that_were_not_recorded_leave_no_hole(tmp_path, sound):

@@ -111,8 +111,8 @@ class TestAttention:
         pytest.importorskip("transformers")
         code, found = pair(ATTENTION, ["eager", "2"], ["sdpa", "2"])
         assert (code, found["verdict"]) == (0, "same")
-        note = next(note for note in found["notes"] if note.startswith("Another form, no divergence"))
-        assert "float32 in a and 2x1x2x2 bool in b" in note
+        note = next(note for note in found["notes"] if note.startswith("Nothing recorded rests on"))
+        assert "float32 in a, 2x1x2x2 bool in b" in note
         assert pair(ATTENTION, [], [], "--strict")[0] == 1
 
     def test_where_it_rounds_the_first_divergence_is_its_result_and_no_mask(self, pair):
@@ -309,12 +309,15 @@ class TestForm:
     def test_it_is_no_divergence_where_the_output_is_equal(self, tmp_path):
         result = self.form(tmp_path, torch.tensor([True, False] * 4), 1.0)
         assert result.verdict is Verdict.SAME
-        assert any(note.startswith("Another form, no divergence: in step 0 the input [1]") for note in result.notes)
+        assert any(
+            note.startswith("Nothing recorded rests on 1 difference in step 0, first the input [1]")
+            for note in result.notes
+        )
 
     def test_it_leads_where_the_output_differs_by_more_than_rounding(self, tmp_path):
         result = self.form(tmp_path, torch.tensor([True, True] * 4), 1.0)
         assert result.first.site.path == "[1]"
-        assert not any("Another form" in note for note in result.notes)
+        assert not any("Nothing recorded rests on" in note for note in result.notes)
 
     def test_it_leads_where_no_output_is_on_record(self, tmp_path):
         result = self.form(tmp_path, torch.tensor([True, False] * 4), 1.0, record=frozenset({Kind.INPUT}))

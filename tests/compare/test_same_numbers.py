@@ -428,7 +428,7 @@ def test_a_mask_in_another_form_and_a_table_in_another_place_change_nothing(diff
     result = diff("mask", "wide mask")
     assert result.verdict is Verdict.SAME
     assert "only a has" in result.sentence
-    assert any("the input ['mask'] of Sum.body is" in note for note in result.notes)
+    assert any("first the input ['mask'] of Sum.body" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(

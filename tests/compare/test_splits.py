@@ -106,7 +106,7 @@ def test_results_of_operators_are_not_counted_as_equal(split):
 def test_what_was_not_compared_is_not_counted_as_equal(split):
     whole, padded = split("", "--micro 2"), split("--padded", "--padded --micro 2")
     assert padded.counts.equal < whole.counts.equal
-    assert any("padded to the longest of their microbatch" in note for note in padded.notes)
+    assert any(note.startswith("Nothing recorded rests on") for note in padded.notes)
 
 
 def test_tf32_gets_the_tolerance_of_half_precision_where_a_gpu_computes_in_it():
@@ -128,9 +128,9 @@ def test_strictly_two_splits_are_two_runs(split):
 
 def test_a_loader_asked_ahead_is_no_divergence_and_another_sample_is(split):
     result = split("--ahead", "--ahead --micro 2")
-    assert any(note.startswith("DataLoader was asked for batches ahead of their steps") for note in result.notes)
+    assert any(note.startswith("Nothing recorded rests on") for note in result.notes)
     result = split("--ahead", "--ahead --micro 2 --swap")
-    assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 1, Kind.INPUT)
+    assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 1, Kind.BATCH)
     assert "no data loader was recorded" not in result.sentence
 
 

@@ -106,30 +106,30 @@ def test_the_history_of_a_site_is_shown(run):
     ("options", "shown"),
     [
         ([], ["train.py --lr 1", "exit code 0", "4 (0 to 3)"]),
-        (["--tree"], ["BatchNorm1d", "6x8", "128"]),
-        (["--step", "1", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
-        (["--step", "0", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
-        (["--history", "Net.a", "--kinds", "output"], ["over 4 steps", "0: "]),
-        (["--settings"], ["torch: 2.13.0", "A\\x1b[2J"]),
+        (["tree"], ["BatchNorm1d", "6x8", "128"]),
+        (["step", "1", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
+        (["step", "0", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
+        (["history", "Net.a", "--kinds", "output"], ["over 4 steps", "0: "]),
+        (["settings"], ["torch: 2.13.0", "A\\x1b[2J"]),
     ],
     ids=["overview", "tree", "step", "first step", "history", "settings"],
 )
 def test_each_view_as_text_and_as_json(introspect, run, options, shown):
-    done = introspect("show", run.path, *options)
+    done = introspect("show", *options, run.path)
     assert done.returncode == 0, done.stderr
     for word in shown:
         assert word in done.stdout
     assert "\x1b" not in done.stdout
-    found = json.loads(introspect("show", run.path, *options, "--format", "json").stdout)
+    found = json.loads(introspect("show", *options, run.path, "--format", "json").stdout)
     assert found["format"] == 1
 
 
 @pytest.mark.parametrize(
     "options",
-    [["--step", "99"], ["--tree", "--settings"], ["--history", "x"], ["--rank", "4", "--tree"], ["--step", "-1"]],
+    [["step", "99"], ["tree", "--settings"], ["history", "x"], ["tree", "--rank", "4"], ["step", "--", "-1"]],
 )
 def test_what_cannot_be_shown_is_one_sentence(introspect, run, options):
-    done = introspect("show", run.path, *options)
+    done = introspect("show", *options, run.path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
@@ -142,7 +142,7 @@ def test_an_interrupted_run_and_an_empty_one(introspect, tmp_path):
     done = introspect("show", "none", cwd=tmp_path)
     assert done.returncode == 0
     assert "none" in done.stdout
-    assert introspect("show", "none", "--tree", cwd=tmp_path).returncode == 0
+    assert introspect("show", "tree", "none", cwd=tmp_path).returncode == 0
 
 
 def test_how_a_run_ended_is_reported(introspect, tmp_path):
@@ -158,7 +158,7 @@ def test_how_a_run_ended_is_reported(introspect, tmp_path):
 def test_runs_are_read_without_torch(tmp_path, verb):
     write_run(tmp_path / "a", train(), modules=MODULES)
     words = {
-        "diff": ["a", "a"], "show": ["a", "--tree"], "check": ["a"], "verify": ["a"], "report": ["a", "-o", "a.html"],
+        "diff": ["a", "a"], "show": ["tree", "a"], "check": ["a"], "verify": ["a"], "report": ["a", "-o", "a.html"],
         "export": ["a", "--format", "yaml", "-o", "out"],
     }  # fmt: skip
     code = f"import sys; sys.modules['torch'] = None; sys.argv = ['introspect', {verb!r}, *{words[verb]!r}]\n"
@@ -185,7 +185,7 @@ def test_two_histories_stand_side_by_side(introspect, tmp_path):
             for number in range(20)
         ]
         write_run(tmp_path / name, steps)
-    words = ("show", "--history", "attn", "--kinds", "grad", "--stat", "max", "a", "b")
+    words = ("show", "history", "attn", "--kinds", "grad", "--stat", "max", "a", "b")
     shown = introspect(*words, env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"}).stdout
     assert "grad Net.attn.qkv.weight" in shown
     assert re.search(r"^ +4 +6 +6.5 +0.077 +first that differs$", shown, re.MULTILINE), shown

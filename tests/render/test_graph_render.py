@@ -131,12 +131,12 @@ def test_the_table_has_scale_forward_and_of_the_gradient(runs):
 
 
 def test_show_graph_and_diff_level_op_from_the_command_line(runs, introspect, tmp_path):
-    said = introspect("show", "--graph", runs["a"])
+    said = introspect("show", "graph", runs["a"])
     assert said.returncode == 0, said.stderr
     assert "aten.tanh.default" in said.stdout
-    assert introspect("show", "--graph", "-o", "net.svg", runs["a"]).returncode == 0
+    assert introspect("show", "graph", "-o", "net.svg", runs["a"]).returncode == 0
     assert boxes((tmp_path / "net.svg").read_text(encoding="utf-8"))
-    document = json.loads(introspect("show", "--graph", "--no-prune", "--format", "json", runs["a"]).stdout)
+    document = json.loads(introspect("show", "graph", "--no-prune", "--format", "json", runs["a"]).stdout)
     assert len(document["nodes"]) == document["total"] > 8
     said = introspect("diff", "--level", "op", "-o", "diff.html", runs["a"], runs["b"])
     assert said.returncode == 1, said.stderr
@@ -151,7 +151,7 @@ def test_show_graph_and_diff_level_op_from_the_command_line(runs, introspect, tm
 def test_options_that_belong_to_the_graph_are_refused_without_it(runs, introspect):
     said = introspect("show", "-o", "x.svg", runs["a"])
     assert said.returncode == 2
-    assert "--graph" in said.stderr
+    assert "-o" in said.stderr
     said = introspect("diff", "-o", "x.svg", runs["a"], runs["b"])
     assert said.returncode == 2
     assert "--level op" in said.stderr

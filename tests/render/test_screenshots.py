@@ -57,7 +57,7 @@ def on_a_terminal(*words, cwd):
     [
         ("diff", ("diff", "a", "b"), "origin"),
         ("show", ("show", "a"), "steps"),
-        ("tree", ("show", "c", "--tree"), "Net"),
+        ("tree", ("show", "tree", "c"), "Net"),
         ("check", ("check", "a"), "rule"),
     ],
 )

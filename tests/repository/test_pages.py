@@ -133,7 +133,7 @@ def test_the_scripts_of_the_page_on_transformers_run(run_page, introspect):
     assert not diverged.same
     assert diverged.first.step_words == "step 0 (epoch 0, batches 0-1)"
     assert "lr" in diverged.sentence
-    done = introspect("show", "runA", "--step", "epoch=0,batch=7", "--kinds", "loss", cwd=place)
+    done = introspect("show", "step", "epoch=0,batch=7", "runA", "--kinds", "loss", cwd=place)
     assert done.stdout.startswith("Step 3 (epoch 0, batches 6-7)"), done.stdout + done.stderr
 
 

@@ -109,9 +109,9 @@ def test_the_json_of_a_run_that_lacks_records_fits_the_schema(strict, introspect
         ("groups", ["diff", "a", "b", "c"], 1),
         ("diff", ["diff", "two ranks", "other ranks"], 1),
         ("diff", ["diff", "a", "later"], 2),  # no step in common
-        ("show-tree", ["show", "--tree", "a"], 0),
-        ("show-step", ["show", "--step", "1", "a"], 0),
-        ("show-settings", ["show", "--settings", "a"], 0),
+        ("show-tree", ["show", "tree", "a"], 0),
+        ("show-step", ["show", "step", "1", "a"], 0),
+        ("show-settings", ["show", "settings", "a"], 0),
         ("rules", ["check", "--list"], 0),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -131,12 +131,12 @@ def test_the_json_of_every_verb_that_has_a_schema_fits_it(introspect, tmp_path, 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("show-tree", ["--tree"]),
-        ("show-step", ["--step", "1"]),
-        ("show-history", ["--history", "*"]),
-        ("show-values", ["--values", "0"]),
-        ("show-graph", ["--graph"]),
-        ("show-settings", ["--settings"]),
+        ("show-tree", ["tree"]),
+        ("show-step", ["step", "1"]),
+        ("show-history", ["history", "*"]),
+        ("show-values", ["values", "0"]),
+        ("show-graph", ["graph"]),
+        ("show-settings", ["settings"]),
     ],
 )
 def test_the_json_of_every_view_of_show_fits_its_schema(introspect, captured, name, words):

@@ -149,7 +149,7 @@ def test_a_run_that_was_ended_for_nothing_is_made_again_whole(repository: Path, 
     asked = commits.Question((), ("train.py", "14"))
     pair = commits.captured("first", "faulty", (None, None), asked, answered.append)
     assert [line for line in answered if line.startswith("b: ")][-1].startswith("b: 14 steps")
-    assert "-to-" not in Path(pair.b).name
+    assert "-to-" not in Path(pair[1]).name
 
 
 def test_the_work_tree_as_it_is_runs_with_all_that_is_not_committed(repository: Path):

@@ -77,7 +77,7 @@ def test_wholes_are_one_run_that_says_what_it_does_not_have(wholes, introspect):
         assert check(run).checked
     done = introspect("check", str(path))
     assert "what differs between its 4 ranks, which are one here" in done.stdout
-    assert introspect("show", str(path), "--step", "1").returncode == 0
+    assert introspect("show", "step", "1", str(path)).returncode == 0
 
 
 def test_of_one_layout_wholes_differ_in_every_bit(wholes):

@@ -104,7 +104,7 @@ def test_what_selects_nothing_is_an_error(introspect, runs, tmp_path, verb, word
     rest = {
         "diff": ["a", "b"],
         "export": ["a", "--format", "jsonl", "-o", tmp_path / "out"],
-        "show": ["a", "--step", "1"],
+        "show": ["step", "1", "a"],
     }
     done = introspect(verb, *rest[verb], *words, cwd=runs)
     assert done.returncode == 2, done.stdout
@@ -146,7 +146,7 @@ def test_a_module_without_records_is_still_a_module(tmp_path):
 
 @pytest.mark.parametrize("glob", ["a", "Net.a", "*.a"])
 def test_diff_show_and_export_select_the_same(introspect, runs, tmp_path, glob):
-    shown = introspect("show", "a", "--step", "1", "--modules", glob, "--format", "json", cwd=runs)
+    shown = introspect("show", "step", "1", "a", "--modules", glob, "--format", "json", cwd=runs)
     names = {record["fqn"] for record in json.loads(shown.stdout)["records"]}
     assert names == {"Net.a", "Net.a.weight"}
     words = ("--format", "jsonl", "-o", tmp_path / "out", "--modules", glob)

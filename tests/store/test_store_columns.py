@@ -68,7 +68,7 @@ def test_a_statistic_takes_a_line_in_two_files(with_peak):
 def test_a_statistic_that_is_not_known_is_kept_and_shown(with_peak, tmp_path):
     """Outside of the fixture this version has never heard of it."""
     assert "peak" not in STATISTICS
-    done = CliRunner().invoke(introspect, ["show", str(with_peak), "--history", "Linear", "--stat", "peak"])
+    done = CliRunner().invoke(introspect, ["show", "history", "Linear", str(with_peak), "--stat", "peak"])
     assert done.exit_code == 0, done.output
     assert "peak" in done.output
     done = CliRunner().invoke(introspect, ["export", str(with_peak), "--format", "csv", "-o", str(tmp_path / "out")])
@@ -105,7 +105,7 @@ def test_a_derived_statistic_takes_a_line_in_two_files(with_peak, tmp_path):
             [sys.executable, "-c", WITH_WIDTH, *words], capture_output=True, text=True, check=True
         ).stdout
 
-    shown = json.loads(run("show", str(with_peak), "--history", "Linear", "--stat", "width", "--format", "json"))
+    shown = json.loads(run("show", "history", "Linear", str(with_peak), "--stat", "width", "--format", "json"))
     run("export", str(with_peak), "--format", "csv", "-o", str(tmp_path / "out"))
     rows = [row for row in exported(tmp_path / "out") if row["width"]]
     assert rows
@@ -149,8 +149,8 @@ def test_a_statistic_that_is_missing_is_absent_and_never_0(without_var):
     assert np.isnan(batch.floats["var"]).all()
     assert record.summary.stats["mean"] == 1.5
     assert not {"var", "std", "uvar", "l2"} & record.summary.stats.keys()
-    for verb in (["show", "--step", "0"], ["check"], ["diff", str(without_var)]):
-        done = CliRunner().invoke(introspect, [verb[0], str(without_var), *verb[1:]])
+    for verb in (["show", "step", "0"], ["check"], ["diff", str(without_var)]):
+        done = CliRunner().invoke(introspect, [*verb, str(without_var)])
         assert done.exception is None or isinstance(done.exception, SystemExit), done.output
 
 

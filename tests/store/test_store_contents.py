@@ -83,7 +83,7 @@ def coded(tmp_path_factory):
 VERBS = [
     tuple(line.split())
     for line in (
-        "diff -v --all", "diff --format json", "show --step 0", "show --tree", "show --settings", "show --history *",
+        "diff -v --all", "diff --format json", "show step 0", "show tree", "show settings", "show history *",
         "check", "report", "export csv", "export jsonl", "export yaml", "export json-tree", "verify",
     )
 ]  # fmt: skip
@@ -99,7 +99,7 @@ def test_no_code_of_a_name_reaches_a_terminal_or_a_file(coded, tmp_path, verb):
     if name == "report":
         rest = ["-o", str(tmp_path / "out.html")]
     both = [a, b] if name in {"diff", "report"} else [a]
-    assert problem([name, *both, *rest]) is None
+    assert problem([name, *rest, *both]) is None
     assert written(tmp_path) is None
 
 
@@ -117,7 +117,7 @@ def test_a_path_nested_thousands_deep(tmp_path):
     path = write_run(tmp_path / "run", [rows])
     for form in ("yaml", "json-tree"):
         assert problem(["export", str(path), "--format", form, "-o", str(tmp_path / form)]) is None
-    assert problem(["show", str(path), "--tree"]) is None
+    assert problem(["show", "tree", str(path)]) is None
     with open_run(path) as run:
         paths = {record.site.path for record in run.rank(0).records(0)}
     assert len(paths) == 2
@@ -129,7 +129,7 @@ def test_a_history_of_a_statistic_that_is_no_number(tmp_path, number):
     value = Summary(Status.OBSERVED, Layout((3,), "float32", "cpu"), 7, {"mean": number, "var": number, "max": number})
     path = write_run(tmp_path / "run", [[row("forward", "output", "A", value)]] * 3)
     for stat in ("mean", "max", "std"):
-        done = CliRunner().invoke(introspect, ["show", str(path), "--history", "A", "--stat", stat])
+        done = CliRunner().invoke(introspect, ["show", "history", "A", str(path), "--stat", stat])
         assert done.exit_code == 0, done.output
 
 
@@ -147,7 +147,7 @@ def test_a_module_without_a_name_is_not_its_own_child(tmp_path):
         rows = [row("forward", "output", f"{name}{number}", np.ones(3)) for number in range(2)]
         paths.append(str(write_run(tmp_path / name, [rows], modules=modules)))
     assert problem(["diff", *paths]) is None
-    assert problem(["show", paths[0], "--tree"]) is None
+    assert problem(["show", "tree", paths[0]]) is None
 
 
 def test_a_manifest_of_other_types_than_a_capture_writes(tmp_path):

@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from introspect_cli.capture.start import PYTHON, numpy_owner
-from introspect_cli.tensors import kernels
 from introspect_cli.tensors.generators import Generators
-
-pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="no compiled kernels, so generators are not watched")
 
 DRAWS = {
     "one number": ("torch", lambda: torch.rand(1)),

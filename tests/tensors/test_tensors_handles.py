@@ -8,10 +8,7 @@ import torch
 from summaries import taken
 
 from introspect_cli.tensors import intake
-from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.summarizer import Summarizer
-
-pytestmark = pytest.mark.skipif(KERNELS is None, reason="no compiled kernels, which alone use them")
 
 
 @pytest.fixture

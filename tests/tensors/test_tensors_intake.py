@@ -9,7 +9,6 @@ import pytest
 import torch
 from summaries import taken
 
-from introspect_cli.capture.recording.step_rows import Times, new_times
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 
@@ -20,7 +19,7 @@ class Into:
     def __init__(self):
         self.summarizer = Summarizer()
         self.rows, self.slots = kernels.new_numbers(), kernels.new_numbers()
-        self.times = None if kernels.KERNELS is None else kernels.KERNELS.times()
+        self.times = kernels.KERNELS.times()
         self.lock = kernels.new_lock()
         self.summarizer.add(torch.ones(5))
         taken(self.summarizer)
@@ -205,9 +204,8 @@ def test_a_lock_is_its_thread_s_until_it_was_given_back_as_often_as_taken():
         lock.release()
 
 
-@pytest.mark.parametrize("made", [Times, new_times], ids=["python", "the quickest"])
-def test_times_count_the_sites_of_one_step(made):
-    times = made()
+def test_times_count_the_sites_of_one_step():
+    times = kernels.KERNELS.times()
     assert not times
     assert times.once([3, 5000])
     assert not times.once([4, 4])

@@ -8,7 +8,6 @@ from summaries import taken
 
 from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.recording.samples import KINDS
-from introspect_cli.capture.recording.step_rows import new_times
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending
@@ -18,8 +17,6 @@ from introspect_cli.sums import MASK
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.cpu import sum_of_samples
 from introspect_cli.tensors.summarizer import Summarizer
-
-pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="the compiled kernels are switched off")
 
 
 def drawn(*shape):
@@ -98,7 +95,7 @@ def test_the_short_way_adds_up_the_same(name):
     intake = summarizer.intake
     if intake is None:
         pytest.skip("torch has none of the functions that it asks")
-    held = kernels.new_numbers(), kernels.new_numbers(), new_times(), kernels.new_lock()
+    held = kernels.new_numbers(), kernels.new_numbers(), kernels.KERNELS.times(), kernels.new_lock()
     intake.into(*held, sums, summarizer.sample_headers)
     slot = intake.record(0, tensor)
     assert (slot >= 0) == (name in {*HANDLED, "scalar", "no samples"})

@@ -133,16 +133,6 @@ def is_plain_call(module: nn.Module) -> bool:
     return not isinstance(module, special) and wrapped(module) is None and not hides(module)
 
 
-def sequence_code() -> tuple[object, object]:
-    """Torch's own functions by which a sequence runs its modules; None for each where the script has put in others."""
-    functions = (nn.Sequential.forward, nn.Sequential.__iter__)
-    home = nn.modules.container.__file__
-    are_torchs = all(
-        getattr(function, "__code__", None) and function.__code__.co_filename == home for function in functions
-    )
-    return functions if are_torchs else (None, None)
-
-
 def how_hidden(module: nn.Module) -> str:
     """What a module that hides others is."""
     if isinstance(module, nn.TransformerEncoderLayer):

@@ -34,21 +34,6 @@ class Named:
         self.sites: dict[tuple[Phase, Kind, str, int], int] = {}
 
 
-class CallSites:
-    """The sites of one call of a module, counted within a step, whose inputs are tensors by position and one comes out.
-
-    Attributes:
-        inputs: of each input, and of its gradient; -1 for what is not recorded.
-        output: of what comes out, and of its gradient; None until something has.
-    """
-
-    __slots__ = ("inputs", "output")
-
-    def __init__(self) -> None:
-        self.inputs: list[tuple[int, int]] = []
-        self.output: tuple[int, int] | None = None
-
-
 class ModuleState(Named):
     """What is known of one module: its name, and its count of calls in the current step."""
 
@@ -56,7 +41,6 @@ class ModuleState(Named):
         "__weakref__",
         "calls",
         "compiled",
-        "forward",
         "gives",
         "inner",
         "plain",
@@ -72,8 +56,6 @@ class ModuleState(Named):
         self.reference = reference
         self.plain: type[nn.Module] | None = None
         """The module's class, once it is known that a call of it is nothing but a call."""
-        self.forward: list[CallSites] = []
-        """Of each call in the phase of that name."""
         self.inner: ModuleState | None = None
         self.compiled = False
         self.step = -1
@@ -85,12 +67,6 @@ class ModuleState(Named):
         """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}
         self.tensors: dict[int, ParameterName] = {}
-
-    def sites_of_call(self, call: int) -> CallSites:
-        """The sites of a call in an ordinary forward pass."""
-        while len(self.forward) <= call:
-            self.forward.append(CallSites())
-        return self.forward[call]
 
     def next_call(self, step: int, phase: Phase) -> int:
         """Count a call; the count starts anew with each step."""
@@ -226,8 +202,6 @@ class ParameterNames(dict[int, ParameterName]):
         changes: counts those that were given and taken back.
         replaced: how many tensors that no module was known to hold have got a name from one since.
     """
-
-    __slots__ = ("__dict__", "changes")  # a slot as in `Recorder`
 
     def __init__(self, wanted: Callable[[str], bool]) -> None:
         """Start with none; `wanted` says whether what has a name is to be recorded."""

@@ -87,8 +87,6 @@ class Scope:
 class Calls:
     """Tells which call an operator is, and which forward operator a node of autograd's was made for."""
 
-    __slots__ = ("__dict__", "between")  # a slot as in `Recorder`
-
     def __init__(
         self, context: Context, modules: ModuleProbe, optimizers: OptimizerProbe, places: Places, *, into_compiled: bool
     ) -> None:

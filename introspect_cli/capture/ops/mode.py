@@ -25,7 +25,7 @@ class Watching(Protocol):
 
 
 class OpMode(TorchDispatchMode):
-    """Tells the probe of every operator, and changes nothing; `operators.cpp` takes the place of its method."""
+    """Tells the probe of every operator, and changes nothing."""
 
     supports_higher_order_operators = True
 

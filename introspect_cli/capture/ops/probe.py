@@ -12,7 +12,6 @@ are pushed and popped above it as ever.
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +25,6 @@ from introspect_cli.capture.ops.schema import OperatorArguments, Operators
 from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
-from introspect_cli.tensors.kernels import KERNELS
-from introspect_cli.tensors.views import STORAGE_BEGIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,15 +35,10 @@ if TYPE_CHECKING:
     from introspect_cli.capture.ops.schema import OpFacts
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.capture.probes.optimizers import OptimizerProbe
-    from introspect_cli.capture.recording.recorder import Recorder
-
-OVERLOAD: Any = torch._ops.OpOverload  # noqa: SLF001  # no public one
 
 
 class OpProbe(GuardedProbe):
     """Watches operators."""
-
-    __slots__ = ("live",)  # a slot as in `Recorder`
 
     name = "operators"
     lost = "operators are"
@@ -82,10 +74,6 @@ class OpProbe(GuardedProbe):
         self._writers = Writers(context)
         self.arguments = OperatorArguments()
         self._mode = OpMode(self)
-        if KERNELS is not None and context.recorder.intake is not None and STORAGE_BEGIN is not None:
-            made = _compiled(KERNELS, self, context.recorder, modules, self._places, self._writers)
-            # torch asks that what is called in place of the mode's method be bound to the mode
-            self._mode.__torch_dispatch__ = MethodType(made.dispatch, self._mode)  # type: ignore[method-assign]
 
     def install(self) -> None:
         """Listen for the steps that are captured."""
@@ -170,17 +158,6 @@ class OpProbe(GuardedProbe):
                     self._writers.unknown(value)
             elif args and is_parameter(args[0]):
                 self._writers.of(args[0])  # a view of a parameter is known by its memory from here on
-
-    def by_hand(self, site: int, value: torch.Tensor, given: Given) -> None:
-        """Record a result that the compiled intake leaves to us."""
-        with self._guarded:
-            self._recorder.tensor(site, value, given)
-
-    def of_parameter(self, value: torch.Tensor) -> int:
-        """The site of a parameter that an operator is given; -1 where it has none."""
-        with self._guarded:
-            return self._writers.of(value)
-        return -1
 
     def _write_results(
         self,
@@ -272,45 +249,3 @@ def _belongs(origin: OpCall | str | None) -> tuple[int, str]:
         return -1, origin or ""
     site = next(iter(origin.sites.values()), -1)
     return site, "" if site >= 0 else origin.facts.name
-
-
-def _compiled(
-    kernels: Any,
-    probe: OpProbe,
-    recorder: Recorder,
-    modules: ModuleProbe,
-    places: Places,
-    writers: Writers,
-) -> Any:
-    """What looks at operators without running python for those that were met before; `dispatch` is the mode's."""
-    return kernels.operators(
-        probe,
-        probe.record_results,
-        probe.by_hand,
-        probe.of_parameter,
-        OVERLOAD,
-        [],
-        recorder,
-        recorder.step_rows,
-        recorder.intake,
-        modules.stack,
-        probe.calls,
-        places.ours,
-        probe.facts.known,
-        probe.calls.scopes,
-        probe.calls.by_node,
-        writers.sites,
-        writers.parameters,
-        writers.names,
-        FLOATS,
-        private_api.compiler,
-        private_api.running_node,
-        private_api.next_node,
-        torch.is_grad_enabled,
-        private_api.tracing_state,
-        STORAGE_BEGIN,
-        torch.Tensor,
-        torch.nn.Parameter,
-        Phase.BACKWARD,
-        Phase.OPTIMIZER,
-    )

@@ -10,7 +10,6 @@ from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.views import memory_of
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Iterator
 
     from introspect_cli.capture.context import Context
@@ -22,9 +21,6 @@ FLOATS = frozenset({dtype for dtype in vars(torch).values() if isinstance(dtype,
 
 _MOST = 64
 """Inputs that are named of one operator, at most."""
-
-_MOST_PARAMETERS = 100_000
-"""Parameters whose place is remembered, at most."""
 
 _PLAIN = torch.Tensor
 _NUMBERS = (int, float, bool, str)
@@ -71,9 +67,6 @@ class Writers:
         self._context = context
         self.names = context.names.parameters
         self.sites: dict[int, int] = {}
-        self.parameters: dict[int, tuple[int, weakref.ref[Any], str, int]] = {}
-        """Of parameters by identity: their site, the module that holds them, under which name, and the names' `changes`
-        when that was looked up. For `operators.cpp`, which looks whether it still does."""
 
     def clear(self) -> None:
         """Let go of the step's."""
@@ -97,9 +90,6 @@ class Writers:
             name = self.names.of(value)
             if name is not None:
                 site = self.sites[memory] = self._context.site(name, Phase.START, Kind.PARAM)
-                place = name.place_of(value)
-                if place is not None and len(self.parameters) < _MOST_PARAMETERS:
-                    self.parameters[id(value)] = (site, *place, self.names.changes)
         return site
 
     def of_all(self, values: tuple[Any, ...] | list[Any]) -> list[int]:

@@ -3,7 +3,7 @@
 An `eps`, a dropout probability, a forgotten `eval()` is what people look for first, and no tensor says it. So plain
 attributes are written with the module tree, and again from the step on at which they changed. Only a module's own
 `__dict__` is read and only exact builtin types are looked into: no property, no `repr` of the script's runs. A forward
-pass in which nothing has changed costs one comparison of identities for all modules together.
+pass in which nothing has changed costs a comparison of identities for each attribute.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,7 +20,6 @@ from torch import nn
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
-from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.values import plain
 
 if TYPE_CHECKING:
@@ -56,6 +55,34 @@ CHANGES_OFTEN = "(changes often)"
 """Stands for the value of an attribute that has changed many times, a counter: it is followed no further."""
 
 
+class Standing(NamedTuple):
+    """What a module held when it was last looked at: comparing it is quicker than looking again.
+
+    Attributes:
+        module: which.
+        length: how many attributes it has.
+        plain: those that are plain, by name.
+        sizes: how many hooks and children it has.
+    """
+
+    module: weakref.ref[nn.Module]
+    length: int
+    plain: dict[str, object]
+    sizes: dict[str, int]
+
+    def holds(self) -> bool:
+        """Whether it still does."""
+        module = self.module()
+        if module is None:
+            return False
+        held = vars(module)
+        return (
+            len(held) == self.length
+            and all(held.get(name, self) is value for name, value in self.plain.items())
+            and all(len(held.get(name, ())) == size for name, size in self.sizes.items())
+        )
+
+
 class AttributeProbe(GuardedProbe):
     """Looks at the modules of a root when the root is called."""
 
@@ -63,7 +90,7 @@ class AttributeProbe(GuardedProbe):
     lost = "attributes of modules are"
 
     def __init__(self, context: Context, modules: ModuleProbe, rank: RankWriter, secret: tuple[str, ...]) -> None:
-        self._watched: dict[str, Any] = {}
+        self._watched: dict[str, list[Standing]] = {}
         super().__init__(context, then=self._watched.clear)
         self._modules = modules
         self._rank = rank
@@ -91,7 +118,7 @@ class AttributeProbe(GuardedProbe):
             if state is None:
                 return
             standing = self._watched.get(state.fqn)
-            if standing is None or not standing.holds():
+            if standing is None or not all(one.holds() for one in standing):
                 self._look(root, state.fqn)
 
     def _made_on_the_fly(self, module: nn.Module) -> None:
@@ -105,12 +132,11 @@ class AttributeProbe(GuardedProbe):
     def _look(self, root: nn.Module, root_name: str) -> None:
         """Look at every module, and write rows of those that are not what they were."""
         names, step = self._context.names, self._context.recorder.step
-        standing = None if KERNELS is None else KERNELS.standing()
+        standing: list[Standing] = []
         new = {info.fqn: info for info in names.new_modules()}
         changed: list[ModuleInfo] = []
         for module in _below(root):
-            if standing is not None:
-                self._watch(standing, module)
+            standing.append(self._standing(module))
             state = names.find(module)
             if state is None:
                 continue
@@ -132,8 +158,8 @@ class AttributeProbe(GuardedProbe):
         if rows:
             self._rank.modules(rows)
 
-    def _watch(self, standing: Any, module: nn.Module) -> None:
-        """Have compiled code remember what a module holds now; without any, every forward pass looks again."""
+    def _standing(self, module: nn.Module) -> Standing:
+        """What a module holds now."""
         held = vars(module)
         state = self._context.names.find(module)
         fqn = "" if state is None else state.fqn
@@ -146,7 +172,7 @@ class AttributeProbe(GuardedProbe):
         sized = [name for name in _HOOKS if type(held.get(name)).__name__ == "OrderedDict"]
         if type(held.get("_modules")) in _CHILDREN:
             sized.append("_modules")
-        standing.add(weakref.ref(module), len(held), tuple(plain), tuple(sized), ())
+        return Standing(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
         """Name and text of all that is recorded of a module."""

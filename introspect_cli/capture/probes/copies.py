@@ -114,13 +114,17 @@ class CopiesProbe(GuardedProbe):
                 continue
             tensors = [tensor for _, tensor in tensors_of(found)]
             sizes = _shapes({id(one): one for one in tensors})
-            if not any(wanted <= sizes for wanted in shapes) or any(memory_of(one) in held for one in tensors):
+            if not any(wanted <= sizes for wanted in shapes) or any(self._is_trained(one, held) for one in tensors):
                 continue
             stand = tuple(zip(map(id, tensors), self._recorder.summarizer.stands(tensors), strict=True))
             if before.get(way, stand) == stand:
                 self._seen[way] = stand
             else:
                 self._moving[way] = _name(way)
+
+    def _is_trained(self, tensor: torch.Tensor, held: set[int]) -> bool:
+        """Whether a tensor is a parameter or its gradient itself, as in a list of parameters that a script holds."""
+        return memory_of(tensor) in held or self._context.names.parameters.of(tensor) is not None
 
     def _is_named(self, found: Any) -> bool:
         """Whether it is a module that runs, or that an evaluation which is recorded runs: it has records."""

@@ -9,13 +9,11 @@ What is recorded is the tensor's whole gradient, summed over all its uses.
 autograd node's reference to it; so the dictionary is given to the node and taken off the tensor again. A leaf has no
 node: there, the hook is where the script can see it.
 
-`gradients.cpp` has the hook, the number of a node, and the watching of a tensor that a node made, without a frame of
-Python; each stands in for the one thing here that does the same.
+`gradients.cpp` has the hook, so that no frame of Python runs in a backward pass for it.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture import private_api
@@ -24,8 +22,6 @@ from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from introspect_cli.capture.guard import Guard
@@ -33,37 +29,10 @@ if TYPE_CHECKING:
     from introspect_cli.records import Part
 
 
-class _Hook:
-    """A hook, and by what the tensor that it is on is known without a reference to it.
-
-    One small object for each tensor: thousands live until the end of a step, and every few thousand objects the script
-    pays for a round of the garbage collector.
-    """
-
-    __slots__ = ("_probe", "number", "sites")
-    __torch_unserializable__ = True  # pickling a tensor warns of hooks that get lost, unless they are meant to be
-
-    def __init__(self, probe: GradientProbe, site: int) -> None:
-        self._probe = probe
-        self.sites = [site]
-        self.number: object = None
-
-    def __call__(self, gradient: torch.Tensor | None) -> None:
-        self._probe.record(self.sites, gradient)
-
-    def add(self, site: int) -> None:
-        self.sites.append(site)
-
-
 def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
     """Whether introspect's hook is on a tensor that no node made."""
     hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
     return hooks is not None and hooks.get(hook.number) is hook
-
-
-def _leave_to_python(_tensor: torch.Tensor, _site: int) -> bool:
-    """Stands where no extension watches tensors in one call."""
-    return False
 
 
 class GradientProbe:
@@ -75,20 +44,10 @@ class GradientProbe:
         """Start without hooks."""
         self._recorder = recorder
         self._guarded = guard.around(self.name, "gradients of module inputs and outputs are")
-        self._watched: Any = {}
+        self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
         self._elsewhere: ById[list[int] | str] = ById()
-        self._number_of: Callable[[Any], object] = private_api.node_number
-        self._new_hook: Callable[[int], Any] = partial(_Hook, self)
-        self._watch_made: Callable[[torch.Tensor, int], bool] = _leave_to_python
-        self.compiled: Any = None
-        """What `modules.cpp` is given to watch tensors with; None where nothing is compiled."""
-        if KERNELS is not None and recorder.intake is not None:
-            self._watched = KERNELS.hooks()  # it keeps those of earlier steps, too, for when their graphs are gone
-            parts = (self._guarded, recorder, recorder.intake, self._watched, self._elsewhere.entries)
-            self.compiled = KERNELS.gradients(self.record, *parts)
-            self._number_of, self._new_hook = self.compiled.number, self.compiled.hook
-            self._watch_made = self.compiled.watch
+        self._new_hook: Any = KERNELS.gradients(self.record, self._guarded, recorder, recorder.intake).hook
 
     def install(self) -> None:
         """Begin to watch; hooks come with the tensors."""
@@ -98,16 +57,12 @@ class GradientProbe:
         """Stop. Hooks on tensors that still live stay and do nothing."""
         self._guarded.on = False
         self.clear()
-        if self.compiled is not None:
-            self._watched.forget()
 
     def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
         """Record the gradient of `tensor`, when it comes, at `site`.
 
         A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
         """
-        if not recomputed and self._watch_made(tensor, site):
-            return
         elsewhere = self._elsewhere.get(tensor)
         if isinstance(elsewhere, str):
             self._recorder.missing(site, elsewhere)
@@ -122,7 +77,7 @@ class GradientProbe:
             # A view that autograd no longer knows the maker of, since its base was written over, has no gradient.
             return
         known = self._watched.get(key)
-        number = None if node is None else self._number_of(node)
+        number = None if node is None else private_api.node_number(node)
         if known is not None:
             same = _is_on_leaf(known, tensor) if node is None else number is not None and known.number == number
             if same:

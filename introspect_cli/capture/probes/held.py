@@ -120,7 +120,7 @@ class Plan:
     def is_recorded(self, recorder: Recorder, stepping: Stepping) -> bool:
         """Have all of it recorded in one call; False, and nothing is done, where that has to be done in Python."""
         state, parameters = stepping.optimizer.state, stepping.parameters
-        if KERNELS is None or type(state) not in _STATES or self._positions != range(len(parameters)):
+        if type(state) not in _STATES or self._positions != range(len(parameters)):
             return False
         known = parameters, state, self._lengths, self._keys, torch.Tensor
         return recorder.collected(KERNELS.record_state, self.sites, *known)
@@ -148,8 +148,8 @@ class OptimizerRecords:
         if held is None or Kind.GRAD not in context.kinds:
             return
         sites, parameters = held.gradient_sites(context, call), stepping.parameters
-        collect = None if KERNELS is None or context.parts.active else KERNELS.record_gradients
-        if collect is not None and held.all_watched and self._recorder.collected(collect, sites, parameters):
+        at_once = held.all_watched and not context.parts.active
+        if at_once and self._recorder.collected(KERNELS.record_gradients, sites, parameters):
             return
         gradients: list[torch.Tensor] = list(map(_gradient_of, parameters)) if held.all_watched else []
         if len(sites) != len(gradients) or type(None) in set(map(type, gradients)):

@@ -1,16 +1,10 @@
-"""One call of a module: what goes in, what comes out, and where it stands among the calls under way.
-
-Most calls are nothing but a call: of a module that is known, made by another one in an ordinary forward pass, given
-tensors and returning one. `modules.cpp` takes them without a frame of Python and without the questions that are asked
-here; what it leaves comes here, and so does every call where there is no extension.
-"""
+"""One call of a module: what goes in, what comes out, and where it stands among the calls under way."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
@@ -89,45 +83,12 @@ class ModuleCalls:
             del calls[depth:]
             self.stack.own = own
         if state is not None and call >= 0 and self._guarded.on:
-            self.left(module, state, call, result)
+            with self._guarded:
+                if self._context.parts.is_grouped and torch_distributed.from_call(result) is not None:
+                    state.tagged, state.plain = True, None
+                with private_api.no_torch_function():
+                    self._leave(module, state, call, result)
         return result
-
-    def left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
-        """Record what has come out of a module."""
-        with self._guarded:
-            if self._context.parts.is_grouped and torch_distributed.from_call(result) is not None:
-                state.tagged, state.plain = True, None
-            with private_api.no_torch_function():
-                self._leave(module, state, call, result)
-            if type(result) is torch.Tensor and state.plain is type(module) and self.values.outputs and state.watched:
-                known = state.forward[call : call + 1]
-                if not known or known[0].output is None:
-                    self.values.output_sites(state, call)  # for the extension, which takes the next such call
-
-    def learn(self, module: nn.Module, state: ModuleState, args: tuple[torch.Tensor, ...]) -> bool:
-        """Look at the first call of a module, or its first so often in a step, for the extension, which takes it then.
-
-        It is called by another in an ordinary forward pass and given tensors; True if a call of it is nothing but that.
-        """
-        with self._guarded:
-            if state.plain is not type(module):
-                if private_api.DYNAMO_GRAPH_MARK in module.__dict__ or not is_plain_call(module):
-                    return False
-                state.plain = None if may_be_shares(state, module, args) else type(module)
-            if state.plain is not None and self.values.inputs and state.watched:
-                self.values.input_sites(state, state.counted(self._recorder.step, Phase.FORWARD), len(args))
-            return state.plain is not None
-        return False
-
-    def by_hand(self, value: torch.Tensor, site: int, gradient: int) -> int | None:
-        """Record a tensor that the extension leaves to us: too large for it, or met before, or of a new shape.
-
-        Returns:
-            the slot of its summary; None where only its gradient is to be watched, or something failed.
-        """
-        with self._guarded:
-            return self.values.plain_tensor(value, site, gradient)
-        return None
 
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -45,8 +45,6 @@ class ModuleValues:
         nested: the classes of nested values.
     """
 
-    __slots__ = ("__dict__", "inputs", "on_value", "outputs")  # slots as in `Recorder`
-
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
         """Start with nothing met; `gradients` watches the gradients of inputs and outputs."""
         self._context = context
@@ -64,33 +62,6 @@ class ModuleValues:
         """Tell of every tensor that goes into or comes out of a module, recorded or not."""
         self.on_value = listener
         self.inputs = self.outputs = True
-
-    def input_sites(self, state: ModuleState, call: int, given: int) -> None:
-        """Look up the sites of so many tensors that go into a call, for the extension."""
-        sites = state.sites_of_call(call).inputs
-        while len(sites) < given:
-            sites.append(self._pair_of_sites(state, Kind.INPUT, call, _position(len(sites))))
-
-    def output_sites(self, state: ModuleState, call: int) -> None:
-        """The same of the tensor that comes out."""
-        sites = state.sites_of_call(call)
-        if sites.output is None:
-            sites.output = self._pair_of_sites(state, Kind.OUTPUT, call, "")
-
-    def _pair_of_sites(self, state: ModuleState, kind: Kind, call: int, path: str) -> tuple[int, int]:
-        """The site of a value in a forward pass, and that of its gradient; -1 for what is not recorded."""
-        gradient = self._gradient_of.get(kind)
-        return (
-            self._context.site(state, Phase.FORWARD, kind, path, call) if kind in self.kinds else -1,
-            -1 if gradient is None else self._context.site(state, Phase.BACKWARD, gradient, path, call),
-        )
-
-    def plain_tensor(self, value: torch.Tensor, site: int, gradient: int) -> int | None:
-        """Record a tensor at a site, and watch its gradient for another, where there is one; its slot."""
-        slot = self._recorder.tensor(site, value) if site >= 0 else None
-        if gradient >= 0 and value.requires_grad and torch.is_grad_enabled():
-            self._gradients.watch(value, gradient)
-        return slot
 
     def arguments(
         self, state: ModuleState, phase: Phase, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]

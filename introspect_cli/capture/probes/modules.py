@@ -2,8 +2,7 @@
 
 `nn.Module.__call__` is replaced, not hooked: global module hooks leave out keyword arguments, make torch.compile warn
 on stderr, and send every call through a slower path whose extra frames show in the script's own tracebacks. The
-replacement calls the original with what it was given and returns what it got. What is nothing but a call goes through
-`modules.cpp`, without a frame of introspect.
+replacement calls the original with what it was given and returns what it got.
 """
 
 from __future__ import annotations
@@ -17,15 +16,10 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.guard import Patches, uncounted
-from introspect_cli.capture.naming.contents import (
-    is_traced,
-    is_unfinished,
-    sequence_code,
-)
+from introspect_cli.capture.naming.contents import is_traced, is_unfinished
 from introspect_cli.capture.probes.module_calls import ModuleCalls
 from introspect_cli.capture.probes.own_calls import OwnCalls, Unseen
 from introspect_cli.records import Phase
-from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -53,7 +47,6 @@ class ModuleProbe:
         """What goes in and comes out."""
         self._recorder = context.recorder
         self._names = context.names
-        self._gradients = gradients
         self._patches = Patches()
         self.unseen = Unseen(context)
         """What of the models ran without being seen."""
@@ -66,7 +59,7 @@ class ModuleProbe:
     def install(self) -> None:
         """Replace `nn.Module.__call__`."""
         original = nn.Module.__call__
-        guarded, calls = self._guarded, self._calls_of(original)
+        guarded, calls = self._guarded, functools.partial(self._called, original)
         called = calls if self.around is None else self.around(calls)
         is_traced, flags = torch.compiler.is_dynamo_compiling, private_api.compile_flags
 
@@ -104,39 +97,6 @@ class ModuleProbe:
         """A call that goes past `nn.Module.__call__`."""
         called: Called = functools.partial(self._called, original)
         return (called if self.around is None else self.around(called))(module, args, kwargs)
-
-    def _calls_of(self, original: Callable[..., Any]) -> Called:
-        """What is called in place of the original with a module, its positional arguments and the others."""
-        intake, gradients = self._recorder.intake, self._gradients.compiled
-        if KERNELS is None or intake is None or gradients is None:
-            return functools.partial(self._called, original)
-        made: Any = KERNELS.modules(
-            self,
-            self.values,
-            self._called,
-            self._calls.left,
-            self._calls.learn,
-            self._calls.by_hand,
-            original,
-            self._guarded,
-            self.stack,
-            self._names.states,
-            self._recorder,
-            self._context.draws,
-            Phase.FORWARD,
-            torch.Tensor,
-            private_api.graph_task,
-            private_api.tracing_state,
-            private_api.functions_watched,
-            torch.is_grad_enabled,
-            private_api.MODULE_WRAPPED_CALL,
-            nn.Sequential,
-            *sequence_code(),
-            intake,
-            gradients,
-        )
-        called: Called = made.called
-        return called
 
     @uncounted
     def _called(

@@ -10,7 +10,7 @@ sample of the memory. A tensor with another count, address or sample than when i
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
 
@@ -18,10 +18,10 @@ from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.written import Identities, Loose, Written
+from introspect_cli.capture.probes.written import Loose, Written
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Kind, Phase
-from introspect_cli.tensors.kernels import KERNELS, numbers_of
+from introspect_cli.tensors.kernels import numbers_of
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -36,58 +36,6 @@ if TYPE_CHECKING:
 
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
-_NAMES_OF = {
-    frozenset[Kind](): (),
-    _PARAMETERS: ("_parameters",),
-    _BUFFERS: ("_buffers",),
-    _BOTH: ("_parameters", "_buffers"),
-}
-"""Where a module keeps its own, by what is asked for."""
-
-
-class Holders:
-    """The modules of a root that hold tensors of their own, and what these are, as long as no module holds another.
-
-    Attributes:
-        is_sure: whether it is known that walking through all modules again would find the same.
-    """
-
-    def __init__(self, root: nn.Module) -> None:
-        """Walk through all modules."""
-        self.is_sure = True
-        self._modules = list(map(weakref.ref, holders_in(root)))
-        self._contents: dict[frozenset[Kind], tuple[list[Kind], list[object]]] = {}
-        self._standing: Any = None if KERNELS is None else KERNELS.standing()
-        if self._standing is not None:
-            for module in modules_in(root):
-                self._standing.add(weakref.ref(module), -1, (), (), ("_modules", "_parameters", "_buffers"))
-
-    def are_current(self) -> bool:
-        """Whether walking through them again would find the same; without anything compiled, walking is what tells."""
-        return self._standing is not None and self._standing.holds()
-
-    def stand(self, kinds: frozenset[Kind], written: Written) -> bool:
-        """Whether these are the tensors that were recorded last, not written to since: asked in one call."""
-        if kinds not in self._contents or not written.hold(self._standing, _NAMES_OF[kinds], whole=not self.is_sure):
-            return False
-        self.is_sure = True
-        return True
-
-    def tensors(self, kinds: frozenset[Kind]) -> Contents | None:
-        """Parameters and buffers, each once; `kinds` says which of the two. None where all modules are to be asked."""
-        known, whole = self._contents.get(kinds), not self.is_sure
-        if known is not None:
-            tensors = self._standing.values(_NAMES_OF[kinds], whole)
-            if tensors is not None and len(tensors) == len(known[0]):
-                self.is_sure = True
-                return known[0], tensors, known[1]
-        if whole and not self.are_current():
-            return None
-        self.is_sure = True
-        contents = tensors_in(self._modules, kinds)
-        if self.are_current():
-            self._contents[kinds] = contents[0], contents[2]
-        return contents
 
 
 class StateProbe(GuardedProbe):
@@ -100,9 +48,9 @@ class StateProbe(GuardedProbe):
         super().__init__(context)
         self._started: dict[str, weakref.ref[nn.Module]] = {}
         self._recorded: set[str] = set()
-        self._holders: ById[Holders] = ById()
+        self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
-        self._after: ById[tuple[tuple[list[int], int], Identities, Sequence[int]]] = ById()
+        self._after: ById[tuple[tuple[list[int], int], list[int], Sequence[int]]] = ById()
         self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
         self._written = Written(context.recorder.summarizer)
         self._writes: ById[bool] = ById()
@@ -185,11 +133,7 @@ class StateProbe(GuardedProbe):
 
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
-        kinds, holders = _BOTH if with_buffers else _PARAMETERS, self._holders.get(root)
-        alone, whole = self._loose.tensors(), not self._cutting.get(root)
-        if not alone and whole and holders is not None and holders.stand(kinds & self._context.kinds, self._written):
-            return
-        contents = self._tensors_of(root, kinds)
+        alone, contents = self._loose.tensors(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
         if alone:
             contents = [*contents[0], *[Kind.PARAM] * len(alone)], [*contents[1], *alone], contents[2]
         changed = self._rewritten(contents)
@@ -243,23 +187,19 @@ class StateProbe(GuardedProbe):
         # What is at the same place of the same optimizer under the same identity has the name it had.
         held = (lengths, self._context.names.parameters.changes)
         cached = self._after.get(stepping.optimizer)
-        if cached is None or cached[0] != held or not cached[1].are(parameters):
+        if cached is None or cached[0] != held or cached[1] != list(map(id, parameters)):
             sites = [self._site(parameter, Phase.OPTIMIZER, Kind.PARAM, again=False) for parameter in parameters]
             if None in sites:
                 self._record(([Kind.PARAM] * len(parameters), parameters, []), Phase.OPTIMIZER)
                 return
-            cached = (held, Identities(parameters), numbers_of(site for site in sites if site is not None))
+            cached = (held, list(map(id, parameters)), numbers_of(site for site in sites if site is not None))
             self._after.set(stepping.optimizer, cached)
         self._write(cached[2], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
-    def _look(self, root: nn.Module) -> Holders:
+    def _look(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
-        holders = self._holders.get(root)
-        if holders is None:
-            holders = Holders(root)
-            self._holders.set(root, holders)
-        else:
-            holders.is_sure = False  # it is asked with its tensors, next
+        holders = list(map(weakref.ref, holders_in(root)))
+        self._holders.set(root, holders)
         self._context.parts.ask_again()
         if self._context.parts.is_grouped:
             self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
@@ -270,13 +210,7 @@ class StateProbe(GuardedProbe):
         holders = self._holders.get(root)
         if holders is None:
             holders = self._look(root)
-        contents = holders.tensors(kinds & self._context.kinds)
-        if contents is None:
-            holders = Holders(root)
-            self._holders.set(root, holders)
-            contents = holders.tensors(kinds & self._context.kinds)
-        assert contents is not None  # of modules that were just walked through
-        of, tensors, stand = contents
+        of, tensors, stand = tensors_in(holders, kinds & self._context.kinds)
         references = self._cutting.get(root)
         if not references:
             return of, tensors, stand

@@ -45,8 +45,6 @@ def _none_at_once(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bo
 class Recorder:
     """Collects the records of one step at a time and appends them to one rank's streams."""
 
-    __slots__ = ("__dict__", "step", "wanted")  # asked for in each call of a module, by compiled code that knows slots
-
     def __init__(
         self,
         summarizer: Summarizer,

@@ -78,43 +78,6 @@ class Sites:
         return self.number(replace(self.of[number], **changes), self._infos[number])
 
 
-class Times:
-    """How often each site has been recorded in the current step; `times.cpp` has a quicker one."""
-
-    def __init__(self) -> None:
-        """Start with none."""
-        self._of: dict[int, int] = {}
-
-    def __bool__(self) -> bool:
-        """Whether any has been counted, or was and then taken back."""
-        return bool(self._of)
-
-    def of(self, site: int) -> int:
-        """The times of one site."""
-        return self._of.get(site, 0)
-
-    def add(self, site: int, by: int) -> None:
-        """Count a site so many times more."""
-        self._of[site] = self.of(site) + by
-
-    def once(self, sites: list[int]) -> bool:
-        """Count each site once; False, and nothing is done, where one was counted before or comes twice."""
-        new = dict.fromkeys(sites, 1)
-        if len(new) < len(sites) or any(self.of(site) for site in sites):
-            return False
-        self._of.update(new)
-        return True
-
-    def clear(self) -> None:
-        """Begin a step."""
-        self._of.clear()
-
-
-def new_times() -> Any:
-    """Compiled ones where there are any."""
-    return Times() if KERNELS is None else KERNELS.times()
-
-
 class StepRows:
     """Rows in their order; the compiled intake appends to the lists, too.
 
@@ -126,12 +89,10 @@ class StepRows:
         only: sites that may be recorded; all where None.
     """
 
-    __slots__ = ("__dict__", "given")  # a slot as in `Recorder`
-
     def __init__(self, numbering: Sites, lock: threading.RLock) -> None:
         """Start with none; `numbering` numbers sites, under the recorder's lock."""
         self.sites, self.slots = new_numbers(), new_numbers()
-        self.times = new_times()
+        self.times: Any = KERNELS.times()
         self.given: dict[int, Given] = {}
         self.only: frozenset[Site] | None = None
         self._numbering = numbering

@@ -266,7 +266,9 @@ class StepClock(Moments):
         """Take out what a model computed before anything showed that one would be trained, without gradients or idly.
 
         Only then is it known to have been an evaluation, and not what the script is for. Its records were steps. What
-        it computed with gradients is for nothing once the graph is gone: no backward pass can begin there.
+        it computed with gradients is for nothing once the graph is gone: no backward pass can begin there. Where an
+        optimizer is built, several calls were no steps even if their graphs are kept: a method has called the modules
+        of a model one after the other, to initialise it.
 
         Args:
             keep: whether the current step belongs to training.
@@ -275,7 +277,8 @@ class StepClock(Moments):
         kept = self._recorder.step if keep else None
         graphs = [step for step, mark in self._graphs if mark is None or mark() is not None]
         self._graphs.clear()
-        if not earlier or self._manual or any(step != kept for step in graphs):
+        in_graphs = any(step != kept for step in graphs) and (keep or not self._recorder.step)
+        if not earlier or self._manual or in_graphs:
             return
         self._recorder.restart(keep=keep)
         self.passed_over = [[0, 0]] if self.passed_over and keep else []

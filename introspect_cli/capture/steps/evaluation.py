@@ -12,12 +12,14 @@ batch, and what the call before was. What a loader gave is taken back when its b
 
 from __future__ import annotations
 
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from introspect_cli.capture.frames import outward
 from introspect_cli.capture.naming.contents import parameters_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.ranks import zero
@@ -130,6 +132,15 @@ def _is_live(module: nn.Module) -> bool:
     return _trains(module) and next(parameters_in(module), None) is not None
 
 
+def _in_function() -> bool:
+    """Whether the forward of an `autograd.Function` is under way, which runs without gradients what is trained."""
+    return any(frame.f_code is _APPLY for frame, _ in zip(outward(sys._getframe(1)), range(_FRAMES), strict=False))  # noqa: SLF001 - the documented way to a frame
+
+
+_APPLY = getattr(torch.autograd.Function.apply, "__func__", torch.autograd.Function.apply).__code__
+_FRAMES = 100
+
+
 @dataclass
 class Draw:
     """A batch drawn with gradients on, before it is known what for.
@@ -216,6 +227,7 @@ class Evaluation:
             self._doubted = self._feeder if evaluates else -1
         elif is_trained:  # a target of the loss, where the script has begun to compute one
             evaluates = not (self._loss_is_due and _trains(module))
+            evaluates &= elsewhere or not (_trains(module) and _in_function())
         else:
             under_way = self._under_way and not (self._acts and _is_live(module))
             evaluates = under_way or (elsewhere and not _trains(module) and not self._training & self._fed)

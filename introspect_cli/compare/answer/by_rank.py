@@ -21,7 +21,6 @@ import numpy as np
 from introspect_cli.compare.answer.compared import Compared, copies_note
 from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
 from introspect_cli.compare.match.correspondence import Correspondence, correspond, other_roots
-from introspect_cli.compare.passes.scale import scaled_notes
 from introspect_cli.compare.passes.unsettled import unsettled_note
 from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
@@ -109,7 +108,7 @@ class RunPair:
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (note, root) if text]
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
-        outcome.notes += [*unsettled_note(comparison), *scaled_notes(comparison)]
+        outcome.notes += unsettled_note(comparison)
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut, shares
+from introspect_cli.compare.join.amounts import OTHER, SAME, SharedOut, shares
 from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
@@ -48,10 +48,9 @@ class Gathered:
         a, b, splits = sides.a, sides.b, sides.splits
         self.factor: int | None = None
         self._shared = SharedOut(sides)
-        self._amounts = Amounts((a.layouts, b.layouts)) if splits is not None and splits.differ else None
         self._ranks = shares(b) / shares(a)
         self._alone = a.many == b.many == 1
-        self.by_samples = self._amounts is not None
+        self.by_samples = splits is not None and splits.differ
         self._exact: set[tuple[int, int]] = set()
         self._often = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
         self._layouts = a.layouts, b.layouts
@@ -72,17 +71,13 @@ class Gathered:
     @property
     def summed(self) -> bool:
         """Whether these gradients tell that a run adds up losses of microbatches: no ranks make that factor."""
-        return self._amounts is not None and self.times is not None and abs(self.times - self._ranks) > _SURE
+        return self.by_samples and self.times is not None and abs(self.times - self._ranks) > _SURE
 
     @property
     def _is_scaled(self) -> bool:
         """Whether the factor is a power of two that no number of microbatches makes, as a gradient scaler's."""
         times = abs(self.factor or 1)
         return times > 1 and not times & (times - 1) and times * min(self._often) != max(self._often)
-
-    def of_equal_amounts(self, table: Table) -> Table:
-        """The table without what two splits of a batch have other amounts of, which means nothing."""
-        return table if self._amounts is None else self._amounts.without(table)
 
     def same_samples(self, table: Table) -> Mask:
         """Differing rows whose samples are all equal, whichever rank has which."""
@@ -189,7 +184,7 @@ class Gathered:
 
     def notes(self) -> list[str]:
         """What to say of the factors, and of what was compared sample by sample."""
-        lines = [] if self._amounts is None else self._amounts.notes()
+        lines = []
         if self._exact:
             many = count(len(self._exact), "value")
             those, one = ("microbatches", "microbatch") if self._alone else ("ranks", "rank")
@@ -212,7 +207,7 @@ class Gathered:
             return lines
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
         text = f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: "
-        if self._amounts is not None and self._is_scaled:
+        if self.by_samples and self._is_scaled:
             text += "its loss is scaled (GradScaler, or by hand). That is taken into account."
         elif self.summed:
             text += (

@@ -13,16 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.resumed.began import redundant_starts, starts, updated, written
-from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import (
     ABSENT,
-    DIFFERENT,
-    EQUAL,
     NOT_SEEN,
     ONLY_A,
     ONLY_B,
-    WITHIN,
     Because,
     Table,
 )
@@ -42,7 +38,7 @@ def cover(table: Table, comparison: Comparison) -> Table:
     mask = uncounted(table.alignment, table.sites_a, table.sites_b)
     if mask is not None:
         table = table.marked(table.diverging & mask[table.site], NOT_SEEN, Because.NOT_COUNTED)
-    table = _with_reading_ahead(_without_unsaved(table), comparison)
+    table = _without_unsaved(table)
     alone = table.site[table.diverging & table.one_sided]
     if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
         again_a, again_b = redundant_starts(comparison, table)
@@ -81,39 +77,6 @@ def _without_unsaved(table: Table) -> Table:
     places = ((alignment.fqn[site], int(alignment.call[site])) for site in table.site[rows].tolist())
     alone = np.fromiter((place not in both for place in places), np.bool_, len(rows))
     return table.marked(rows[alone], ABSENT, Because.NOT_SAVED)
-
-
-def _with_reading_ahead(table: Table, comparison: Comparison) -> Table:
-    """Batches of a run that reads one before it needs it, as wrappers of a loader do, are compared by what was read.
-
-    What models are given agrees, and each batch that one run reads in the step the other has read in it or before it.
-    """
-    kinds, rows = table.alignment.kind[table.site], np.flatnonzero(table.diverging)
-    rows = rows[kinds[rows] == kind_code(Kind.BATCH)]
-    if not len(rows):
-        return table
-    given = np.flatnonzero((kinds == kind_code(Kind.INPUT)) & ~table.one_sided)
-    of_models = np.array(["." not in table.alignment.fqn[site] for site in table.site[given].tolist()], np.bool_)
-    states = table.state[given[of_models]]
-    if (states == DIFFERENT).any() or not np.isin(states, (EQUAL, WITHIN)).any():
-        return table
-    ends = zip((comparison.a, comparison.b), comparison.sites, (table.step, table.step_b), strict=True)
-    reads = [(_read_in(At(reader, sites, step - 1)), _read_in(At(reader, sites, step))) for reader, sites, step in ends]
-    ahead = set()
-    for loader in {table.alignment.fqn[site] for site in table.site[rows].tolist()}:
-        (before, now), (before_b, now_b) = ([each.get(loader, []) for each in of] for of in reads)
-        behind = all(values in before_b + now_b for values in now), all(values in before + now for values in now_b)
-        ahead |= {loader} if any(behind) else set()
-    rows = rows[[table.alignment.fqn[site] in ahead for site in table.site[rows].tolist()]]
-    alone = table.one_sided[rows]
-    table = table.marked(rows[~alone], EQUAL, Because.AHEAD)
-    return table.marked(rows[alone], ABSENT, Because.AHEAD)
-
-
-def _read_in(step: At) -> dict[str, list[list[int]]]:
-    """Checksums of the batches that were read in a step, by loader."""
-    batches = step.batches() if step.recorded else {}
-    return {loader: [sorted(value for _, value in batch) for batch in of] for loader, of in batches.items()}
 
 
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:

@@ -15,7 +15,7 @@ from introspect_cli.compare.terms.evidence import RANDOM, Evidence, Known, Thing
 from introspect_cli.compare.terms.names import ancestors
 from introspect_cli.compare.terms.result import Role, SettingChange, Size
 from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN
+from introspect_cli.compare.terms.table import DEAD, DIFFERENT, EQUAL, NOT_SEEN, OTHER, WITHIN
 from introspect_cli.compare.terms.words import although, both_values, how_far, what
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
@@ -161,7 +161,7 @@ class Scene:
         step = self.step
         settings = of_kinds(step.alignment.kind, SETTING_KINDS)
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
-        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, FORM, DIFFERENT)}
+        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, DEAD, DIFFERENT)}
 
     @cached_property
     def setup(self) -> Optimizers:

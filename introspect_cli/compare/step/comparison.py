@@ -1,7 +1,7 @@
 """What one rank's comparison knows from its start: both runs' sites, what counts, what either capture watched.
 
 None of it changes from step to step, but for what is learned on the way: by those that `floors` and `gathered` name,
-by `rounded_before`, and in `unsettled`, `let_pass` and `scales`.
+by `rounded_before`, and in `unsettled` and `let_pass`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Comparison(Sides):
         unsettled: parameters whose gradient was seen to be nothing but rounding: since which step, and whether that was
             so of some elements only.
         let_pass: those of which something beyond the tolerance was let pass.
-        scales: by step, how many times that of a the loss of b is, where only its scale is another.
     """
 
     options: DiffOptions
@@ -75,7 +74,6 @@ class Comparison(Sides):
     let_pass: set[str] = field(default_factory=set, init=False)
     _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
     _rounded: set[int] = field(default_factory=set, init=False)
-    scales: dict[int, float] = field(default_factory=dict, init=False)
 
     @cached_property
     def alignment(self) -> Alignment:

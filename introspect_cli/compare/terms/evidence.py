@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN, Codes
+from introspect_cli.compare.terms.table import DEAD, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Codes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -94,7 +94,7 @@ def answer(states: Codes, *, every: bool = False) -> Known:
         return Known.DIFFERS
     if every and (states == NOT_SEEN).any():
         return Known.UNSEEN
-    if (states == FORM).any():
+    if (states == DEAD).any():
         return Known.FORM
     if (states == WITHIN).any():
         return Known.WITHIN

@@ -27,9 +27,9 @@ Codes = npt.NDArray[np.int8]
 
 OTHER = {"a": "b", "b": "a"}
 
-ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, FORM = range(8)
+ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, DEAD = range(8)
 """What is known of a row: nothing that counts (one run alone has it, and the other could not have it), equal, within
-tolerance, different, not seen by a run, only in a, or b, another form of what comes to the same."""
+tolerance, different, not seen by a run, only in a, or b, different though nothing that rests on it is."""
 
 
 class Because(IntEnum):
@@ -65,18 +65,12 @@ class Because(IntEnum):
     """--noise."""
     READ_ON = 14
     """A resumed run read or drew it on its way."""
-    FORM = 15
-    """Another dtype or shape, or given by one run alone, where what comes of it agrees or is rounded otherwise."""
+    DEAD = 15
+    """What rests on it is on record in both runs, and agrees."""
     NOT_SAVED = 16
     """The other run saves no such file in the step."""
-    AHEAD = 17
-    """A loader that is asked for batches of later steps."""
-    PADDED = 18
-    """Samples that are padded to another length, where the runs cut a batch differently."""
     UNSETTLED = 19
     """A parameter whose gradient is nothing but rounding, or what rests on it alone."""
-    SCALED = 20
-    """Another scale of the backward pass."""
     CUT = 21
     """The other run was stopped within the step, and came to no more of it."""
 

@@ -13,7 +13,7 @@ that differs is told with its cause; where many have one cause (the parameters o
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,8 @@ from introspect_cli.compare.resumed.began import Carried
 from introspect_cli.compare.resumed.parts import PLACE
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step.step import Step
-from introspect_cli.compare.step.tensor_at import written_inside
-from introspect_cli.compare.terms.evidence import Cause, Known, Thing
-from introspect_cli.compare.terms.names import ancestors, generator_of
+from introspect_cli.compare.terms.evidence import Cause, Known
+from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.result import Role
 from introspect_cli.compare.terms.sites import kind_code, phase_code
 from introspect_cli.compare.terms.table import EQUAL, WITHIN
@@ -44,7 +43,9 @@ _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 _AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
 
-_BEFORE_GRADIENTS = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS})
+_AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
+_OUTSIDE = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
+"""Phases whose values code outside of modules makes: its draws are not on record."""
 
 
 def separate(table: Table, comparison: Comparison) -> Table:
@@ -55,18 +56,26 @@ def separate(table: Table, comparison: Comparison) -> Table:
     return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))
 
 
-Lead = tuple[Step, int, Cause | None, int | None]
-"""The first divergence of all: a step and the position in it, what makes it one where that is judged already, and which
-divergence of the step at hand it stands for, None where it is one of another step."""
+class Lead(NamedTuple):
+    """The record that the answer begins with; it may lie in an earlier step.
+
+    Attributes:
+        stands_for: which divergence of the step at hand it is; None where it is one of another step.
+    """
+
+    step: Step
+    position: int
+    stands_for: int | None
 
 
 def choose(
     step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
 ) -> Lead | None:
-    """The divergence that leads the answer, where that is not simply the earliest of the step.
+    """The divergence that leads the answer; None for the earliest of the step.
 
-    A value that explains itself leads. Else the first cause is to blame: of the steps in which nothing but causes
-    differed, or of this step.
+    That is the earliest value, unless a cause stands before it, in the step or in those in which nothing but causes
+    differed: something of one run alone that brings a value which the other lacks, or lets a gradient flow, or a random
+    state that something was drawn from.
 
     Args:
         step: the first step in which a value diverges.
@@ -77,35 +86,24 @@ def choose(
     """
     table, divergences = step.table, step.divergences
     effect = next((place for place in positions if not divergences.cause[place]), None)
-    if effect is None:
+    if effect is None or (effect == positions[0] and began is None):
         return None
-    site, leads = step.sites[effect], effect == positions[0] and began is None
-    alone = step if leads else step.with_table(table.keeping(~(table.cause & table.one_sided)))
-    place = alone.sites.index(site)
-    cause = judge(alone, place)
-    if cause.rests_on(Thing.REWRITTEN):
-        for written in written_inside(alone, cause.module, alone.order_at(place)):
-            stands_for = step.sites.index(alone.sites[written])
-            if stands_for in positions and judge(alone, written).role is Role.ORIGIN:
-                return alone, written, None, stands_for
-    if leads:
-        return None
-    before = [step.sites[position] for position in positions[: positions.index(effect)]]
-    harmless = site.phase in _BEFORE_GRADIENTS or (site.phase is Phase.OPTIMIZER and not _flows_in_one(step, before))
-    harmless = harmless and not (step.is_one_sided(effect) or new_values or earlier.random)
-    harmless = harmless and cause.role is Role.ORIGIN and not brings_values(table.keeping(table.cause))
-    if harmless or explains_itself(alone, place, cause, [*before, *earlier.sites()]):
-        return alone, place, cause, effect
-    if began is not None and not _draws_first(step, positions[0], earlier):
+    site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
+    harmless = not (step.is_one_sided(effect) or new_values or brings_values(table.keeping(table.cause)))
+    harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
+    if harmless and not _was_drawn_from(step, site, before, earlier):
+        alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
+        return Lead(alone, alone.sites.index(site), effect)
+    if began is not None:
         first = Step(step.comparison, began, Carried())
-        return first, drawn(first) or 0, None, None
+        return Lead(first, drawn(first) or 0, None)
     if step.sites[positions[0]].kind is not Kind.RNG:
         return None
     # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
     blamed = drawn(step)
     if blamed is None:
         blamed = next((position for position in positions if is_drawn_from(step, position)), None)
-    return (step, blamed, None, blamed) if blamed is not None and blamed in positions else None
+    return Lead(step, blamed, blamed) if blamed is not None and blamed in positions else None
 
 
 def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
@@ -113,11 +111,13 @@ def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
     return any(site.kind in _FLOWING_BACK and all(site.fqn in tree for tree in step.modules) for site in before)
 
 
-def _draws_first(step: Step, position: int, earlier: Structure) -> bool:
-    """Whether a step's first divergence is another state that is drawn from within it, while all before it agree."""
-    site = step.sites[position]
-    since = min(earlier.random.values(), default=step.number)
-    return site.kind is Kind.RNG and site.phase is not Phase.START and since >= step.number
+def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: Structure) -> bool:
+    """Whether a random state differs before a value, and something may have been drawn from it by then."""
+    if not (earlier.random or any(site.kind is Kind.RNG for site in before)):
+        return False
+    draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
+    by_script = effect.phase in _OUTSIDE or (effect.kind is Kind.INPUT and "." not in effect.fqn)
+    return draws or by_script or not step.comparison.notices_all_draws
 
 
 def is_drawn_from(step: Step, position: int) -> bool:
@@ -128,21 +128,6 @@ def is_drawn_from(step: Step, position: int) -> bool:
     return any(
         other.kind is Kind.RNG and other.phase is not Phase.START and generator_of(other) == generator_of(site)
         for other in step.sites
-    )
-
-
-def explains_itself(step: Step, effect: int, cause: Cause, before: Iterable[Site]) -> bool:
-    """Whether an effect lies at its own place, and not at one of the causes before it."""
-    if cause.role is not Role.ORIGIN or cause.reason not in _AT_ITS_PLACE:
-        return False
-    inside = cause.module or step.sites[effect].fqn
-    tuned = cause.reason == "optimizer" and bool(hyperparameter_changes(step.table, step.standing))
-    back = cause.reason == "op" and step.sites[effect].phase is Phase.BACKWARD
-    return not any(
-        (site.kind is Kind.RNG and not tuned)
-        or (back and site.kind in _FLOWING_BACK)  # a gradient that flows in one run only changes those it is added to
-        or inside in (site.fqn, *ancestors(site.fqn))
-        for site in before
     )
 
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from introspect_cli.compare.join.steps import Paired, differing, steps_of
 from introspect_cli.compare.passes.cover import cover, evaluates
-from introspect_cli.compare.passes.form import form, forms_note
+from introspect_cli.compare.passes.dead import dead, dead_note
 from introspect_cli.compare.passes.pair import matched, pair
-from introspect_cli.compare.passes.scale import scale
 from introspect_cli.compare.passes.tolerate import combine, tolerate
 from introspect_cli.compare.passes.unsettled import unsettle
 from introspect_cli.compare.reasons.base import judge
@@ -39,7 +38,7 @@ from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.evidence import Cause, Known, least
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, selected
-from introspect_cli.compare.terms.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
+from introspect_cli.compare.terms.table import ABSENT, DEAD, NOT_SEEN, WITHIN, Because, Table
 from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.walk.choose import brings_values, choose, origins, separate, shown_by
 from introspect_cli.records import Kind, Phase, Status, perturbed_by
@@ -56,8 +55,7 @@ PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
     combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
     tolerate,  # before causes are told from values, so that what is let pass is neither
     unsettle,  # after it, since only where differences are let pass may those of rounding alone be
-    form,  # after it, since what a module gives may be within tolerance, and before what one run alone has is a cause
-    scale,  # after what an optimizer takes is known to agree
+    dead,  # after it, since what rests on a value may be within tolerance, and before causes are told from values
     separate,  # last: marks what diverges still
 )
 """What each opened step goes through, in this order, after `pair` has put its records side by side.
@@ -144,7 +142,7 @@ class Walk:
     def _count_passed(self, table: Table, entry_a: StepEntry) -> None:
         """Count what the passes of a step let pass, or found that nothing can be said of."""
         comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
-        alone = (table.row_b < 0) | np.isin(table.because, (Because.AHEAD, Because.PADDED))
+        alone = (table.row_b < 0) | (table.because == Because.DEAD)
         operators = table.alignment.kind[table.site] == kind_code(Kind.OP_OUTPUT)
         of_a = alone & (table.state == ABSENT) | operators & (table.because == Because.NOT_COMPARED)
         of_a |= table.because == Because.READ_ON
@@ -154,11 +152,9 @@ class Walk:
             self.outcome.tally.update(records=int(comparison.chosen[table.left].sum()))
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
-        formed = np.flatnonzero(chosen & (table.state == FORM))
-        if len(formed):
-            self.outcome.tally.update(causes=int((table.row_a[formed] >= 0).sum()))
-            given = formed[table.because[formed] == Because.FORM]
-            outcome.formed = outcome.formed or forms_note(table, given, comparison)
+        formed = np.flatnonzero(chosen & (table.state == DEAD))
+        self.outcome.tally.update(causes=len(formed))
+        outcome.formed = outcome.formed or dead_note(table, formed.tolist(), comparison)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         self.outcome.tally.update(within=len(within))
         if len(within) and not outcome.tolerated and outcome.first is None:
@@ -231,8 +227,8 @@ class Walk:
         if begins and comparison.causes is not None:
             lead = choose(step, positions, self.structure, self.began, new_values=self.new_values)
             if lead is not None:
-                self._list(*lead[:3])
-                positions = [position for position in positions if position != lead[3]]
+                self._list(lead.step, lead.position)
+                positions = [position for position in positions if position != lead.stands_for]
         lost = shown_by(step, outcome.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)

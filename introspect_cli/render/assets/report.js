@@ -383,7 +383,7 @@
     const shown = [];
     if (listed.length) shown.push(tableOf("Divergences listed", ["record", "role", "rel. L2", "a", "b", "mean a", "mean b", "std a", "std b"], listed));
     if (body.length) shown.push(tableOf("Records, as their checksums compare", ["record", "step", "", "mean a", "mean b", "std a", "std b", "largest a", "largest b"], body.slice(0, 200)));
-    if (absent.size) { const note = document.createElement("p"); note.className = "quiet"; note.textContent = `${absent.size} records of this step are not in the page: introspect show --step ${from} prints them.`; shown.push(note); }
+    if (absent.size) { const note = document.createElement("p"); note.className = "quiet"; note.textContent = `${absent.size} records of this step are not in the page: introspect show step ${from} prints them.`; shown.push(note); }
     $("map-records").replaceChildren(...shown);
     const box = $("map-box"), x = column * CELL.wide, y = row * CELL.high;
     if (!quietly) {

@@ -202,12 +202,11 @@ class Combiner:
         step, plan = result.step, result.plan
         if not partless.any():
             return
-        if step.texts:
-            for at in np.flatnonzero((step.rows.status[plan.rows] == _PARTIAL) & partless[plan.group]).tolist():
-                group, text = int(plan.group[at]), step.texts.get(int(plan.rows[at]), "")
-                if partless[group] and "not known" in text:
-                    result.unseen(group, text)
-                    partless[group] = False
+        for at in np.flatnonzero(self._places.unplaced[step.rows.number[plan.rows]] & partless[plan.group]).tolist():
+            group = int(plan.group[at])
+            if partless[group]:
+                result.unseen(group, step.texts.get(int(plan.rows[at]), ""))
+                partless[group] = False
         if self._lacking:
             for group in np.flatnonzero(partless & np.isin(plan.kind, _RANK_LOCAL)).tolist():
                 result.unseen(group, self._lacking)

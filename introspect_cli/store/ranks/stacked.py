@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.records import UNPLACED
 from introspect_cli.store.format.columns import filled
 from introspect_cli.sums import header
 
@@ -52,6 +53,7 @@ class LayoutTables:
         part: int64, a number for each different part, from 1; 0 where a rank holds all of it.
         local_numel: int64, elements that the rank holds.
         shape: int64, a number for each different shape of a whole.
+        unplaced: bool, whether a rank holds some of it, and where is not known.
         owed: bool, whether it is a sum (or mean) that is still owed.
         header: uint64, what a whole's checksum has beside its elements.
     """
@@ -64,6 +66,7 @@ class LayoutTables:
             for reader in readers
         ]
         self.layouts = list(numbers_of)
+        self.unplaced = np.array([layout.strides == UNPLACED for layout in self.layouts], np.bool_)
         parts: dict[Part, int] = {}
         shapes: dict[tuple[int, ...], int] = {}
         self.part = np.zeros(len(numbers_of), np.int64)

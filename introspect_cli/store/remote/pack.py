@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,7 +166,7 @@ def unpacked(path: str | Path) -> Path:
             if not place.is_dir():
                 _unpack(archive, members, place)
         os.utime(place)
-        _forget_old(place)
+        _forget_old(cache(), place)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
         raise StoreError(f"{path} is a damaged pack: {str(error).lower()}; pack the run again") from None
     except OSError as error:
@@ -213,16 +213,16 @@ def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Pat
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _forget_old(used: Path) -> None:
-    """Keep the packs that were used last."""
+def _forget_old(kept: Path, used: Path) -> None:
+    """Keep those of a directory that were used last."""
     import shutil
 
-    packs = sorted(
-        (place for place in cache().iterdir() if _KEY.fullmatch(place.name)), key=lambda place: place.stat().st_mtime
-    )
-    for place in packs[:-_KEPT]:
+    packs = [place for place in kept.iterdir() if _KEY.fullmatch(place.name.removesuffix(".zip"))]
+    for place in sorted(packs, key=lambda place: place.stat().st_mtime)[:-_KEPT]:
         if place != used:
             shutil.rmtree(place, ignore_errors=True)
+            with suppress(OSError):
+                place.unlink()
 
 
 # --- elsewhere
@@ -248,6 +248,8 @@ def fetched(url: str) -> Path:
             temporary = place.with_name(f".{name}.{os.getpid()}")
             storage.system.get_file(storage.root, str(temporary))
             temporary.replace(place)
+        os.utime(place)
+        _forget_old(place.parent, place)
     except Exception as error:
         failed = failure("fetch", url, error)
         raise (

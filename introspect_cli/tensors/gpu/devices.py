@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from introspect_cli.machine import disabled
-from introspect_cli.tensors import kernels, reference
+from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import launch
 from introspect_cli.tensors.gpu.buffers import DeviceRows, Pending
@@ -76,7 +75,7 @@ class Devices:
     def _unusable(self) -> str:
         if self._sorted:
             return "medians and modes are sorted for"
-        return kernels.REASON if disabled() else launch.unavailable()
+        return launch.unavailable()
 
     def _launcher(self, device: torch.device) -> launch.Launcher:
         return launch.TritonLauncher(device)

@@ -1,4 +1,4 @@
-"""The compiled twins of probes record what their Python records, let pass what is the script's, and leave nothing."""
+"""Calls of modules and operators: all are recorded, what is the script's passes, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -12,17 +12,12 @@ import torch
 from neutrality import Seen, assert_same, trajectory, watched
 from torch import nn
 
-from introspect_cli.capture.ops import probe as operators
-from introspect_cli.capture.probes import gradients, modules
-from introspect_cli.capture.probes.module_calls import ModuleCalls
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.probes.module_values import ModuleValues
 from introspect_cli.records import Kind
-from introspect_cli.store.read.run import open_run
-from introspect_cli.tensors.kernels import KERNELS
 
 ENDLESS = 2000
 """Rounds of a loop that a timeout has to end long before."""
-pytestmark = pytest.mark.skipif(KERNELS is None, reason="no compiled kernels, so no compiled probes")
 
 
 class Everything(nn.Module):
@@ -73,56 +68,17 @@ def train(log):
         optimizer.zero_grad()
 
 
-def records(path):
-    with open_run(path) as run:
-        rank = run.rank(0)
-        return [
-            (entry.step, entry.digest, [(str(record.site), record.summary) for record in rank.records(entry.step)])
-            for entry in rank.steps
-        ]
+def run(path, train=train, **options):
+    torch.manual_seed(3)
+    with watched(path, **options):
+        return trajectory(train)
 
 
-def count(monkeypatch, owner, name):
-    original, calls = getattr(owner, name), []
-
-    def counted(self, *args, **kwargs):
-        calls.append(name)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(owner, name, counted)
-    return calls
-
-
-def run(path, monkeypatch, *, compiled, train=train, **options):
-    with monkeypatch.context() as patched:
-        if not compiled:
-            patched.setattr(modules, "KERNELS", None)
-            patched.setattr(gradients, "KERNELS", None)
-        long_calls = count(patched, ModuleCalls, "recorded")
-        torch.manual_seed(3)
-        with watched(path, **options):
-            seen = trajectory(train)
-    return seen, len(long_calls)
-
-
-@pytest.mark.skipif(type(nn.Module()._parameters) is not dict, reason="modules of this torch go the way of python")
-def test_both_record_the_same_and_the_compiled_one_is_used(tmp_path, monkeypatch):
-    bare = trajectory(train)
-    slow, every_call = run(tmp_path / "python", monkeypatch, compiled=False)
-    fast, long_calls = run(tmp_path / "compiled", monkeypatch, compiled=True)
-    assert_same(bare, slow)
-    assert_same(bare, fast)
-    assert repr(records(tmp_path / "python")) == repr(records(tmp_path / "compiled"))
-    assert every_call == 4 * 13
-    assert long_calls < every_call - 3 * 6
-
-
-def test_calls_stay_compiled_where_no_random_state_is_recorded(tmp_path, monkeypatch):
-    options = {"record": frozenset({Kind.LOSS, Kind.OUTPUT})}
-    _, every_call = run(tmp_path / "python", monkeypatch, compiled=False, **options)
-    _, long_calls = run(tmp_path / "compiled", monkeypatch, compiled=True, **options)
-    assert repr(records(tmp_path / "python")) == repr(records(tmp_path / "compiled"))
-    assert long_calls < every_call - 3 * 6
+@pytest.mark.parametrize("record", [frozenset(Kind), frozenset({Kind.LOSS, Kind.OUTPUT})], ids=["all", "outputs"])
+def test_each_call_is_recorded_and_training_goes_on_as_alone(tmp_path, record):
+    assert_same(trajectory(train), run(tmp_path / "run", record=record & CaptureOptions().record))
+    seen = Seen(tmp_path / "run")
+    assert [len(seen.of("output", step=step)) for step in range(4)] == [12] * 4
 
 
 def train_with_operators(log):
@@ -143,28 +99,12 @@ def train_with_operators(log):
         optimizer.zero_grad(set_to_none=step != 3)
 
 
-def test_operators_are_recorded_the_same_and_most_are_compiled(tmp_path, monkeypatch):
-    options = {
-        "level": "op",
-        "record": frozenset({Kind.OP_OUTPUT, Kind.LOSS, Kind.OUTPUT}),
-        "train": train_with_operators,
-    }
-    bare, found, by_python = trajectory(train_with_operators), {}, {}
-    for compiled in (False, True):
-        with monkeypatch.context() as patched:
-            calls = count(patched, operators.OpProbe, "record_results")
-            if not compiled:
-                patched.setattr(operators, "KERNELS", None)
-            seen, _ = run(tmp_path / str(compiled), monkeypatch, compiled=True, **options)
-        assert_same(bare, seen)
-        by_python[compiled] = len(calls)
-        with open_run(tmp_path / str(compiled)) as one:
-            rank = one.rank(0)
-            found[compiled] = [repr(record) for step in rank.steps for record in rank.records(step.step)]
-            assert one.manifest["failures"] == []
-    assert found[True] == found[False]
-    assert sum("OP_OUTPUT" in record for record in found[True]) > 300
-    assert by_python[True] < by_python[False] / 2
+def test_operators_are_recorded_and_training_goes_on_as_alone(tmp_path):
+    record = frozenset({Kind.OP_OUTPUT, Kind.LOSS, Kind.OUTPUT})
+    assert_same(
+        trajectory(train_with_operators), run(tmp_path / "run", train_with_operators, level="op", record=record)
+    )
+    assert len(Seen(tmp_path / "run").of("op_output", step=1)) > 60
 
 
 def train_with_old_graphs(log):
@@ -182,40 +122,10 @@ def train_with_old_graphs(log):
         optimizer.step()
 
 
-def test_a_graph_that_lives_on_keeps_its_hooks_to_itself(tmp_path, monkeypatch):
-    bare = trajectory(train_with_old_graphs)
-    slow, _ = run(tmp_path / "python", monkeypatch, compiled=False, train=train_with_old_graphs)
-    fast, _ = run(tmp_path / "compiled", monkeypatch, compiled=True, train=train_with_old_graphs)
-    assert_same(bare, slow)
-    assert_same(bare, fast)
-    assert repr(records(tmp_path / "python")) == repr(records(tmp_path / "compiled"))
-
-
-def test_hooks_are_used_again_in_the_next_step(tmp_path):
-    """New ones would cost the script a round of the garbage collector for every 700."""
-
-    class Keeps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inside = nn.ModuleList(nn.Tanh() for _ in range(30))
-
-        def forward(self, x):
-            made = [x]
-            for module in self.inside:
-                made.append(module(made[-1]))
-            held.append([id(hooks.get(id(value))) for value in made[1:]])
-            return made[-1]
-
-    net, held = Keeps(), []
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    x = torch.randn(2, 8, requires_grad=True)
-    with watched(tmp_path / "run") as session:
-        hooks = session.probes._modules._gradients._watched
-        for _ in range(3):
-            net(x).sum().backward()
-            optimizer.step()
-    assert len(set(held[0])) == 30
-    assert held[0] == held[1] == held[2]
+def test_a_graph_that_lives_on_keeps_its_hooks_to_itself(tmp_path):
+    assert_same(trajectory(train_with_old_graphs), run(tmp_path / "run", train_with_old_graphs))
+    seen = Seen(tmp_path / "run")
+    assert [len(seen.of("grad_output", step=step)) for step in range(5)] == [4, 4, 12, 12, 4]
 
 
 def test_what_a_module_raises_reaches_the_script_and_the_next_call_is_recorded(tmp_path):
@@ -257,7 +167,7 @@ def test_modules_that_call_themselves_without_end_end_as_without_us(tmp_path):
         assert session.probes._modules.stack.calls == []
 
 
-def test_a_mistake_beside_the_extension_is_reported_and_training_goes_on(tmp_path, monkeypatch):
+def test_a_mistake_of_ours_is_reported_and_training_goes_on(tmp_path, monkeypatch):
     def fails(self, *_args):
         raise RuntimeError("broken by the test")
 
@@ -265,9 +175,7 @@ def test_a_mistake_beside_the_extension_is_reported_and_training_goes_on(tmp_pat
     x = torch.randn(6, 8)
     bare = net(x)
     with watched(tmp_path / "run") as session:
-        net(x)  # the second call of a step has its sites only in the next step
-        session.probes.context.clock.tick()
-        monkeypatch.setattr(ModuleValues, "plain_tensor", fails)
+        net(x)
         monkeypatch.setattr(ModuleValues, "value", fails)
         assert torch.equal(net(x), bare)
         assert torch.equal(net(x), bare)
