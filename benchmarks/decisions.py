@@ -1,7 +1,7 @@
 """What the verbs decide of every planted fault, asked again and compared with what they decided before.
 
     python benchmarks/decisions.py make DIRECTORY [--only GLOB] [--slice N] [--jobs N]
-    python benchmarks/decisions.py ask DIRECTORY -o NOW.jsonl [--only GLOB] [--slice N] [--jobs N] [--runs KEY]
+    python benchmarks/decisions.py ask DIRECTORY -o NOW.jsonl [--only GLOB] [--slice N] [--jobs N] [--claims]
     python benchmarks/decisions.py compare NOW.jsonl [--frozen FILE] [--accepted FILE] [--should-be FILE]
 
 Whoever rebuilds the inside of the comparison may word an answer anew, and may not decide otherwise. `make` captures the
@@ -9,7 +9,7 @@ runs, once for each state of the code that records; `ask` asks `diff` and `check
 torch, and writes a row of data for each question; `compare` sorts what differs from the frozen set into verdict, place,
 role, cause, statement, setting and finding. A difference is a mistake, or stands with its reason in `accepted.yaml`
 beside the set, in `fixtures/decisions/`. Where the frozen answer is known to be false, `should_be.yaml` says what it
-should be.
+should be. With `--claims` each claim of an answer is derived again from the two runs (`claims.py`).
 
 `make` and `ask` leave out what is there already, so that `ask --slice 40` after `make --slice 40` takes seconds. To ask
 the code of another working tree, put it first on the path: `PYTHONPATH=TREE python decisions.py ask ...`.
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -57,6 +58,7 @@ CATEGORIES = {
     "statement": ("statements",),
     "setting": ("settings",),
     "finding": ("findings",),
+    "claim": ("claims",),
 }
 """The columns of a row, by what a difference in them is counted as."""
 
@@ -121,8 +123,8 @@ def _setting(change: dict[str, Any]) -> list[Any]:
 # -------------------------------------------------------------------------------------------------------- asking
 
 
-def asked(question: Question, folder: Path) -> dict[str, Any]:
-    """The row of a question, asked through the command line within this process."""
+def asked(question: Question, folder: Path, *, claims: bool = False) -> dict[str, Any]:
+    """The row of a question, asked through the command line within this process; with the claims that are false."""
     from introspect_cli import cli
 
     words = [question.verb, "--format", "json", *question.options, *(str(folder / name) for name in question.runs)]
@@ -140,27 +142,59 @@ def asked(question: Question, folder: Path) -> dict[str, Any]:
     finally:
         sys.argv, sys.stdout, sys.stderr = before
     text = out.getvalue().replace(str(folder), "RUNS").replace(f"{TREE}/", "")
-    row = row_of(json.loads(text)) if text.startswith("{") else {}
-    return {"exit": code, **row}
+    document = json.loads(text) if text.startswith("{") else {}
+    row = {"exit": code, **(row_of(document) if document else {})}
+    if claims and document and question.verb == "diff" and all((folder / name).is_dir() for name in question.runs):
+        row["claims"] = claimed(document, question, *(folder / name for name in question.runs))
+    return row
 
 
-def _start(folder: Path, questions: Sequence[Question]) -> None:
+def claimed(document: dict[str, Any], question: Question, a: Path, b: Path) -> list[str]:
+    """What of an answer the two runs do not bear out."""
+    from claims import Books, false_claims
+
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.records import Kind
+    from introspect_cli.schedule.rules import Schedule
+    from introspect_cli.store.read.run import open_run
+
+    told = dict(itertools.pairwise(question.options))
+    chosen = {
+        "steps": Schedule.parse(told.get("--steps", ":")),
+        "kinds": frozenset(map(Kind, told["--kinds"].split(","))) if "--kinds" in told else None,
+        "modules": (told["--modules"],) if "--modules" in told else (),
+    }
+    options = DiffOptions(**{name: value for name, value in chosen.items() if value})
+    with open_run(a) as one, open_run(b) as two:
+        first = document.get("first") or {}
+        several = len(one.ranks) > 1 or len(two.ranks) > 1 or bool(document.get("structure"))
+        books = Books(
+            one,
+            two,
+            first.get("step", 0) - (first.get("step_b") or first.get("step", 0)),
+            lambda step, site: options.wants_step(step) and options.wants(site.kind, site.fqn),
+        )
+        tolerant = several or "--rtol" in told or first.get("reason") == "split" or "resumed" in document
+        return false_claims(document, books, tolerant=tolerant)
+
+
+def _start(folder: Path, questions: Sequence[Question], claims: bool) -> None:
     import gc
 
     os.environ.update(SURROUNDINGS)
     for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
         os.environ.pop(name, None)
     time.tzset()
-    globals()["_asking"] = folder, questions
+    globals()["_asking"] = folder, questions, claims
     gc.freeze()
 
 
 def _ask(number: int) -> tuple[int, dict[str, Any]]:
-    folder, questions = globals()["_asking"]
-    return number, asked(questions[number], folder)
+    folder, questions, claims = globals()["_asking"]
+    return number, asked(questions[number], folder, claims=claims)
 
 
-def ask(directory: Path, output: Path, questions: Sequence[Question], jobs: int, key: str) -> int:
+def ask(directory: Path, output: Path, questions: Sequence[Question], jobs: int, key: str, *, claims: bool) -> int:
     """Ask the questions whose runs are there, and write their rows."""
     folder = directory / (key or key_of_code())
     if not folder.is_dir():
@@ -175,7 +209,7 @@ def ask(directory: Path, output: Path, questions: Sequence[Question], jobs: int,
         if all((folder / f"{run.partition('/')[0]}.done").exists() for run in question.runs)
     ]
     started = time.perf_counter()
-    with multiprocessing.get_context("fork").Pool(jobs, _start, (folder, there)) as pool:
+    with multiprocessing.get_context("fork").Pool(jobs, _start, (folder, there, claims)) as pool:
         rows = dict(pool.imap_unordered(_ask, range(len(there)), chunksize=8))
     write_rows(output, {there[number].name: rows[number] for number in sorted(rows)})
     took = time.perf_counter() - started
@@ -381,6 +415,7 @@ def main() -> int:
     parser.add_argument("--slice", type=int, default=1, metavar="N", help="one question of N")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--runs", default="", metavar="KEY", help="ask of the runs of this state of the code")
+    parser.add_argument("--claims", action="store_true", help="hold each claim of diff against the two runs, too")
     parser.add_argument("--frozen", type=Path, default=KEPT / "frozen.jsonl.gz")
     parser.add_argument("--accepted", type=Path, default=KEPT / "accepted.yaml")
     parser.add_argument("--should-be", type=Path, default=KEPT / "should_be.yaml")
@@ -400,7 +435,7 @@ def main() -> int:
             return make(place, runs, told.jobs, forks)
         finally:
             forks.close()
-    return ask(place, told.output, questions, told.jobs, told.runs)
+    return ask(place, told.output, questions, told.jobs, told.runs, claims=told.claims)
 
 
 if __name__ == "__main__":
