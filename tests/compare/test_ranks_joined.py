@@ -15,7 +15,6 @@ from introspect_cli.engine import Engine
 from introspect_cli.errors import UsageError
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import read_selection
 from introspect_cli.store.ranks.merge import reduce_run
 from introspect_cli.store.ranks.tasks import as_one
@@ -160,30 +159,9 @@ def test_samples_are_compared_whichever_rank_has_them(runs):
     result = compared(runs, "single-samples", "ddp-samples")
     assert result.verdict is Verdict.SAME, result.sentence
     (note,) = [note for note in result.notes if "share out by samples" in note]
-    assert "by their samples where these are recorded and equal, else by extrema and means" in result.notes[0]
     assert note.endswith("that ranks share out by samples: every sample is equal, whichever rank has it.")
     first = compared(runs, "single-samples", "ddp-samples", kinds=frozenset({Kind.BATCH}))
     assert (first.verdict, first.counts.within, first.counts.equal) == (Verdict.SAME, 0, first.counts.records)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "steps"),
-    [({Kind.BATCH}, None), ({Kind.INPUT, Kind.OUTPUT}, Schedule.parse("0"))],
-    ids=["batches", "activations"],
-)
-def test_unasked_the_samples_of_batches_and_of_the_first_step_are_known_to_be_equal(runs, kinds, steps):
-    """Their checksums add up to the same sum, whichever rank has them."""
-    result = compared(runs, "single", "ddp", kinds=frozenset(kinds), steps=steps)
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert (result.counts.within, result.counts.equal) == (0, result.counts.records)
-    assert result.counts.records >= 2
-
-
-def test_unasked_a_batch_of_the_same_tokens_in_another_order_is_another_batch(runs):
-    result = compared(runs, "single", "rolled")
-    assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 0, Kind.BATCH)
-    (said,) = [line for line in result.evidence if "samples" in line]
-    assert said.startswith("Its samples are not the same as in a, whichever rank has which: their checksums add up to")
 
 
 def test_a_batch_of_the_same_tokens_in_another_order_is_another_batch(runs):
