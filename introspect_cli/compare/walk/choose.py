@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.reasons.base import judge
+from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.resumed.began import Carried
 from introspect_cli.compare.resumed.parts import PLACE

@@ -17,7 +17,7 @@ from introspect_cli.compare.passes.dead import dead, dead_note
 from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.tolerate import combine, tolerate
 from introspect_cli.compare.passes.unsettled import unsettle
-from introspect_cli.compare.reasons.base import judge
+from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.resumed.began import Carried, is_gap, kept, resumed
 from introspect_cli.compare.step.outcome import (
     RankOutcome,
