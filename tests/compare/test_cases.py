@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import artefacts
 import cases
 import pytest
 import torch
@@ -10,11 +11,11 @@ CASES = cases.load_cases()
 
 
 @pytest.fixture(scope="session")
-def captures(tmp_path_factory, forks):
+def captures(forks):
     def run(*words, env=()):  # what python reads as it starts is for a process of its own
         return cases.introspect(*words, env=env) if env else forks(*words)
 
-    return cases.Captures(tmp_path_factory.mktemp("captures"), run)
+    return artefacts.captures(run)
 
 
 def _marked(case):
