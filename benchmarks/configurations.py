@@ -123,7 +123,6 @@ def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
                 number,
                 stats=reduction.measured,
                 sketch=reduction.measured,
-                samples=not reduction.record or not SAMPLED.isdisjoint(reduction.record),
             )
             for layout in reader.layouts:
                 rank.layout(layout)
