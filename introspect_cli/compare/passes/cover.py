@@ -7,7 +7,6 @@ held against what the manifests and the other run's records say; what means noth
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,16 +36,12 @@ if TYPE_CHECKING:
 
 def cover(table: Table, comparison: Comparison) -> Table:
     """The table in which one-sided rows that mean nothing are absent, and those that cannot be compared not seen."""
-    table = _without_unwatched(table, comparison)
-    mask = uncounted(table.alignment, table.sites_a, table.sites_b)
-    if mask is not None:
-        table = table.marked(table.diverging & mask[table.site], NOT_SEEN, Because.NOT_COUNTED)
-    table = _without_restored(_without_unsaved(table), comparison)
+    table = _without_restored(_without_uncounted(_without_unwatched(table, comparison)), comparison)
     alone = table.site[table.diverging & table.one_sided]
     if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
         again_a, again_b = redundant_starts(comparison, table)
         rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
-        table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT, Because.REPEATED)
+        table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT)
     return _without_cut(_without_evaluation(table, comparison), comparison)
 
 
@@ -88,23 +83,6 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     return table.marked(rows[~alone], NOT_SEEN, Because.RESTORED)
 
 
-def _without_unsaved(table: Table) -> Table:
-    """Without files that one run alone saves: it may save more often, or by another name."""
-    alignment = table.alignment
-    products = alignment.kind == kind_code(Kind.PRODUCT)
-    if not products.any():
-        return table
-    saved = [
-        {(alignment.fqn[site], int(alignment.call[site])) for site in sites[products[sites]].tolist()}
-        for sites in (table.sites_a, table.sites_b)
-    ]
-    both = saved[0] & saved[1]
-    rows = np.flatnonzero(table.diverging & table.one_sided & products[table.site])
-    places = ((alignment.fqn[site], int(alignment.call[site])) for site in table.site[rows].tolist())
-    alone = np.fromiter((place not in both for place in places), np.bool_, len(rows))
-    return table.marked(rows[alone], ABSENT, Because.NOT_SAVED)
-
-
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:
     """What one run could not have recorded: it was told not to, lists values of elsewhere, or hid the module."""
     manifests = comparison.manifests
@@ -116,10 +94,10 @@ def _without_unwatched(table: Table, comparison: Comparison) -> Table:
         if lists(manifest):
             table = table.marked(alone, NOT_SEEN, Because.LISTED)
             continue
-        table = table.marked(alone & ~counts[table.site], ABSENT, Because.NOT_WATCHED)
+        table = table.marked(alone & ~counts[table.site], ABSENT)
         rows = np.flatnonzero(table.state == state)
         hidden = _hidden(table.alignment, table.site[rows], other, other_sites)
-        table = table.marked(rows[hidden], ABSENT, Because.HIDDEN)
+        table = table.marked(rows[hidden], ABSENT)
     return table
 
 
@@ -151,27 +129,20 @@ def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[
     return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
 
 
-def uncounted(alignment: Alignment, sites_a: Ids, sites_b: Ids) -> Mask | None:
-    """By site, operators of a step that cannot be told apart by their number; None where there are none.
+def _without_uncounted(table: Table) -> Table:
+    """Results of operators in modules of which one run says that their numbers need not mean the same (`OTHERS`).
 
     An operator's site ends in how often it has run in its module before. Where one run compiled a module, some
-    operators are gone or made anew, and the numbers of the rest need not mean the same. Such a run says so, by one
-    record for a module and phase. There the results of an operator are compared only if both runs have as many of them.
+    operators are gone or made anew. Such a run says so, by one record for a module and phase.
     """
-    if not len(alignment.others):
-        return None
-    present = np.union1d(sites_a, sites_b)
-    marks = np.intersect1d(alignment.others, present)
+    alignment = table.alignment
+    marks = np.intersect1d(alignment.others, table.site)
     if not len(marks):
-        return None
+        return table
     regions = {(alignment.fqn[mark], alignment.phase[mark]) for mark in marks}
-    operators = present[alignment.kind[present] == kind_code(Kind.OP_OUTPUT)]
-    inside = [number for number in operators if (alignment.fqn[number], alignment.phase[number]) in regions]
-    group = {number: (alignment.fqn[number], alignment.phase[number], alignment.path[number]) for number in inside}
-    counts = [Counter(group[number] for number in sites if number in group) for sites in (sites_a, sites_b)]
-    mask = np.zeros(alignment.size, dtype=np.bool_)
-    mask[[number for number in inside if counts[0][group[number]] != counts[1][group[number]]]] = True
-    return mask
+    rows = np.flatnonzero((alignment.kind[table.site] == kind_code(Kind.OP_OUTPUT)) & table.diverging)
+    inside = [(alignment.fqn[site], alignment.phase[site]) in regions for site in table.site[rows].tolist()]
+    return table.marked(rows[np.array(inside, np.bool_)], NOT_SEEN, Because.NOT_COUNTED)
 
 
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:

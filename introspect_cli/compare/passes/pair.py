@@ -68,7 +68,7 @@ def matched(
     state[:both][differs] = DIFFERENT
     blind = _blind(a, row_a) | _blind(b, row_b) | _expanded(a, b, row_a, row_b, differs)
     for rows, reason in (
-        (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.UNTOUCHED),
+        (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.RECORDS),
         (blind & counts[:both], Because.NOT_OBSERVED),
         (differs & ~counts[:both], Because.NOT_COMPARED),
     ):

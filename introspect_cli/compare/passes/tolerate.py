@@ -19,7 +19,7 @@ import numpy as np
 
 from introspect_cli.compare.terms.distance import ROUNDING, Floats, relative, same_nonfinite
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds
-from introspect_cli.compare.terms.table import EQUAL, WITHIN, Because, Table
+from introspect_cli.compare.terms.table import EQUAL, WITHIN, Table
 from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ def combine(table: Table, comparison: Comparison) -> Table:
         at = np.minimum(np.searchsorted(theirs, checksums), len(theirs) - 1)
         again = theirs[at] == checksums  # also where the same value is recorded elsewhere, as of a wrapper
         checksums[again] = table.a.checksum[table.rows_a[same]][first][at[again]]
-        table = table.marked(table.differing[same], EQUAL, Because.SAMPLES)
+        table = table.marked(table.differing[same], EQUAL)
         table = replace(table, b=replace(table.b, checksum=checksums))
     if len(table.differing):
         agree = gathered.agree(table, relative_tolerance(table, comparison)) & gathered.of_one_dtype(table)
-        table = table.marked(table.differing[agree], WITHIN, Because.GATHERED)
+        table = table.marked(table.differing[agree], WITHIN)
     return table
 
 
@@ -63,11 +63,11 @@ def tolerate(table: Table, comparison: Comparison) -> Table:
         near = _within_tolerance(table, comparison)
         if comparison.gathered is not None:
             near &= comparison.gathered.of_one_dtype(table)
-        table = table.marked(table.differing[near], WITHIN, Because.TOLERANCE)
+        table = table.marked(table.differing[near], WITHIN)
     if len(table.differing) and comparison.floors:
         rel, factor = relative(*table.distances(comparison.layouts)), options.noise_factor
         passes = [floor.within(table, comparison.layouts[0], rel, factor) for floor in comparison.floors]
-        table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN, Because.NOISE)
+        table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
     return table
 
 

@@ -20,7 +20,7 @@ from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning
 from introspect_cli.compare.terms.distance import ROUNDING, Floats, Layouts, distances, has_norms, norms, relative
 from introspect_cli.compare.terms.names import owner_of
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, WITHIN, Because, Table
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, WITHIN, Table
 from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count
 
@@ -76,7 +76,7 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
         within = _within_updates(table, comparison, rows, fqns, some)
         held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & within
     comparison.let_pass.update(fqns[place] for place in np.flatnonzero(held).tolist())
-    return table.marked(rows[held | returned | given | counted], WITHIN, Because.UNSETTLED)
+    return table.marked(rows[held | returned | given | counted], WITHIN)
 
 
 def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
