@@ -107,8 +107,8 @@ class RunPair:
         _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (note, root) if text]
-        outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
-        outcome.notes += unsettled_note(comparison)
+        outcome.notes += outcome.gathered.notes(outcome.learned) if outcome.gathered is not None else ()
+        outcome.notes += unsettled_note(outcome.learned)
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:

@@ -12,7 +12,6 @@ and shapes tolerate nothing; NaNs and infinities must be as many.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +22,7 @@ from introspect_cli.compare.terms.table import EQUAL, WITHIN, Table
 from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.passes.learned import Learned
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.options import DiffOptions
 
@@ -34,33 +34,32 @@ _COMPUTED = (
 )  # fmt: skip
 
 
-def combine(table: Table, comparison: Comparison) -> Table:
+def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """The table in which what was gathered from several ranks is equal by its samples, or agrees by its extrema."""
     gathered = comparison.gathered
     if gathered is None:
-        return table
+        return table, learned
     same = gathered.same_samples(table)
-    if same.any():
-        checksums = np.array(table.b.checksum)  # whoever looks at checksums sees them equal too
-        theirs, first = np.unique(checksums[table.rows_b[same]], return_index=True)
-        at = np.minimum(np.searchsorted(theirs, checksums), len(theirs) - 1)
-        again = theirs[at] == checksums  # also where the same value is recorded elsewhere, as of a wrapper
-        checksums[again] = table.a.checksum[table.rows_a[same]][first][at[again]]
-        table = table.marked(table.differing[same], EQUAL)
-        table = replace(table, b=replace(table.b, checksum=checksums))
+    exact = table.rows_a[same & table.chosen[table.differing]]
+    table = table.marked(table.differing[same], EQUAL)
+    learned = gathered.learn(table, learned)
+    learned = learned._replace(exact=learned.exact.union((table.step, int(table.a.site[row])) for row in exact))
     if len(table.differing):
-        agree = gathered.agree(table, relative_tolerance(table, comparison)) & gathered.of_one_dtype(table)
-        table = table.marked(table.differing[agree], WITHIN)
-    return table
+        agree = gathered.agree(table, relative_tolerance(table, learned, comparison), learned)
+        table = table.marked(table.differing[agree & gathered.of_one_dtype(table)], WITHIN)
+    return table, learned
 
 
-def tolerate(table: Table, comparison: Comparison) -> Table:
+def tolerate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """The table in which differences that tolerance or noise lets pass are within it."""
     options = comparison.options
     rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
     comparison.reached.see(table, comparison.layouts, rounded)
+    after = learned
+    if options.rtol_fine and (_may_be_coarse(table, comparison) or _first_coarse(table, comparison)[0] < np.inf):
+        after = learned._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
-        near = _within_tolerance(table, comparison)
+        near = _within_tolerance(table, learned, comparison)
         if comparison.gathered is not None:
             near &= comparison.gathered.of_one_dtype(table)
         table = table.marked(table.differing[near], WITHIN)
@@ -68,7 +67,7 @@ def tolerate(table: Table, comparison: Comparison) -> Table:
         rel, factor = relative(*table.distances(comparison.layouts)), options.noise_factor
         passes = [floor.within(table, comparison.layouts[0], rel, factor) for floor in comparison.floors]
         table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
-    return table
+    return table, after
 
 
 def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
@@ -83,32 +82,42 @@ def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
     return close
 
 
-def relative_tolerance(table: Table, comparison: Comparison) -> Floats:
+def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
     """What --rtol is for each differing row.
 
     The tolerance that layouts get by themselves follows dtypes: what both runs computed in bfloat16 or float16, and all
     that was recorded after that, is rounded so; what came before that is not. Training rests on no evaluation.
     """
-    options = comparison.options
-    out = np.full(len(table.rows_a), options.rtol)
+    options, rows = comparison.options, table.differing
+    out = np.full(len(rows), options.rtol)
     if not options.rtol_fine:
         return out
+    trained, evaluated = _first_coarse(table, comparison)
+    if _may_be_coarse(table, comparison) or (learned.coarse is not None and learned.coarse < table.step):
+        trained = evaluated = -np.inf
+    first = np.where(table.alignment.evaluating[table.site[rows]], min(trained, evaluated), trained)
+    out[table.order[rows] < first] = options.rtol_fine
+    return out
+
+
+def _may_be_coarse(table: Table, comparison: Comparison) -> bool:
+    """Whether a step may begin with what was rounded so, as the step before is not on record."""
+    return any(at and at - 1 not in run for at, run in ((table.step, comparison.a), (table.step_b, comparison.b)))
+
+
+def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:
+    """When both runs first compute in bfloat16 or float16 in training, and in evaluation; infinity for never."""
     both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
     half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)
     for batch, rows, layouts in zip((table.a, table.b), (table.row_a, table.row_b), comparison.layouts, strict=True):
         half &= layouts.unit[batch.layout[rows[both]]] >= ROUNDING["float16"]
-    evaluates, order = table.alignment.evaluating[table.site], table.order
     coarse = both[half]
-    trained = order[coarse[~evaluates[coarse]]].min(initial=np.inf)
-    if comparison.rounded_before(table.step, table.step_b, now=bool(trained < np.inf)):
-        trained = -np.inf
-    evaluated = min(trained, order[coarse].min(initial=np.inf))
-    rows = table.differing
-    out[order[rows] < np.where(evaluates[rows], evaluated, trained)] = options.rtol_fine
-    return out
+    evaluates = table.alignment.evaluating[table.site[coarse]]
+    order = table.order[coarse]
+    return float(order[~evaluates].min(initial=np.inf)), float(order[evaluates].min(initial=np.inf))
 
 
-def _within_tolerance(table: Table, comparison: Comparison) -> Mask:
+def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Mask:
     """Differing rows that --rtol and --atol let pass."""
     options, (layouts_a, layouts_b) = comparison.options, comparison.layouts
     rows_a, rows_b = table.rows_a, table.rows_b
@@ -116,7 +125,7 @@ def _within_tolerance(table: Table, comparison: Comparison) -> Mask:
     layout_a, layout_b = table.a.layout[rows_a], table.b.layout[rows_b]
     root = np.sqrt(np.maximum(layouts_a.numel[layout_a], 1.0))
     with np.errstate(invalid="ignore"):
-        passes = distance / root <= options.atol + relative_tolerance(table, comparison) * scale / root
+        passes = distance / root <= options.atol + relative_tolerance(table, learned, comparison) * scale / root
     passes &= layouts_a.floating[layout_a] & layouts_b.floating[layout_b]
     passes &= same_nonfinite(table.a, table.b, rows_a, rows_b)
     passes &= table.kinds != kind_code(Kind.RNG)

@@ -27,6 +27,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from introspect_cli.compare.passes.learned import Learned
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.store.format.batch import StepBatch
 
@@ -46,19 +47,20 @@ _HELD = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _GIVEN = (Kind.INPUT, Kind.OUTPUT)
 
 
-def unsettle(table: Table, comparison: Comparison) -> Table:
+def unsettle(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """The table in which what rests on such parameters alone is within tolerance."""
     if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
-        return table
-    known = comparison.unsettled
+        return table, learned
+    known = dict(learned.unsettled)
     for fqn, partly in _rounded(table, comparison).items():
         since, was = known.get(fqn, (table.step, partly))
         known[fqn] = min(table.step, since), partly and was
+    learned = learned._replace(unsettled=known)
     names = {fqn: step for fqn, (step, _) in known.items() if step <= table.step}
     some = {fqn: step for fqn, step in names.items() if known[fqn][1]}
     rows = np.flatnonzero(table.state == DIFFERENT)
     if not known or not len(rows):
-        return table
+        return table, learned
     alignment, sites = table.alignment, table.site[rows]
     fqns = [alignment.fqn[site] for site in sites.tolist()]
     kinds = alignment.kind[sites]
@@ -75,8 +77,8 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
         held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & within
-    comparison.let_pass.update(fqns[place] for place in np.flatnonzero(held).tolist())
-    return table.marked(rows[held | returned | given | counted], WITHIN)
+    let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
+    return table.marked(rows[held | returned | given | counted], WITHIN), learned._replace(let_pass=let_pass)
 
 
 def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
@@ -173,14 +175,14 @@ def _root_mean_square(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
     return norms(batch, rows, layouts) / np.sqrt(np.maximum(layouts.numel[batch.layout[rows]], 1.0))
 
 
-def unsettled_note(comparison: Comparison) -> list[str]:
+def unsettled_note(learned: Learned) -> list[str]:
     """A sentence on those of which a difference was let pass; none for none."""
-    names = sorted(comparison.let_pass)
+    names = sorted(learned.let_pass)
     if not names:
         return []
     more, whose = "", "its module returns"
     if names[1:]:
         more, whose = f" and of {count(len(names) - 1, 'other parameter')}", "their modules return"
-    partly = "of some elements nothing" if all(comparison.unsettled[name][1] for name in names) else "nothing"
+    partly = "of some elements nothing" if all(learned.unsettled[name][1] for name in names) else "nothing"
     made = f"what the optimizer makes of that, and what {whose}, was not compared"
     return [f"The gradient of {names[0]}{more} is {partly} but rounding in both runs: {made}."]

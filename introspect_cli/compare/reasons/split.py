@@ -122,7 +122,7 @@ def _of_gradients(step: Step) -> SplitFault | None:
     factor = _common_factor(step)
     if factor is None:
         return _of_clipping(step) or undivided(step)
-    inside = step.comparison.gathered.times if step.comparison.gathered is not None else None
+    inside = step.learned.times
     # A factor that only comes after the backward pass is no loss's.
     times = factor if inside is None else inside / (b.ranks / a.ranks)
     for side, summed in (("b", b.number), ("a", 1 / a.number), ("", b.number / a.number)):

@@ -1,7 +1,7 @@
 """What one rank's comparison knows from its start: both runs' sites, what counts, what either capture watched.
 
-None of it changes from step to step, but for what is learned on the way: by those that `floors` and `gathered` name,
-by `rounded_before`, and in `unsettled` and `let_pass`.
+None of it changes from step to step: what is learned on the way is passed on (`passes/learned.py`), but for the noise
+that `floors` and `reached` measure.
 """
 
 from __future__ import annotations
@@ -62,17 +62,11 @@ class Comparison(Sides):
     Attributes:
         options: what counts.
         offset: step k of b is compared with step k + offset of a.
-        unsettled: parameters whose gradient was seen to be nothing but rounding: since which step, and whether that was
-            so of some elements only.
-        let_pass: those of which something beyond the tolerance was let pass.
     """
 
     options: DiffOptions
     offset: int = 0
-    unsettled: dict[str, tuple[int, bool]] = field(default_factory=dict, init=False)
-    let_pass: set[str] = field(default_factory=set, init=False)
     _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
-    _rounded: set[int] = field(default_factory=set, init=False)
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -88,16 +82,6 @@ class Comparison(Sides):
             last = Layouts(one), Layouts(two)
             self._layouts[:] = [last]
         return last
-
-    def rounded_before(self, step: int, step_b: int, *, now: bool) -> bool:
-        """Whether what a step begins with may be rounded to bfloat16 or float16, though no step was opened that agrees.
-
-        Where both compute so `now`, later steps rest on that.
-        """
-        unseen = any(at and at - 1 not in run for at, run in ((step, self.a), (step_b, self.b)))
-        if now or unseen:
-            self._rounded.add(step)
-        return unseen or any(earlier < step for earlier in self._rounded)
 
     # --- what counts
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.match.correspondence import Correspondence
+from introspect_cli.compare.passes.learned import Learned
 from introspect_cli.compare.terms.distance import nan_throughout
 from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.sites import KINDS, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
@@ -68,6 +69,7 @@ class RankOutcome:
         resumption: what a resumed run goes on with; None where neither run is one.
         origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
         lost: divergences of the first diverging step that show what a resumed run did not restore.
+        learned: what the steps have shown, for its notes.
         alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
     """
 
@@ -103,6 +105,7 @@ class RankOutcome:
     resumption: Resumption | None = None
     origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
     lost: list[Divergence] = field(default_factory=list)
+    learned: Learned = field(default_factory=Learned)
     alone: Callable[[bool], RankOutcome] | None = None
 
     def cut(self, places: int) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.passes.learned import Learned
 from introspect_cli.compare.resumed.began import Carried, kept
 from introspect_cli.compare.step.calls import Calls
 from introspect_cli.compare.terms.evidence import Known, answer
@@ -44,6 +45,7 @@ class Step:
         before: the step before, where both runs recorded it.
         gap: whether what the step began with is not known: the step before was not recorded.
         resumed: whether nothing diverged before, and one run began later, with other values than the other had then.
+        learned: what the steps so far have shown.
         is_gathered: whether the step is put together from several ranks, whose modules run at the same time.
     """
 
@@ -56,6 +58,7 @@ class Step:
         before: Table | None = None,
         gap: bool = False,
         resumed: bool = False,
+        learned: Learned | None = None,
     ) -> None:
         self.comparison, self.of = comparison, comparison.of
         self.table, self.number, self.divergences = table, table.step, table.divergences
@@ -64,6 +67,7 @@ class Step:
         self.before = before
         self.gap = gap
         self.resumed = resumed
+        self.learned = learned or Learned()
         self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
         self.is_gathered = comparison.gathered is not None
         self._first: dict[tuple[Phase, Kind], float] = {}
@@ -83,7 +87,15 @@ class Step:
 
     def with_table(self, table: Table) -> Step:
         """The step with another table of its records."""
-        return Step(self.comparison, table, self.carried, before=self.before, gap=self.gap, resumed=self.resumed)
+        return Step(
+            self.comparison,
+            table,
+            self.carried,
+            before=self.before,
+            gap=self.gap,
+            resumed=self.resumed,
+            learned=self.learned,
+        )
 
     # --- what it belongs to
 

@@ -6,6 +6,7 @@ divergences become objects, and their origins are judged, only as far as they ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import numpy as np
 from introspect_cli.compare.join.steps import Paired, differing, steps_of
 from introspect_cli.compare.passes.cover import cover, evaluates
 from introspect_cli.compare.passes.dead import dead, dead_note
+from introspect_cli.compare.passes.learned import Learned
 from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.tolerate import combine, tolerate
 from introspect_cli.compare.passes.unsettled import unsettle
@@ -44,21 +46,30 @@ from introspect_cli.compare.walk.choose import brings_values, choose, origins, s
 from introspect_cli.records import Kind, Phase, Status, perturbed_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.store.format.index import StepEntry
     from introspect_cli.store.ranks.whole_reader import Reader
 
-PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
-    cover,  # first, since no later pass may take what a run could not have recorded for a divergence
+Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
+
+
+def _plain(change: Callable[[Table, Comparison], Table]) -> Pass:
+    """A pass that learns nothing."""
+    return lambda table, learned, comparison: (change(table, comparison), learned)
+
+
+PASSES: tuple[Pass, ...] = (
+    _plain(cover),  # first, since no later pass may take what a run could not have recorded for a divergence
     combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
     tolerate,  # before causes are told from values, so that what is let pass is neither
     unsettle,  # after it, since only where differences are let pass may those of rounding alone be
-    dead,  # after it, since what rests on a value may be within tolerance, and before causes are told from values
-    separate,  # last: marks what diverges still
+    _plain(dead),  # after it, since what rests on a value may be within tolerance
+    _plain(separate),  # last: marks what diverges still
 )
-"""What each opened step goes through, in this order, after `pair` has put its records side by side.
+"""What each opened step goes through, in this order, after `pair` has put its records side by side: table and what was
+learned in, table and what was learned out.
 
 Of the first step that diverges then, `choose` finds the divergence that leads, and `judge` explains it.
 """
@@ -77,6 +88,7 @@ class Walk:
         self.last: int | None = None
         self.began: Table | None = None
         self.new_values = False
+        self.learned = Learned()
         if comparison.options.evaluation is None and not comparison.options.narrowed:
             outcome.resumption = comparison.resumption()
 
@@ -110,17 +122,17 @@ class Walk:
             if floors:
                 self._learn(entry_a)
             if place in opened:
-                table = self._passed(entry_a.step, entry_b.step)
+                table, self.learned = self._passed(entry_a.step, entry_b.step)
                 self._count_passed(table, entry_a)
                 self._see_results(table)
                 yield place, table
 
-    def _passed(self, step_a: int, step_b: int) -> Table:
-        """A step of both runs, after all passes."""
-        table = pair(self.comparison, step_a, step_b)
+    def _passed(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
+        """A step of both runs, after all passes, and what was learned of it."""
+        table, learned = pair(self.comparison, step_a, step_b), self.learned
         for step_pass in PASSES:
-            table = step_pass(table, self.comparison)
-        return table
+            table, learned = step_pass(table, learned, self.comparison)
+        return table, learned
 
     def _learn(self, entry_a: StepEntry) -> None:
         """Let each noise run raise its floor at a step, where it has that step and differs there."""
@@ -219,7 +231,7 @@ class Walk:
         before, carried = self._before(table)
         begins = outcome.first is None
         gap, resumed_now = is_gap(comparison, table), self.resumed and begins
-        step = Step(comparison, table, carried, before=before, gap=gap, resumed=resumed_now)
+        step = Step(comparison, table, carried, before=before, gap=gap, resumed=resumed_now, learned=self.learned)
         place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
         positions = [place_of[row] for row in chosen.in_order.tolist()]
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
@@ -246,7 +258,7 @@ class Walk:
         step_a, step_b = table.step - 1, table.step_b - 1
         if step_a not in comparison.a or step_b not in comparison.b:
             return None, self.carried if self.last is None else kept(self.carried, comparison.ended)
-        before = self._passed(step_a, step_b)
+        before, _ = self._passed(step_a, step_b)
         if self.last == step_a:
             return before, self.carried
         carried = kept(self.carried, comparison.ended)
@@ -312,7 +324,9 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     if options.evaluation is not None:
         counted &= evaluating(sites.phase, sites.fqn) == options.evaluation
     if places:
-        Walk(comparison, outcome).run(places)
+        walk = Walk(comparison, outcome)
+        walk.run(places)
+        outcome.learned = walk.learned
         if outcome.first is None and outcome.one_sided_step is not None and not options.strict:
             return compare_rank(replace(comparison, options=replace(options, strict=True)))
     paired = outcome.paired  # as far as it was walked
