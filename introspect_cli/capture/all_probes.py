@@ -30,7 +30,6 @@ from introspect_cli.capture.probes.seedings import SeedingProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recording.recorder import Recorder
 from introspect_cli.capture.recording.retention import Retention
-from introspect_cli.capture.recording.samples import KINDS as SAMPLED
 from introspect_cli.capture.recording.thinning import Thinning
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.records import Kind
@@ -94,7 +93,6 @@ class Probes:
             sketch=options.sketch,
             sorted_stats=options.sorted_stats,
             operators=options.level == "op",
-            samples=not SAMPLED.isdisjoint(options.record),
         )
         if KERNELS.has_crc32():
             self.rank.compiled = KERNELS

@@ -9,19 +9,16 @@ row and agree on every bit of the checksum.
 from __future__ import annotations
 
 import time
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from introspect_cli.machine import processors
-from introspect_cli.sums import MASK, header
+from introspect_cli.tensors import fallback, parallel
 from introspect_cli.tensors import kernels as k
-from introspect_cli.tensors import parallel, reference
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.special import PLAIN, is_wrapped
-from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces, unobserved
+from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -227,19 +224,25 @@ class Engine:
         """Summarise any strided CPU tensor into a row."""
         code = CODES.get(tensor.dtype)
         if code is None:
-            row = reference.row(
-                tensor, with_stats=with_stats, with_sketch=with_sketch, sorted_stats=sorted_stats, runs=runs
-            )
-            out[:] = row.numpy().view(np.uint64)
-            return
-        flags = k.STATS * with_stats | k.SKETCH * with_sketch
+            out[:] = fallback.row(tensor, runs).numpy().view(np.uint64)
+        else:
+            self._by_kernels(out, tensor, code, k.STATS * with_stats | k.SKETCH * with_sketch, runs)
+        if sorted_stats and fallback.has_values(tensor.dtype) and tensor.numel():
+            order = fallback.order_words(tensor, sorted_stats)
+            out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
+
+    def _by_kernels(
+        self,
+        out: r.Rows,
+        tensor: torch.Tensor,
+        code: int,
+        flags: int,
+        runs: Sequence[tuple[int, torch.Tensor]] | None,
+    ) -> None:
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
         is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
         if not (is_strided and self.strided(out.ctypes.data, tensor, code, table, flags)):
             self._runs(out, self._pieces(tensor) if runs is None else runs, code, table, flags)
-        if sorted_stats and reference.has_values(tensor.dtype) and tensor.numel():
-            order = reference.order_words(tensor, sorted_stats)
-            out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
 
     def _pieces(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """As `views.pieces`, and quicker: the kernel copies in the order of the source's memory."""
@@ -288,43 +291,3 @@ class Engine:
         if self._helpers is not None:
             self._helpers.close()
             self._helpers = None
-
-
-_COPIED: Final = 1 << 26
-"""Bytes of a tensor that is not contiguous, up to which it is copied for this."""
-
-
-_header = lru_cache(maxsize=256)(header)
-
-
-def sum_of_samples(tensor: torch.Tensor) -> int | None:
-    """The checksums of all samples of a tensor, added up modulo 2**64.
-
-    Ranks that share out a batch have none of the checksums of one process, and extrema and means are the same for two
-    orders of its tokens. Each index of the first dimension has a checksum of its own, and the sum of all of them is the
-    same number however the samples are dealt out, and in whatever order.
-
-    Returns:
-        None of what is no plain tensor with samples in the memory of the CPU, or where there are no compiled kernels.
-    """
-    if type(tensor) not in PLAIN or is_wrapped(tensor):
-        return None
-    with unobserved():
-        if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-            return None
-        code, total = CODES.get(tensor.dtype), tensor.numel()
-        if code in (None, k.TABLE) or not tensor.dim() or not total:
-            return None
-        size, each = tensor.element_size(), total // len(tensor)
-        if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + 1) * size:
-            return None  # freed
-        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
-            if total * size > _COPIED:
-                return None
-            tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        elif tensor.untyped_storage().nbytes() < (tensor.storage_offset() + total) * size:
-            return None
-        name = str(tensor.dtype).removeprefix("torch.")
-        sample = _header(name, tuple(tensor.shape[1:]))
-        added: int = k.KERNELS.sum_of_samples(address_of(tensor), total, each, code, sample)
-        return added & MASK

@@ -31,7 +31,7 @@ enum Held {
 };
 // Of a recorder: its rows and slots, the times, its lock; where samples count, a dictionary for their sums, else None; and what the
 // checksum of a sample begins with, for each layout.
-enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, OWN_LOCK, OWN_SUMS, HEADERS, INTO };
+enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, OWN_LOCK, INTO };
 
 struct Intake {
     PyObject_HEAD
@@ -145,40 +145,13 @@ PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t give
     if (given != INTO && given) return PyErr_Format(PyExc_TypeError, "%d arguments or none wanted, %zd given", INTO, given);
     if (given && !(is_numbers(arguments[OWN_ROWS]) && is_numbers(arguments[OWN_SLOTS]) &&
                    is_times(arguments[OWN_TIMES]) && is_lock(arguments[OWN_LOCK])))
-        return PyErr_Format(PyExc_TypeError, "rows, slots, times and a lock wanted at the beginning");
-    if (given && !((arguments[OWN_SUMS] == Py_None || PyDict_Check(arguments[OWN_SUMS])) && PyList_Check(arguments[HEADERS])))
-        return PyErr_Format(PyExc_TypeError, "a dictionary or None, and a list wanted at the end");
+        return PyErr_Format(PyExc_TypeError, "rows, slots, times and a lock wanted");
     for (int i = 0; i < INTO; i++) {
         PyObject *before = self->into[i];
         self->into[i] = given ? Py_NewRef(arguments[i]) : nullptr;
         if (before) Py_DecRef(before);
     }
     return Py_NewRef(Py_None);
-}
-
-// Adds up the checksums of a tensor's samples, for the slot that it has just got: `sum_of_samples` of samples.py, which is asked
-// where nothing comes of this. False with an exception.
-bool note_samples(Intake *self, PyObject *tensor, i64 slot) {
-    Look found;
-    if (!look(self, tensor, found) || found.code == TABLE || !found.shape.ndim || !found.count || !is_there(self, tensor, found))
-        return true;
-    const i64 number = find(self->shapes, found.shape)->layout, samples = found.shape.sizes[0];
-    PyObject *header = number < 0 ? nullptr : PyList_GetItem(self->into[HEADERS], number);
-    if (!header) return !PyErr_Occurred();
-    const u64 begin = PyLong_AsUnsignedLongLongMask(header);
-    u64 total;
-    if (found.count < self->limit) {
-        total = sum_of_samples(found.address, samples, found.count / samples, found.code, begin);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        total = sum_of_samples(found.address, samples, found.count / samples, found.code, begin);
-        Py_END_ALLOW_THREADS
-    }
-    PyObject *key = PyLong_FromLongLong(slot), *sum = PyLong_FromUnsignedLongLong(total);
-    const bool done = key && sum && PyDict_SetItem(self->into[OWN_SUMS], key, sum) == 0;
-    for (PyObject *one : {key, sum})
-        if (one) Py_DecRef(one);
-    return done;
 }
 
 // Notes at a few sites what is in the slot that `find` returns, as the recorder does; the slot, or what `find` returned below 0.
@@ -412,14 +385,13 @@ PyObject *TYPE = nullptr;
 i64 record_at(PyObject *object, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
     Intake *self = (Intake *)object;
     return note_locked(self, sites, count, [=] {
-        const i64 slot = unseen(self) ? add_one(self, tensor) : -1;
-        return slot < 0 || self->into[OWN_SUMS] == Py_None || note_samples(self, tensor, slot) ? slot : i64(-2);
+        return unseen(self) ? add_one(self, tensor) : i64(-1);
     });
 }
 
 PyObject *record_many(PyObject *object, PyObject *all_sites, const Objects &tensors) {
     Intake *self = (Intake *)object;
-    if (!self->into[OWN_ROWS] || self->into[OWN_SUMS] != Py_None) return Py_NewRef(Py_False);
+    if (!self->into[OWN_ROWS]) return Py_NewRef(Py_False);
     const Room sites(self->sites), slots(self->slots);
     if (!sites.numbers || !slots.numbers) return nullptr;
     if (size_of_numbers(self->held[LAYOUTS]) + tensors.count > PyList_Size(self->held[ADDRESSES]) ||

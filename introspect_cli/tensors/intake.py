@@ -7,8 +7,7 @@ Python object, but no header promises that; so it is looked for, and everything 
 tensors is compared with what torch says in Python. Where anything is missing or differs there are none.
 
 `add` and `add_all` are the summarizer's. A recorder tells `into` what it records into: its list of rows, that of slots
-and the times of sites, its lock, which nobody who uses the summarizer does without,
-a dictionary for the sums of samples by slot, or None, and the summarizer's `sample_headers`. Then:
+and the times of sites, and its lock, which nobody who uses the summarizer does without. Then:
 
 - `record(site, tensor)` returns the slot; or -1, and nothing is done, where the tensor has to go the long way or the
   site has been recorded in this step.

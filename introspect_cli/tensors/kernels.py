@@ -5,8 +5,6 @@ be captured. Its functions take integers only, addresses among them:
 
 - `summarise(address, count, first, code, flags, table, row, team)`: `count` contiguous elements at an address, the
   first with index `first` in the whole tensor, into a row. `table`: address of 256 float32 values, for TABLE.
-- `sum_of_samples(address, total, count, code, header)`: the checksums of samples of `count` elements each, added up, of
-  `total` contiguous elements; `header`: what a sample's checksum has beside its elements.
 - `alike(address, count, known, code)`: whether a few bytes are those that the row `known` was filled from.
 - `again(address, count, known, code, row, team)`: copy the known row if the elements still have its checksum: 1, or 0.
 - `summarise_all(team)`: all items of the team; or, with introspect's threads, `prepare`, `take` in each, and `finish`.

@@ -132,12 +132,6 @@ PyObject *py_summarise(PyObject *, Arguments a, Py_ssize_t n) {
         return i64(0);
     });
 }
-// Of `total` elements, samples of `count` each.
-PyObject *py_sum_of_samples(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<5>(a, n, 1, [](const u64 *w) {
-        return i64(sum_of_samples(w[0], i64(w[1]) / i64(w[2]), i64(w[2]), i64(w[3]), w[4]));
-    });
-}
 PyObject *py_alike(PyObject *, Arguments a, Py_ssize_t n) {
     return function<4>(a, n, KEPT, [](const u64 *w) {
         return i64(((const Row *)w[2])->sample == sample(w[0], i64(w[1]), i64(w[3])));
@@ -224,7 +218,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 }
 
 PyMethodDef METHODS[] = {
-    FAST(summarise), FAST(sum_of_samples), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
+    FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
     FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance),
     FAST(columns), FAST(crc32), FAST(step_digest), {"has_crc32", py_has_crc32, METH_NOARGS, nullptr},
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},

@@ -121,13 +121,11 @@ class LayoutNumbers:
 
     Attributes:
         layouts: them, by number.
-        sample_headers: of each, what the checksum of one of a tensor's samples begins with.
     """
 
     def __init__(self) -> None:
         """Start with none."""
         self.layouts: list[Layout] = []
-        self.sample_headers: list[int] = []
         self._headers: list[int] = []
         self._array = np.zeros(0, dtype=np.uint64)
         self._numbers: dict[Layout, int] = {}
@@ -141,7 +139,6 @@ class LayoutNumbers:
             index = len(self._numbers)
             self._array = self._array[:0]
             self._headers[index:] = [checksum.header(layout.dtype, layout.shape)]
-            self.sample_headers[index:] = [checksum.header(layout.dtype, layout.shape[1:])]
             self.layouts[index:] = [layout]  # where an exception left one without its number, that one goes
             self._numbers[layout] = index  # the last: whatever ends this early, no number has another's layout
         return index

@@ -103,20 +103,6 @@ void summarise(u64 address, i64 count, i64 first, i64 code, i64 flags, const flo
     if (count >= WORTHWHILE) row->sample = sample(address, count, code);
 }
 
-u64 sum_of_samples(u64 address, i64 samples, i64 count, i64 code, u64 header) {
-    u64 sum = 0;
-    for (i64 i = 0; i < samples; i++) {
-        u64 raw = 0;
-        for (i64 done = 0; done < count; done += CHUNK) {
-            Row row;
-            RUN((const char *)address + (i * count + done) * SIZES[code], least(CHUNK, count - done), done, int(code), 0, nullptr, &row);
-            raw += row.raw;
-        }
-        sum += mix(raw + header);
-    }
-    return sum;
-}
-
 bool again(u64 address, i64 count, const Row *known, i64 code, Row *row, Team *team) {
     Row now;
     summarise(address, count, 0, code, 0, nullptr, &now, team);

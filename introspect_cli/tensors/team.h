@@ -35,6 +35,4 @@ HIDDEN void take(void *team);  // summarises chunks until none is left; several 
 HIDDEN void finish(Team *team);
 HIDDEN void summarise_all(Team *team);
 HIDDEN void summarise(u64 address, i64 count, i64 first, i64 code, i64 flags, const float *table, Row *row, Team *team);
-// The checksums of so many samples of `count` elements each, made final with what a sample is, and added up.
-HIDDEN u64 sum_of_samples(u64 address, i64 samples, i64 count, i64 code, u64 header);
 HIDDEN bool again(u64 address, i64 count, const Row *known, i64 code, Row *row, Team *team);

@@ -12,9 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.recording.backlog import Backlog
-from introspect_cli.capture.recording.samples import KINDS
 from introspect_cli.capture.recording.step_block import StepBlock
-from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write import run_writer
@@ -137,15 +135,3 @@ def test_a_block_that_is_not_written_yet_is_no_later_steps(tmp_path, monkeypatch
     assert blocks[9].message.rows == blocks[10].message.rows
     assert blocks[9] is not blocks[10]
     assert blocks[1] is blocks[2]
-
-
-def test_samples_are_added_up_of_batches_and_activations_and_of_no_operator(tmp_path):
-    captured(tmp_path / "run", level="op")
-    with open_run(tmp_path / "run") as run:
-        rank = run.rank(0)
-        summed = [
-            {rank.sites[int(batch.site[row])][0].kind for row in batch.samples} for batch in map(rank.read, (0, 1))
-        ]
-    assert summed[0] >= {Kind.BATCH, Kind.OUTPUT}
-    assert summed[0] <= KINDS
-    assert summed[1] <= {Kind.BATCH, Kind.INPUT}

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import introspect_cli
-from introspect_cli.compare.changes.statements import as_written, changed_statements
 
 LEAN = "param,grad,loss"
 
@@ -345,12 +344,6 @@ def test_a_model_without_gradients_may_have_made_what_goes_into_another(introspe
         assert introspect("capture", "-q", "-o", name, "train.py", scale).returncode == 0
     answer = introspect("diff", "a", "b").stdout
     assert "or a model that ran without gradients, which was not recorded." in answer
-
-
-def test_a_statement_that_shares_its_line_with_others_is_shown_alone():
-    versions = [f"import random, torch\ntorch.manual_seed(0); random.seed({seed})\n" for seed in (0, 1)]
-    (change,) = changed_statements("main.py", *versions)
-    assert as_written(change, versions[1]).b.text == "random.seed(1)"
 
 
 @pytest.mark.sweep

@@ -7,11 +7,15 @@ from projects import MODEL, TRAIN
 
 from introspect_cli.capture.environment.sources import Project, named, relative
 from introspect_cli.compare.changes.clues import Clues, CodeChanges, Nearness, Ranked
+from introspect_cli.compare.changes.project import changed
 from introspect_cli.compare.changes.ranking import ranked
-from introspect_cli.compare.changes.statements import changed_statements
 from introspect_cli.render.divergence_text import code_blocks
 
 PAD = "class Pad(torch.nn.Module):\n    def forward(self, x):\n        return x\n\n\n"
+
+
+def changes_of(file, one, two):
+    return changed({file: one}, {file: two})
 
 
 @pytest.fixture
@@ -470,7 +474,7 @@ net = build({given})
 def test_a_default_is_behind_the_value_that_every_call_gives_in_its_place(given):
     texts = [DEFAULTS.format(field=n, head=n, value=n, given=given) for n in (4, 8)]
     found = ranked(
-        changed_statements("train.py", *texts),
+        changes_of("train.py", *texts),
         ({"train.py": texts[0]}, {"train.py": texts[1]}),
         Clues("module", classes=("Linear",), words=frozenset({"width"})),
     )
@@ -505,7 +509,7 @@ def test_an_option_that_a_configuration_object_is_given_is_followed_to_the_modul
         CONFIGURED.format(*(line.format(n if at == place else 0) for at, line in enumerate(lines))) for n in (1, 2)
     ]
     clues = Clues("module", classes=("Dropout", "Net"), attributes=("drop",))
-    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    found = ranked(changes_of("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
     assert [one.likely for one in found] == [True]
 
 
@@ -515,7 +519,7 @@ def test_an_option_that_a_configuration_object_is_given_is_followed_to_the_modul
 def test_what_is_handed_a_saved_model_leads_to_what_is_saved(gone, likely):
     text = "import torch\naverage = Average(net)\n{}torch.save(average.state_dict(), 'a.pt')\n"
     texts = text.format(f"{gone}\n"), text.format("")
-    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), Clues("product"))
+    found = ranked(changes_of("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), Clues("product"))
     assert [one.likely for one in found] == [likely]
 
 
@@ -526,7 +530,7 @@ def test_the_backward_of_an_autograd_function_is_reached_from_the_module_that_ap
     )
     texts = text.format(1), text.format(2)
     clues = Clues("backward", classes=("Linear", "Block"), attributes=("fc",))
-    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    found = ranked(changes_of("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
     assert [one.likely for one in found] == [True]
 
 
@@ -534,7 +538,7 @@ def test_what_is_appended_to_an_attribute_leads_to_the_loss_that_is_made_of_it()
     text = "def act(x):\n    policy.saved.append({}(x))\n\ndef learn():\n    sum(policy.saved).backward()\n"
     texts = text.format("log"), text.format("exp")
     clues = Clues("loss", models=frozenset({"policy"}))
-    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    found = ranked(changes_of("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
     assert [one.likely for one in found] == [True]
 
 
@@ -563,7 +567,7 @@ for step in range(3):
 )
 def test_a_removed_statement_leads_to_a_draw(gone, clues):
     texts = INITIALISED, INITIALISED.replace(f"{gone}\n", "")
-    found = ranked(changed_statements("train.py", *texts), ({"train.py": texts[0]}, {"train.py": texts[1]}), clues)
+    found = ranked(changes_of("train.py", *texts), ({"train.py": texts[0]}, {"train.py": texts[1]}), clues)
     assert [one.likely for one in found] == [True]
 
 
@@ -606,7 +610,7 @@ sample(net)
 )
 def test_the_line_that_is_named_first_is_one_that_ran(change, clues, first):
     texts = CHOSEN.format(1, "", 1, "Large"), CHOSEN.format(*change)
-    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    found = ranked(changes_of("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
     assert found[0].likely
     assert found[0].change.b.text == first
 
@@ -642,12 +646,12 @@ def test_what_gives_the_model_a_value_comes_before_what_did_not_run_or_gives_it_
         words=frozenset({"table", "weight"}),
         scripts=frozenset({"train.py"}),
     )
-    found = ranked(changed_statements("t.py", *texts), tuple({"t.py": text, "m.py": model} for text in texts), clues)
+    found = ranked(changes_of("t.py", *texts), tuple({"t.py": text, "m.py": model} for text in texts), clues)
     assert [one.change.place for one in found][:2] == ["t.py:5", "t.py:6"]
 
 
 def test_a_change_that_reaches_nothing_by_name_is_shown_where_it_is_the_only_one():
-    (change,) = changed_statements("t.py", "x = 1\n", "x = 2\n")
+    (change,) = changes_of("t.py", "x = 1\n", "x = 2\n")
     lines = [block.text for block in code_blocks(CodeChanges((Ranked(change, Nearness.ELSEWHERE),)))]
     assert lines[1:] == [
         "Changed elsewhere, in nothing that reaches this place by name:",
@@ -802,7 +806,7 @@ for epoch in range(3):
 )
 def test_values_are_followed_to(text, clues):
     texts = text.format(1), text.format(2)
-    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    found = ranked(changes_of("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
     assert [one.likely for one in found] == [True]
 
 

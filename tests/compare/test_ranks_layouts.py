@@ -38,7 +38,6 @@ ALONE = {
 }
 LAYOUTS = {
     "fsdp1": (2, "fsdp1"),
-    "fsdp1-flat": (2, "fsdp1", "--flat"),
     "tp": (2, "tp"),
     "tpsp": (2, "tpsp"),
     "zero1": (2, "zero1"),
@@ -57,7 +56,6 @@ LAYOUTS = {
     "ddp-compile": (2, "ddp", "--compile"),
     "ddp-4": (4, "ddp"),
     "fsdp2-4": (4, "fsdp2"),
-    "fsdp1-flat-4": (4, "fsdp1", "--flat"),
     "ep-4": (4, "ep", "--experts"),
     "hsdp": (4, "hsdp"),
     "fsdp2tp": (4, "fsdp2tp"),
@@ -69,7 +67,7 @@ LAYOUTS = {
     "tp-checkpoint": (2, "tp", "--checkpoint"),
     **{f"{layout}-3": (3, layout, *SIXES) for layout in THREE},
 }
-FEW = ("fsdp1-flat", "zero2-groups", "tpsp", "1f1b", "ep", "ddp-no-sync", "fsdp2-3")
+FEW = ("fsdp1", "zero2-groups", "tpsp", "1f1b", "ep", "ddp-no-sync", "fsdp2-3")
 BESIDE = {
     "ep": "experts",
     "ep-4": "experts",

@@ -389,7 +389,7 @@ def test_the_change_that_makes_a_script_fail_is_proven_by_its_exception_whicheve
     assert "; they end in different ways\n" in answer.stderr
     assert "a with model.py:8 alone: ends as b: TypeError: Linear.__init__() got an unexpected" in answer.stderr
     assert " ".join(answer.stdout.split()).startswith(
-        "Of 6 changes in 2 files, one makes them diverge: model.py:8; proven by 2 runs: without it the runs are the "
+        "Of 7 changes in 2 files, one makes them diverge: model.py:8; proven by 2 runs: without it the runs are the "
         "same up to step 0, with it alone a ends by b's exception."
     )
     answer = call(tmp_path, "bisect", "--changes", "b", first / "a", code=1)

@@ -234,4 +234,3 @@ def test_an_exception_while_a_layout_is_numbered_gives_no_number_to_two_of_them(
         undisturbed.number(layout)
     assert met.layouts == undisturbed.layouts == [first, third, second]
     assert met.headers().tolist() == undisturbed.headers().tolist()
-    assert met.sample_headers == undisturbed.sample_headers

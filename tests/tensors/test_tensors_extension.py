@@ -40,7 +40,12 @@ def without(tmp_path_factory):
 def failing(*command, path):
     env = {key: value for key, value in os.environ.items() if not key.startswith("INTROSPECT_")}
     done = subprocess.run(
-        [sys.executable, *command], env=env | {"PYTHONPATH": str(path)}, capture_output=True, text=True, check=False
+        [sys.executable, *command],
+        env=env | {"PYTHONPATH": str(path)},
+        cwd=path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

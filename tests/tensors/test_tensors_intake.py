@@ -24,9 +24,8 @@ class Into:
         self.summarizer.add(torch.ones(5))
         taken(self.summarizer)
 
-    def said(self, sums=None):
-        fields = (self.rows, self.slots, self.times, self.lock)
-        self.summarizer.intake.into(*fields, sums, self.summarizer.sample_headers)
+    def said(self):
+        self.summarizer.intake.into(self.rows, self.slots, self.times, self.lock)
         return self
 
     def record_all(self, sites, tensors):
@@ -90,10 +89,10 @@ def test_a_site_that_comes_twice_is_left_to_others(into):
     assert into.noted == ([], [], {5: 1})
 
 
-@pytest.mark.parametrize("why", ["recorded", "in a tuple", "too few sites", "no room", "samples", "nowhere", "locked"])
+@pytest.mark.parametrize("why", ["recorded", "in a tuple", "too few sites", "no room", "nowhere", "locked"])
 def test_what_is_not_to_be_recorded_is_left_alone(into, why):
     if why != "nowhere":
-        into.said({} if why == "samples" else None)
+        into.said()
     sites, tensors = [4, 5], some(2)
     if why == "recorded":
         into.times.add(5, 1)

@@ -157,7 +157,7 @@ class OptimizerRecords:
         placed = context.parts.each(
             sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
         )
-        self._recorder.tensors(*placed, sampled=False)
+        self._recorder.tensors(*placed)
 
     def state(self, stepping: Stepping, phase: Phase) -> None:
         """Record what an optimizer keeps for each of its parameters."""
@@ -171,12 +171,12 @@ class OptimizerRecords:
             positions, states = self._placed(stepping, positions, states, phase)
         values = None if plan is None else plan.values(positions, states)
         if plan is not None and values is not None:
-            self._recorder.tensors(plan.sites, values, sampled=False)
+            self._recorder.tensors(plan.sites, values)
             return
         kept = [self._state_of(held.names[at], state, phase) for at, state in zip(positions, states, strict=True)]
         sites = [site for of, _ in kept for site in of]
         tensors = [tensor for _, inside in kept for tensor in inside]
-        self._recorder.tensors(sites, tensors, sampled=False)
+        self._recorder.tensors(sites, tensors)
         if len(sites) == sum(map(len, states)) and Placed not in set(map(type, tensors)):  # else no plan would hold
             held.plans[phase] = Plan(sites, positions, states)
 
@@ -191,7 +191,7 @@ class OptimizerRecords:
             if pieces is None:
                 kept[at] = {key: parts.of(parameter, value) for key, value in state.items()}
             for name, inside in pieces or ():
-                self._recorder.tensors(*self._state_of(name, inside, phase), sampled=False)
+                self._recorder.tensors(*self._state_of(name, inside, phase))
         return list(kept), list(kept.values())
 
     def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:

@@ -233,7 +233,7 @@ class StateProbe(GuardedProbe):
     def _write(
         self, sites: Sequence[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]
     ) -> None:
-        self._recorder.tensors(*self._context.parts.each(sites, tensors, tensors, site_of), sampled=False)
+        self._recorder.tensors(*self._context.parts.each(sites, tensors, tensors, site_of))
         self._written.recorded(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:

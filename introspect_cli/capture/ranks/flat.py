@@ -1,9 +1,8 @@
 """Parameters that FSDP's first version or DeepSpeed keeps as stretches of a flat tensor: where each lies in its whole.
 
 With `use_orig_params` a parameter is, outside a forward pass, a flat piece of itself, or empty, and looks like any
-other tensor. Without it the flat tensor is the only parameter there is, and what it is made of is nobody's parameter.
-The flat parameter knows for each of its parameters which of its elements this rank holds, so both are recorded as
-those parameters. So is what DeepSpeed's optimizers step, whose model keeps whole parameters beside it.
+other tensor. The flat parameter knows for each of its parameters which of its elements this rank holds, so they are
+recorded as those parameters. So is what DeepSpeed's optimizers step, whose model keeps whole parameters beside it.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.naming.contents import modules_in
-from introspect_cli.capture.naming.states import ParameterName
 from introspect_cli.capture.ranks import launchers, zero
-from introspect_cli.capture.ranks.zero import Fragment
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
@@ -23,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from introspect_cli.capture.naming.names import Names
+    from introspect_cli.capture.naming.states import ParameterName
+    from introspect_cli.capture.ranks.zero import Fragment
     from introspect_cli.records import Part
 
 _HOME = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -30,6 +29,10 @@ _HOME = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _FLAT = (
     "what a DeepSpeed optimizer keeps (gradients, parameters in full precision, its state) is recorded flat: which "
     "parameters it belongs to is not known; parameters without values outside of calls are not recorded"
+)
+_FSDP = (
+    "parameters that FSDP keeps as one flat tensor are not recorded, nor are their gradients and optimizer state: "
+    "give it use_orig_params=True, or use fully_shard"
 )
 
 
@@ -59,7 +62,6 @@ class FlatParts:
         self._pieces: dict[int, list[tuple[ParameterName, Fragment]]] = {}
         self._turns: dict[int, Turn] = {}
         self._rounded: set[int] = set()
-        self._named: dict[str, ParameterName] = {}
         self._looked = self._has_none = self._was_grouped = False
         self._is_grouped: bool | None = None
 
@@ -181,20 +183,15 @@ class FlatParts:
                 pieces = getattr(flat, "_shard_param_infos", None)
                 if flat is None or pieces is None or getattr(handle, "world_size", 1) == 1:
                     continue
-                infos, shapes, fqns = (getattr(flat, name, ()) for name in ("_param_infos", "_shapes", "_fqns"))
                 if getattr(handle, "_use_orig_params", True):
+                    infos, shapes = (getattr(flat, name, ()) for name in ("_param_infos", "_shapes"))
                     for info, shape, piece in zip(infos, shapes, pieces, strict=True):
                         parameter = getattr(info.module, info.param_name, None)
                         if parameter is not None:
                             self._stretches[id(parameter)] = tuple(shape), _part(piece)
-                    continue
-                name = self._names.parameters.of(flat)
-                if name is not None:
-                    named = [self._name(name, info, fqn) for info, fqn in zip(infos, fqns, strict=True)]
-                    firsts = [int(piece.offset_in_shard or 0) for piece in pieces]
-                    stretches = map(Fragment, map(tuple, shapes), firsts, map(_part, pieces))
-                    self._pieces[id(flat)] = list(zip(named, stretches, strict=True))
-                    name.watched |= any(part.watched for part in named)
+                elif (name := self._names.parameters.of(flat)) is not None:
+                    name.watched = False
+                    self._note(_FSDP)
 
     def _look_for_zero(self) -> None:
         for root in self._names.roots():
@@ -208,17 +205,6 @@ class FlatParts:
                         self._rounded |= {id(whole) for whole, _ in fragments or () if whole.dtype is not flat.dtype}
                     else:
                         self._note(_FLAT)
-
-    def _name(self, flat: ParameterName, info: Any, fqn: str) -> ParameterName:
-        """What a parameter inside a flat one is called: as if nobody had put it there."""
-        whole = f"{flat.fqn.rpartition('.')[0]}.{fqn}"
-        named = self._named.get(whole)
-        if named is None:
-            state = self._names.find(info.module)
-            owner = type(info.module).__name__ if state is None else state.module_class
-            watched = self._names.wanted(whole.rpartition(".")[0]) if state is None else state.watched
-            named = self._named[whole] = ParameterName(whole, owner, watched=watched)
-        return named
 
 
 def _stretch(parameter: torch.Tensor, value: Any, piece: Fragment) -> Any:

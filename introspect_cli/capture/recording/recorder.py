@@ -16,7 +16,8 @@ import torch
 from introspect_cli.capture.environment.redact import plain
 from introspect_cli.capture.recording.backlog import Backlog
 from introspect_cli.capture.recording.black_box import SavedTensors
-from introspect_cli.capture.recording.samples import SampleKeeper
+from introspect_cli.capture.recording.samples import KINDS as SAMPLED
+from introspect_cli.capture.recording.samples import Samples, sampled
 from introspect_cli.capture.recording.step_block import EndedStep
 from introspect_cli.capture.recording.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
@@ -79,8 +80,9 @@ class Recorder:
         self._retention = retention
         self.undecided = retention.undecided
         self._store_lost = store_lost
-        self._samples = SampleKeeper(summarizer, each=per_sample)
-        self._sites = Sites(rank, self._lock, save_tensors, self._samples.met)
+        self._per_sample = per_sample
+        self._samples: list[Samples] = []
+        self._sites = Sites(rank, self._lock, save_tensors)
         self.saved = SavedTensors(save_tensors, summarizer, retention.box, self._sites, self._lock)
         self._save = self.saved.save
         self.site = self._sites.number
@@ -94,17 +96,12 @@ class Recorder:
         self._go_the_short_way(on=True)
 
     def _go_the_short_way(self, *, on: bool) -> None:
-        """Have small plain tensors recorded in one call, which looks at no site's name, or not.
-
-        Who calls it in the first step has tensors of which the samples count.
-        """
+        """Have small plain tensors recorded in one call, which looks at no site's name, or not."""
         if self.intake is None:
             return
         if on and self.step_rows.only is None:
-            sums = self._samples.step.sums if self._samples.first else None
             rows = self.step_rows
-            held = (rows.sites, rows.slots, rows.times, self._lock)
-            self.intake.into(*held, sums, self.summarizer.sample_headers)
+            self.intake.into(rows.sites, rows.slots, rows.times, self._lock)
             self._short, self._all_short = self.intake.record, self.intake.record_all
         else:
             self.intake.into()
@@ -129,47 +126,48 @@ class Recorder:
     def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
         if given is None and not isinstance(value, Placed):
-            samples = self._samples  # what the short way does with the samples of each tensor has to be right for it
-            is_short = site in samples.activations if samples.first else site not in samples.batches
-            slot = self._short(site, value) if is_short else -1
+            slot = self._short(site, value)
             if slot >= 0:
                 return slot
         with self._lock:
             if given is not None:
                 row = self.rows
-                # in the first step the short way adds up samples, which are of no operator
-                slot = -1 if self._samples.first or isinstance(value, Placed) else self._short(site, value)
+                slot = -1 if isinstance(value, Placed) else self._short(site, value)
                 self.step_rows.given[row] = given
                 if slot >= 0:
                     return slot
             slot = self.summarizer.add(value)
             self.step_rows.note(site, slot)
             self._save(site, slot, value)
-            self._samples.note(site, self._sites.of[site].kind, slot, value)
+            self._look_at_samples(site, slot, value)
             return slot
 
-    def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor], *, sampled: bool = True) -> None:
-        """Record many tensors, each at its site; those that an optimizer has hold no samples."""
+    def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
+        """Record many tensors, each at its site."""
         with self._lock:
-            looks = sampled and self._samples.looks_at(sites)
-            short = not looks and self._all_short(sites, values)
+            short = self._all_short(sites, values)
             if short is not True:
-                self._long(sites, values, short or None, looks=looks)
+                self._long(sites, values, short or None)
 
-    def _long(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None, *, looks: bool) -> None:
+    def _long(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None) -> None:
         slots = self.summarizer.add_all(values, known)
-        for site, slot, value in zip(sites, slots, values, strict=True) if looks or self.saved.are_wanted else ():
+        for site, slot, value in zip(sites, slots, values, strict=True) if self.intake is None else ():
             self._save(site, slot, value)
-            if looks:
-                self._samples.note(site, self._sites.of[site].kind, slot, value)
+            self._look_at_samples(site, slot, value)
         self.step_rows.note_all(sites, slots)
+
+    def _look_at_samples(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
+        if self._per_sample and self._sites.of[site].kind in SAMPLED:
+            samples = sampled(self.summarizer, slot, value.local if isinstance(value, Placed) else value)
+            if samples is not None:
+                self._samples.append(samples)
 
     def collected(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
         """Have a function of the kernels find tensors of an optimizer and record them; False where it does not."""
         with self._lock:
             done = self.intake is not None and collect(self.intake, sites, *known)
             if done and done is not True:
-                self._long(sites, done[1], done[0], looks=False)
+                self._long(sites, done[1], done[0])
             return bool(done)
 
     def nested(self, sites: Sequence[int], values: Sequence[object]) -> None:
@@ -213,10 +211,8 @@ class Recorder:
                 self.step_rows.take_back(0)
                 self.step_rows.times.clear()
                 self.saved.of_step.clear()
-                self._samples.forget_step()
+                self._samples = []
             self._backlog.clear()
-            self._samples.first = True
-            self._go_the_short_way(on=False)
             self.step = 0
             self._retention.restart()
             self.wanted = self.alive and wanted
@@ -264,9 +260,9 @@ class Recorder:
         if not self.step_rows.sites:
             return
         try:
-            rows, samples = self.step_rows, self._samples.step
-            given, saved = rows.given, self.saved.of_step
-            ended = EndedStep(self.step, rows.sites.copy(), rows.slots.copy(), saved, samples, given, self.labels())
+            rows, saved = self.step_rows, self.saved.of_step
+            noted = rows.sites.copy(), rows.slots.copy()
+            ended = EndedStep(self.step, *noted, saved, self._samples, rows.given, self.labels())
             self._backlog.add(ended)
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             self._empty()
@@ -275,10 +271,7 @@ class Recorder:
         """Begin a step with nothing recorded."""
         self.step_rows.clear()
         self.saved.turn()
-        self._samples.forget_step()
-        if self._samples.first:
-            self._samples.first_is_over()
-            self._go_the_short_way(on=True)
+        self._samples = []
 
     def _lose(self, error: StoreError) -> None:
         self.stop()

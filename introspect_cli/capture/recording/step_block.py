@@ -13,16 +13,15 @@ import numpy as np
 import torch
 
 from introspect_cli.records import SKETCH_SIZE
-from introspect_cli.store.format.batch import given_columns, sample_lists, short_texts
-from introspect_cli.store.format.columns import Lists, sparse_texts
-from introspect_cli.store.format.schemas import SAMPLES, SKETCH
+from introspect_cli.store.format.batch import given_columns, short_texts
+from introspect_cli.store.format.columns import sparse_texts
+from introspect_cli.store.format.schemas import SKETCH
 from introspect_cli.tensors.columns import Columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from collections.abc import Set as AbstractSet
 
-    from introspect_cli.capture.recording.samples import StepSamples
+    from introspect_cli.capture.recording.samples import Samples
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given
     from introspect_cli.store.format.arrow import Message
@@ -57,7 +56,7 @@ class EndedStep(NamedTuple):
         sites: of each record.
         slots: the summarizer's slot of each record.
         saved: values to be stored whole.
-        samples: what is kept of the samples of batches and activations.
+        samples: tensors whose samples were summarised one by one.
         given: what operators were given, by record.
         labels: what the script's framework calls it.
     """
@@ -66,7 +65,7 @@ class EndedStep(NamedTuple):
     sites: list[int]
     slots: list[int]
     saved: list[SavedTensor]
-    samples: StepSamples
+    samples: list[Samples]
     given: dict[int, Given]
     labels: Labels
 
@@ -89,20 +88,19 @@ class StepBlock:
         self.columns = Columns({name: array for name, array in message.columns.items() if name not in _NOT_SUMMARISED})
         message.put("sequence", np.arange(message.rows, dtype=np.uint32))
         self._beside: Columns | None = None  # of slots that have to be looked at and may be of no record
-        self._has_samples, self._has_given = SAMPLES.name in message, "given" in message
+        self._has_given = "given" in message
         # What stands in the message.
         self._sites: list[int] = []
         self._layout: Array | None = None
         self._texts: dict[int, str] | None = None
         self._given: Mapping[int, Given] | None = None
-        self._summed: _Summed | None = None
 
     def take(self, ended: EndedStep, summarizer: Summarizer) -> None:
         """Have a step's summaries put into the columns."""
         self.ended, self._beside = ended, None
         wanted = [(self.columns, ended.slots)]
         beside = [saved.slot for saved in ended.saved]
-        beside += [slot for samples in ended.samples.each for slot in (samples.slot, *samples.parts)]
+        beside += [slot for samples in ended.samples for slot in (samples.slot, *samples.parts)]
         if beside:
             arrays: dict[str, Array] = {"checksum": np.empty(len(beside), np.uint64)}
             if SKETCH.name in self.columns.arrays:
@@ -127,7 +125,7 @@ class StepBlock:
                 key = int(checksums[at[slot]])
                 save_tensor(store, key, value)
                 keys.add(key)
-        for samples in self.ended.samples.each:
+        for samples in self.ended.samples:
             parts = [at[slot] for slot in samples.parts]
             picked = None if sketches is None else sketches[parts]
             keys.add(samples.save(store, int(checksums[at[samples.slot]]), checksums[parts], picked))
@@ -162,37 +160,7 @@ class StepBlock:
             message.put("forward", given.forward)
             message.put("node", short_texts(given.node, message.rows))
             self._given = ended.given
-        if self._has_samples:
-            self._put_sums(ended.samples.sums)
         return message
-
-    def _put_sums(self, sums: dict[int, int]) -> None:
-        slots, before = self.columns.slots, self._summed
-        if before is None or before.slots is not slots or before.of != sums.keys():
-            self._summed = None
-            each = [(record, slot) for record, slot in enumerate(slots) if slot in sums] if sums else []
-            column = sample_lists({record: sums[slot] for record, slot in each}, self.message.rows)
-            self.message.put("samples", column)
-            self._summed = _Summed(slots, sums.keys(), each, column)
-        elif before.each:
-            values = np.array([sums[slot] for _, slot in before.each], np.uint64)
-            self.message.put("samples", Lists(before.column.offsets, values.view(np.int64)))
-
-
-class _Summed(NamedTuple):
-    """Where sums of samples stand.
-
-    Attributes:
-        slots: of all records.
-        of: those that have a sum.
-        each: the records of these, with their slots.
-        column: their column, of one step.
-    """
-
-    slots: list[int]
-    of: AbstractSet[int]
-    each: list[tuple[int, int]]
-    column: Lists[int]
 
 
 def save_tensor(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:

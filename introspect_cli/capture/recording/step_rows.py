@@ -17,7 +17,7 @@ from introspect_cli.tensors.kernels import KERNELS, new_numbers
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.records import Given, Kind, Phase
     from introspect_cli.store.write.rank_writer import RankWriter
@@ -35,16 +35,13 @@ class Sites:
         secret: numbers of those whose path says that their values are nobody's business.
     """
 
-    def __init__(
-        self, rank: RankWriter, lock: threading.RLock, save_tensors: tuple[str, ...], met: Callable[[int, Site], None]
-    ) -> None:
+    def __init__(self, rank: RankWriter, lock: threading.RLock, save_tensors: tuple[str, ...]) -> None:
         """Start with none.
 
         Args:
             rank: the writer that knows them, too.
             lock: the recorder's.
             save_tensors: globs over FQNs of values that are stored whole.
-            met: told of each new number, and its site.
         """
         self.of: dict[int, Site] = {}
         self.whole: set[int] = set()
@@ -52,7 +49,6 @@ class Sites:
         self._rank = rank
         self._lock = lock
         self._save_tensors = save_tensors
-        self._met = met
         self._numbers: dict[Site, int] = {}
         self._infos: dict[int, SiteInfo] = {}
 
@@ -70,7 +66,6 @@ class Sites:
             self._numbers[site] = number  # the last: whatever ends this early, no number has another's name
             if site.path and is_secret_path(site.path):
                 self.secret.add(number)
-            self._met(number, site)
             return number
 
     def changed(self, number: int, **changes: Any) -> int:

@@ -65,14 +65,11 @@ def code_changes(a: Run, b: Run, scene: Scene | None, ended: Raised | None) -> C
     differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
     if not differing:
         return CodeChanges(compared=len(names))
-    from introspect_cli.compare.changes.alignment import with_names_of_a
+    from introspect_cli.compare.changes.project import changed_between
     from introspect_cli.compare.changes.ranking import ranked
-    from introspect_cli.compare.changes.statements import as_written, changed_statements
 
-    changes: list[Change] = []
-    in_comments: list[str] = []
-    in_names: list[str] = []
     unread: list[tuple[str, str]] = []
+    sides: tuple[dict[str, str], dict[str, str]] = {}, {}
     wanted = {renamed.get(name, name) for name in differing}
     texts_b = two.all({}, wanted)
     for name in differing:
@@ -82,16 +79,14 @@ def code_changes(a: Run, b: Run, scene: Scene | None, ended: Raised | None) -> C
         if any(missing):
             unread.append((other, "text"))
             continue
-        text_a, text_b = texts
-        as_in_a = text_b
-        if text_a is not None and text_b is not None:
-            as_in_a = with_names_of_a(text_a, text_b, [text for file, text in texts_b.items() if file != other])
-        edits = changed_statements(other, text_a, as_in_a)
-        if edits:
-            changes += edits if text_b is None else (as_written(change, text_b) for change in edits)
-        elif one.exact(name) and two.exact(other):
-            (in_comments if as_in_a == text_b else in_names).append(other)
-        else:
+        for side, text in zip(sides, texts, strict=True):
+            if text is not None:
+                side[other] = text
+    changes, in_comments, in_names = changed_between(*sides, [renamed.get(name, name) for name in names])
+    back = {new: old for old, new in renamed.items()}
+    for quiet in (in_comments, in_names):
+        for other in [o for o in quiet if not (one.exact(back.get(o, o)) and two.exact(o))]:
+            quiet.remove(other)
             unread.append((other, "secret"))
     every = one.all(renamed, wanted) if changes else {}, texts_b
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None

@@ -161,11 +161,12 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     hits = 2 * len(words & clues.words) + len(every & clues.words)
     passive = _takes_other_parameters(change) or _is_overridden(change, sides) or _never_ran(change, clues)
     best, ran, surely, matters = (ORDER.index(Nearness.ELSEWHERE), 0), False, False, False
-    for side, version in zip((change.a, change.b), sides, strict=True):
+    files = change.file_a or change.file, change.file
+    for file, side, version in zip(files, (change.a, change.b), sides, strict=True):
         if side is None:
             continue
         last = sys.maxsize if change.unit == "file" else side.last
-        inside = version.program.at(change.file, side.first, last)
+        inside = version.program.at(file, side.first, last)
         best = min([best, *map(version.nearness, inside)])
         ran |= not inside or not inside <= version.unmentioned
         surely |= not all(version.program.is_conditional(statement.place) for statement in inside)
@@ -177,7 +178,7 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
 
 def _can_matter(statement: Statement) -> bool:
     """Whether it may change a number by itself."""
-    return not (statement.only_tells or isinstance(statement.node, (ast.Import, ast.ImportFrom, ast.Pass)))
+    return not (statement.only_tells or isinstance(statement.node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert)))
 
 
 _FAR = 5

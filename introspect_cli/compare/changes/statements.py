@@ -22,6 +22,7 @@ from introspect_cli.compare.changes.alignment import (
     aligned,
     bodies_of,
     first_line,
+    tree_of,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +39,15 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A statement in both versions of a file; None where it is not."""
+
+    file: str
+    a: Side | None
+    b: Side | None
+
+
+@dataclass(frozen=True)
 class Change:
     """One statement that differs between two versions of a file.
 
@@ -51,6 +61,9 @@ class Change:
         b: what stands in b's version; None where it was removed.
         unit: a `statement`, one that `moved` within its function, a `value` of a configuration file (its keys are the
             scope), or the whole `file`, where a version cannot be parsed or is not there.
+        line: which line of the statement is meant: of b's version, or of a's where it was removed; 0 for its first.
+        file_a: the file in a, where the statement stands in another one there.
+        pieces: where it does not run without others, as of a variable that was renamed, it and these.
     """
 
     file: str
@@ -58,6 +71,9 @@ class Change:
     a: Side | None
     b: Side | None
     unit: Literal["statement", "moved", "value", "file"] = "statement"
+    line: int = 0
+    file_a: str = ""
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def place(self) -> str:
@@ -65,7 +81,7 @@ class Change:
         if self.unit == "value":
             return f"{self.file}: {self.scope}"
         side = self.b or self.a
-        return self.file if self.unit == "file" or side is None else f"{self.file}:{side.first}"
+        return self.file if self.unit == "file" or side is None else f"{self.file}:{self.line or side.first}"
 
 
 def changed_statements(file: str, text_a: str | None, text_b: str | None) -> tuple[Change, ...]:
@@ -89,16 +105,7 @@ def changed_file(file: str, text_a: str | None, text_b: str | None) -> Change:
     return Change(file, "", a, b, "file")
 
 
-def as_written(change: Change, text_b: str) -> Change:
-    """A change with b's side as it stands in b's text, where variables were compared under their names in a."""
-    if change.b is None or change.unit == "file":
-        return change
-    text = dedent("\n".join(text_b.replace("\r\n", "\n").split("\n")[change.b.first - 1 : change.b.last]))
-    shared = text.count(";") > change.b.text.count(";")  # with statements of the same line, which have not changed
-    return change if shared else replace(change, b=replace(change.b, text=text))
-
-
-def apply(text_a: str | None, changes: Iterable[Change], text_b: str | None) -> str | None:
+def apply(text_a: str | None, changes: Iterable[Change | Piece], text_b: str | None) -> str | None:
     """Make a's text with some of the changes that lead to b's; None where the file is not there then.
 
     Lines that no change touches stay as they are. Where a statement shares its line with another (`if x: y`), or the
@@ -110,32 +117,25 @@ def apply(text_a: str | None, changes: Iterable[Change], text_b: str | None) -> 
     chosen = set(changes)
     if not chosen:
         return text_a
-    if text_a is None or text_b is None or any(change.unit == "file" for change in chosen):
+    if text_a is None or text_b is None or any(isinstance(one, Change) and one.unit == "file" for one in chosen):
         return text_b
     file = next(iter(chosen)).file
+    sides = {(change.a, change.b) for change in chosen}
     comparison = _TwoVersions(_Version(text_a), _Version(text_b), file)
-    places = [place for place, edited in enumerate(comparison.edited) if edited.change in chosen]
+    places = [place for place, edited in enumerate(comparison.edited) if (edited.change.a, edited.change.b) in sides]
     if comparison.plain:
         text = comparison.applied(places)
-        if _parses(text):
+        if tree_of(text):
             return text
     comparison = _TwoVersions(_Version(_anew(text_a)), _Version(_anew(text_b)), file)
     text = comparison.applied(places)
-    if not _parses(text):
+    if not tree_of(text):
         raise ValueError(f"{file}: the chosen changes make no text that python can parse")
     return text
 
 
 def _anew(text: str) -> str:
     return ast.unparse(ast.parse(text))
-
-
-def _parses(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except UNREADABLE:
-        return False
-    return True
 
 
 class _Version:

@@ -214,7 +214,8 @@ class Attempts:
         """
         if not done.usable:
             return
-        changed = {item.file for item in self.elements if isinstance(item, Change)}
+        changes = [item for item in self.elements if isinstance(item, Change)]
+        changed = {each.file for item in changes for each in item.pieces or (item,)}
         with open_run(done.run) as run:
             ran = {**opened_files(run), **Sources(run).digests}
         for name in sorted(changed & sources.keys()):
@@ -242,11 +243,11 @@ def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
     """
     texts = {**sides.inert, **sides.a}
     changes = [item for item in elements if isinstance(item, Change)]
-    for name in {change.file for change in changes}:
-        chosen = [change for change in changes if change.file == name]
-        if name in sides.opened:
-            texts[name] = with_values(chosen, sides.a[name], sides.b[name])
-            continue
+    for name in sides.opened & {change.file for change in changes}:
+        texts[name] = with_values([one for one in changes if one.file == name], sides.a[name], sides.b[name])
+    pieces = [piece for change in changes for piece in change.pieces or (change,)]
+    for name in {piece.file for piece in pieces} - sides.opened:
+        chosen = [piece for piece in pieces if piece.file == name]
         text = apply(texts.get(name), chosen, sides.b[name])
         if text is not None:
             if undefined(text) - undefined(sides.b[name]) - undefined(texts.get(name)):

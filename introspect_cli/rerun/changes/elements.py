@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.alignment import with_names_of_a
-from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
+from introspect_cli.compare.changes.project import changed_between
+from introspect_cli.compare.changes.statements import Change, changed_statements
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.values import changed_values
 from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.minimise import SETTINGS, Difference, Element, differences
 from introspect_cli.rerun.changes.texts import decoded, opened_texts, place_of_source, texts_of
+from introspect_cli.rerun.changes.units import overlap, units
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.texts import count
 
@@ -38,8 +39,7 @@ class Sides:
         root: a's project.
         places: where each source file lies in a's directories, by its name.
         a: text of each of a's source files, by name.
-        b: text of each of b's, by the name that the file has in a; variables that were renamed have the names of a.
-        as_written: those of b's in which variables were renamed, as they were.
+        b: text of each of b's, by the name that the file has in a.
         elements: what differs.
         unknown: what differs and cannot be tried, as clauses.
         root_b: b's project.
@@ -54,7 +54,6 @@ class Sides:
     places: Mapping[str, Path]
     a: Mapping[str, str]
     b: Mapping[str, str]
-    as_written: Mapping[str, str]
     elements: tuple[Element, ...]
     unknown: tuple[str, ...]
     root_b: Path
@@ -67,12 +66,6 @@ class Sides:
     def inert(self) -> dict[str, str]:
         """Source files that only b has: they do nothing until a statement imports them."""
         return {name: text for name, text in self.b.items() if name not in self.a}
-
-    def shown(self, element: Element) -> Element:
-        """An element as a reader knows it: with b's text as it was written."""
-        if not isinstance(element, Change) or element.file not in self.as_written:
-            return element
-        return as_written(element, self.as_written[element.file])
 
 
 def sides_of(a: Run, b: Run) -> Sides:
@@ -97,7 +90,7 @@ def sides_of(a: Run, b: Run) -> Sides:
             f"the text of {some(gone, _MOST)} is not kept in {a.path}, and the file was changed since: capture it again"
         )
     texts_a |= _not_imported(written.keys() - recipe.sources.keys(), recipe, one.root)
-    texts_b, changes = _changed_sources(texts_a, written, differing)
+    changes = _changed_sources(texts_a, written, differing)
     settings, secret = differences(a, b)
     elements: list[Element] = [*changes, *settings]
     unknown = [f"{name}: its text in b is not kept" for name in two.missing if names.get(name, name) in differing]
@@ -118,11 +111,10 @@ def sides_of(a: Run, b: Run) -> Sides:
     return Sides(
         recipe=recipe,
         root=one.root,
-        places={name: place_of_source(name, recipe, one.root) for name in {*texts_a, *texts_b}}
+        places={name: place_of_source(name, recipe, one.root) for name in {*texts_a, *written}}
         | {text.name: text.places[0] for text in opened},
         a=texts_a | {text.name: text.a for text in opened},
-        b=texts_b | {text.name: text.b for text in opened},
-        as_written={name: text for name, text in written.items() if text != texts_b[name]},
+        b=written | {text.name: text.b for text in opened},
         elements=tuple(elements),
         unknown=tuple(unknown),
         root_b=two.root,
@@ -142,15 +134,14 @@ def _not_imported(names: AbstractSet[str], recipe: Recipe, root: Path) -> dict[s
 
 def _changed_sources(
     texts_a: Mapping[str, str], texts_b: Mapping[str, str], differing: AbstractSet[str]
-) -> tuple[dict[str, str], list[Change]]:
-    """B's texts with a's names for renamed variables, and what differs then."""
-    made = dict(texts_b)
-    changes: list[Change] = []
-    for name in sorted(differing & texts_b.keys() & texts_a.keys()):
-        others = [text for other, text in texts_b.items() if other != name]
-        made[name] = with_names_of_a(texts_a[name], texts_b[name], others)
-        changes += changed_statements(name, texts_a[name], made[name])
-    return made, changes
+) -> list[Change]:
+    """What differs, in units that run one without the other; first what computes something else."""
+    names = sorted(differing & texts_b.keys() & texts_a.keys())
+    one, two = ({name: texts[name] for name in names} for texts in (texts_a, texts_b))
+    edits = [edit for name in names for edit in changed_statements(name, one[name], two[name])]
+    more = {name: text for name, text in texts_b.items() if name in differing and name not in texts_a}
+    computes, *_ = changed_between(one, {**two, **more}, texts_b)
+    return units(edits, one, two, computes)
 
 
 def _recipe_for_texts(run: Run) -> Recipe:
@@ -182,11 +173,12 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
     """The elements in the order in which the comparison weighs settings and statements; how many it calls likely."""
     settings = {change.name: place for place, change in reversed([*enumerate(recorded.settings)])}
     code = recorded.code.ranked if recorded.code is not None else ()
-    statements = {_lines(one.change): (place, one.likely) for place, one in enumerate(code)}
+    ranked = list(enumerate(code))
 
     def order(element: Element) -> tuple[int, int]:
         if isinstance(element, Change) and element.unit != "value":
-            place, likely = statements.get(_lines(element), (_LAST, False))
+            found = ((place, one.likely) for place, one in ranked if overlap(element, one.change))
+            place, likely = next(found, (_LAST, False))
             before = place if recorded.first is None else settings.get(element.file, _LAST)
             return (before if likely else _LAST, place)
         is_setting = isinstance(element, Difference) and element.axis in SETTINGS
@@ -204,9 +196,3 @@ def _name(element: Element) -> str:
     if isinstance(element, Change):
         return element.place if element.unit == "value" else element.file
     return "" if element.axis == "python" else element.name
-
-
-def _lines(change: Change) -> tuple[object, ...]:
-    """What tells changes from one another, whatever the names of variables in them."""
-    a, b = (None if side is None else (side.first, side.last) for side in (change.a, change.b))
-    return change.file, change.unit, a, b

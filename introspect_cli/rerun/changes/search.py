@@ -100,11 +100,8 @@ def prove(
             "the two runs differ in no statement, file, argument, environment variable or seed that could be changed"
             + (f" (not tried: {'; '.join(sides.unknown)})" if sides.unknown else "")
         )
-    renamed = (
-        f" (in {', '.join(sides.as_written)} variables were renamed, which is no change)" if sides.as_written else ""
-    )
     differ = "they end in different ways" if by_end else f"they diverge at step {until}"
-    tell(f"{counted(elements)} between the runs{renamed}; {differ}")
+    tell(f"{counted(elements)} between the runs; {differ}")
     attempts = Attempts(
         sides=sides,
         elements=elements,
@@ -304,7 +301,7 @@ class _Search:
         attempts = self.attempts
         answer = attempts.answers.get(chosen)
         return Proof(
-            elements=tuple(attempts.sides.shown(attempts.elements[place]) for place in sorted(chosen)),
+            elements=tuple(attempts.elements[place] for place in sorted(chosen)),
             proven=proven,
             each=each,
             changes=len(attempts.elements),

@@ -1,0 +1,385 @@
+"""Which statements of two versions of a project compute something else, and where each of them stands.
+
+The functions, class bodies and files of both versions are laid beside each other: by file and name, by name alone where
+they moved to another file, and by what they compute where they were renamed. Functions that only one version has stand
+for what they do where they are called. What differs then is told by the statement, and the line of it, that wrote it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from pathlib import PurePath
+from textwrap import dedent
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from introspect_cli.compare.changes.alignment import DEFINITIONS, FUNCTIONS, tree_of
+from introspect_cli.compare.changes.statements import Change, Side, changed_file
+from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from introspect_cli.compare.changes.values import Interned
+
+Place: TypeAlias = tuple[str, str]
+"""File, and qualified name of a function or class in it; "" for the file itself."""
+_ALIKE = 0.5
+_MOST_PASSES = 4
+_MOST_REROUTED = 3
+_NAMED = frozenset({"attribute", "name", "keyword", "defines"})
+"""Kinds of values whose name is the only thing that a rename changes."""
+
+
+class Line(NamedTuple):
+    """A statement, and which of its lines is meant; of a compound one, its head."""
+
+    file: str
+    scope: str
+    first: int
+    last: int
+    text: str
+    line: int
+
+    @property
+    def side(self) -> Side:
+        """The statement as one side of a change."""
+        return Side(self.first, self.last, self.text)
+
+
+@dataclass
+class Version:
+    """The files of a version that differ from the other's.
+
+    Attributes:
+        texts: they, by name.
+        modules: names under which both versions' files are imported.
+        nodes: functions, classes and files, by place.
+        effects: what each of them does.
+        heads: the line in which each begins.
+        names: what names mean.
+        words: all identifiers.
+        bound: those that its files bind.
+    """
+
+    texts: Mapping[str, str]
+    modules: frozenset[str]
+    nodes: dict[Place, ast.AST] = field(default_factory=dict)
+    effects: dict[Place, list[Value]] = field(default_factory=dict)
+    heads: dict[Place, Value] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
+    words: set[str] = field(default_factory=set)
+    bound: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.statements: dict[str, list[tuple[int, int, str]]] = {}
+        for file, text in self.texts.items():
+            self.nodes[file, ""] = tree = ast.parse(text)
+            self.statements[file] = list(_statements(tree, ""))
+            for node, name in _definitions(tree.body, ""):
+                self.nodes[file, name] = node
+            for node in ast.walk(tree):
+                names = {str(word) for key in ("id", "attr", "arg", "name") if (word := getattr(node, key, None))}
+                self.words |= names
+                if isinstance(node, ast.arg) or isinstance(getattr(node, "ctx", None), ast.Store):
+                    self.bound |= names
+        self.names = Names(self.modules)
+
+    def read(self, interned: Interned) -> None:
+        """Read all that its files define into effects."""
+        for file in self.texts:
+            tree = self.nodes[file, ""]
+            imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+            env: dict[str, Value] = {}
+            Reader(interned, self.names, file).body(imports, env)
+            for place, node in self.nodes.items():
+                if place[0] == file:
+                    reader = Reader(interned, self.names, file)
+                    reader.definition(node, dict(env))
+                    self.effects[place] = reader.all_effects()
+                    self.heads[place] = reader.make("head", node)
+
+    def line(self, value: Value | None) -> Line | None:
+        """Where a value was written."""
+        if value is None:
+            return None
+        number = getattr(value.node, "lineno", 0)
+        around = [each for each in self.statements.get(value.file, ()) if each[0] <= number <= each[1]]
+        if not around:
+            return None
+        first, last, scope = min(around, key=lambda each: (each[1] - each[0], -len(each[2])))
+        return self.lines(value.file, scope, first, last, number)
+
+    def whole(self, place: Place) -> Line:
+        """A definition with its body."""
+        node = self.nodes[place]
+        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])  # type: ignore[attr-defined] # a definition
+        return self.lines(*place, first, node.end_lineno, node.lineno)  # type: ignore[attr-defined] # the same
+
+    def lines(self, file: str, scope: str, first: int, last: int, number: int) -> Line:
+        """A statement by its first and last line."""
+        lines = self.texts[file].replace("\r\n", "\n").split("\n")[first - 1 : last]
+        return Line(file, scope, first, last, dedent("\n".join(lines)), number)
+
+    def of_scope(self, line: Line, file_b: str = "") -> list[Line]:
+        """The statements of the function in which another version has a statement."""
+        file = line.file if line.file in self.texts else file_b
+        found = (each for each in self.statements.get(file, ()) if each[2] == line.scope)
+        return [self.lines(file, scope, first, last, first) for first, last, scope in found]
+
+    def became(self, line: Line, other: Version) -> Line | None:
+        """What stands in the other version's function in place of a statement; None where it is gone, or new."""
+        texts = {each.text for each in self.of_scope(line)}
+        left = [each for each in other.of_scope(line) if each.text not in texts]
+        ratios = [SequenceMatcher(None, line.text, each.text, autojunk=False).ratio() for each in left]
+        best = max(range(len(left)), key=ratios.__getitem__, default=None)
+        return left[best] if best is not None and ratios[best] > _ALIKE else None
+
+    def contents(self, place: Place) -> frozenset[int]:
+        """Keys of all values of a function, or of a class with its methods."""
+        file, name = place
+        inner = [p for p in self.nodes if p[0] == file and p[1].startswith(f"{name}.")]
+        return frozenset().union(*(effect.inside for p in (place, *inner) for effect in self.effects[p]))
+
+
+def _definitions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[ast.AST, str]]:
+    """Functions and classes, those in classes among them; those in functions are values."""
+    for node in body:
+        if isinstance(node, DEFINITIONS):
+            yield node, prefix + node.name
+            if isinstance(node, ast.ClassDef):
+                yield from _definitions(node.body, f"{prefix}{node.name}.")
+
+
+def _statements(node: ast.AST, scope: str, inner: str = "") -> Iterator[tuple[int, int, str]]:
+    """First and last line, and scope, of all statements; of compound ones, of what stands before their body."""
+    for child in ast.iter_child_nodes(node):
+        name, prefix = scope, inner
+        if isinstance(child, DEFINITIONS):
+            name = inner + child.name
+            prefix = f"{name}." if isinstance(child, ast.ClassDef) else f"{name}.<locals>."
+        if isinstance(child, ast.stmt):
+            first = min([child.lineno, *(each.lineno for each in getattr(child, "decorator_list", ()))])
+            body = getattr(child, "body", None) or getattr(child, "cases", None)
+            start = getattr(body[0], "lineno", 0) if body else 0
+            yield first, max(start - 1, child.lineno) if start else child.end_lineno or child.lineno, name
+        yield from _statements(child, name, prefix)
+
+
+def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()) -> list[Change]:
+    """The statements in which two versions compute something else, in the order of b's files.
+
+    Args:
+        texts_a: the files that differ, by the names that they have in b.
+        texts_b: those of b.
+        files: names of all files of both versions.
+
+    Raises:
+        SyntaxError: a file cannot be parsed.
+    """
+    modules = frozenset(name for file in (*files, *texts_a, *texts_b) for name in _imported_as(file))
+    a, b, interned = Version(texts_a, modules), Version(texts_b, modules), dict[object, int]()
+    for number in range(_MOST_PASSES):
+        a.read(interned)
+        b.read(interned)
+        pairs = _pairs(a, b)
+        found = list(_differences(a, b, pairs))
+        if number == _MOST_PASSES - 1 or not _learn(a, b, pairs, found):
+            break
+    changes: dict[object, Change] = {}
+    for difference in found:
+        for one, two, moved in _statements_of(a, b, difference):
+            _note(changes, one, two, moved=moved)
+    for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
+        left = version.nodes.keys() - matched
+        for file, name in sorted(left):
+            outer, _, last = name.rpartition(".")
+            if name and last not in version.names.inlined and (file, outer) not in left:
+                line = version.whole((file, name))
+                _note(changes, *((line, None) if version is a else (None, line)))
+    _join_moved(changes)
+    return sorted(changes.values(), key=lambda change: (change.file, change.line))
+
+
+def _join_moved(changes: dict[object, Change]) -> None:
+    """Make one change of a statement that left one place of a function and came to another."""
+    gone = {(one.scope, one.a.text): key for key, one in changes.items() if one.a is not None and one.b is None}
+    for key, one in list(changes.items()):
+        if one.a is None and one.b is not None and (one.scope, one.b.text) in gone:
+            before = changes.pop(gone.pop((one.scope, one.b.text)))
+            changes[key] = replace(one, a=before.a, unit="moved", file_a=before.file if before.file != one.file else "")
+
+
+def changed_between(
+    texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()
+) -> tuple[list[Change], list[str], list[str]]:
+    """What `changed` says, and the files that differ in comments and formatting alone, and in names alone.
+
+    A file that python cannot parse, or that is no python, is one change.
+    """
+    whole = [
+        file
+        for file in dict.fromkeys([*texts_a, *texts_b])
+        if not all(tree_of(texts[file]) for texts in (texts_a, texts_b) if file in texts)
+    ]
+    parsed_a, parsed_b = ({f: t for f, t in texts.items() if f not in whole} for texts in (texts_a, texts_b))
+    changes = [changed_file(file, texts_a.get(file), texts_b.get(file)) for file in whole]
+    changes += changed(parsed_a, parsed_b, files)
+    quiet = parsed_a.keys() & parsed_b.keys() - {file for each in changes for file in (each.file, each.file_a)}
+    in_comments = [file for file in quiet if _bare(texts_a[file]) == _bare(texts_b[file])]
+    return changes, sorted(in_comments), sorted(quiet - {*in_comments})
+
+
+def _bare(text: str) -> str:
+    """A file without comments and docstrings, its definitions in any order."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body.pop(0)
+            node.body.sort(key=lambda each: getattr(each, "name", "") if isinstance(each, DEFINITIONS) else "")
+    return ast.dump(tree)
+
+
+def _sides(a: Version, b: Version, found: Difference) -> tuple[Line | None, Line | None]:
+    """The statements that wrote what differs; none of the version in which only something was put around a value."""
+    around = found.around or (None, None)
+    one, two = a.line(found.a or around[0]), b.line(found.b or around[1])
+    if found.wrapped is not None and one is not None and two is not None:
+        made_a, made_b = a.line(found.wrapped[0]), b.line(found.wrapped[1])
+        if found.wrapped[1] is found.b and made_a is not None and made_a[:4] != one[:4]:  # it was around in a
+            return one, a.became(one, b)
+        if found.wrapped[0] is found.a and made_b is not None and made_b[:4] != two[:4]:
+            return b.became(two, a), two
+    return one, two
+
+
+def _statements_of(a: Version, b: Version, found: Difference) -> Iterator[tuple[Line | None, Line | None, bool]]:
+    """The statements of a difference, and whether it is one that moved.
+
+    Where equal statements wrote what differs, values go another way: through statements of another text or order.
+    """
+    one, two = _sides(a, b, found)
+    if one is None or two is None or found.moved:
+        yield one, two, found.moved
+        return
+    inside_a, inside_b = ({line.text: line for line in v.of_scope(side, other.file)} for v, side, other in
+                          ((a, one, two), (b, two, one)))  # fmt: skip
+    if two.text not in inside_a or one.text not in inside_b:
+        yield one, two, False
+    elif one.text != two.text:
+        yield inside_a[two.text], two, True
+    else:
+        gone = [line for text, line in inside_a.items() if text not in inside_b]
+        come = [line for text, line in inside_b.items() if text not in inside_a]
+        if 0 < len(gone) + len(come) <= _MOST_REROUTED:
+            pairs = (
+                zip_longest(gone, come)
+                if len(gone) == len(come)
+                else [(x, None) for x in gone] + [(None, y) for y in come]
+            )
+            yield from ((x, y, False) for x, y in pairs)
+        else:
+            yield one, two, False
+
+
+def _note(changes: dict[object, Change], a: Line | None, b: Line | None, *, moved: bool = False) -> None:
+    side = b or a
+    if side is not None:
+        file_a = a.file if a is not None and b is not None and a.file != b.file else ""
+        unit: Literal["moved", "statement"] = "moved" if moved else "statement"
+        change = Change(side.file, side.scope, a and a.side, b and b.side, unit, side.line, file_a)
+        changes.setdefault((change.file, file_a, change.a, change.b), change)
+
+
+def _imported_as(file: str) -> Iterator[str]:
+    """Names under which a file may be imported."""
+    path = PurePath(file)
+    parts = path.parent.parts if path.stem == "__init__" else (*path.parent.parts, path.stem)
+    yield from (".".join(parts[start:]) for start in range(len(parts)))
+
+
+def _pairs(a: Version, b: Version) -> dict[Place, Place]:
+    """The functions, classes and files of b, each with the one of a that it is."""
+    pairs = {place: place for place in b.nodes if place in a.nodes}
+    left, right = ([p for p in v.nodes if p not in pairs and p[1]] for v in (a, b))
+    names = [Counter(name for _, name in places) for places in (left, right)]
+    moved = {name: (file, name) for file, name in left if names[0][name] == names[1][name] == 1}
+    pairs |= {place: moved[place[1]] for place in right if place[1] in moved}
+    for is_class in (True, False):
+        taken = set(pairs.values())
+        right = [p for p in b.nodes if p[1] and p not in pairs]
+        contents = {p: a.contents(p) for p in a.nodes if p[1] and p not in taken}
+        likely = []
+        for place in right:
+            own = b.contents(place)
+            for other, keys in contents.items():
+                kinds = [isinstance(node, ast.ClassDef) for node in (a.nodes[other], b.nodes[place])]
+                if kinds == [is_class, is_class] and _owner(place, pairs) == other[1].rpartition(".")[0]:
+                    same_name = other[1].rpartition(".")[2] == place[1].rpartition(".")[2]
+                    likely.append((len(own & keys) / max(len(own | keys), 1) + same_name, place, other))
+        for like, place, other in sorted(likely, reverse=True):
+            if like > _ALIKE and place not in pairs and other not in taken:
+                pairs[place] = other
+                taken.add(other)
+    return pairs
+
+
+def _owner(place: Place, pairs: Mapping[Place, Place]) -> str:
+    """The class of a method of b, by its name in a."""
+    outer = place[1].rpartition(".")[0]
+    return pairs.get((place[0], outer), ("", outer))[1]
+
+
+def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterator[Difference]:
+    """What differs in functions, classes and files that belong together; what a file defines may move to another."""
+    keys = [{e.key for p, effects in v.effects.items() if not p[1] for e in effects} for v in (a, b)]
+    common = keys[0] & keys[1]
+    for place, other in sorted(pairs.items()):
+        sides = a.effects[other], b.effects[place]
+        if not place[1]:
+            moved = {e.key for e in (*sides[0], *sides[1]) if e.kind == "defines"} & common
+            both = {e.key for e in sides[0]} & {e.key for e in sides[1]}
+            sides = tuple([e for e in effects if e.key not in moved - both] for effects in sides)  # type: ignore[assignment] # of two
+        yield from differences(*sides, (a.heads[other], b.heads[place]))
+    for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):  # files that only one version has
+        for place in version.nodes.keys() - matched:
+            if not place[1]:
+                for effect in version.effects[place]:
+                    if effect.key not in common:
+                        yield Difference(effect, None) if version is a else Difference(None, effect)
+
+
+def _learn(a: Version, b: Version, pairs: Mapping[Place, Place], found: Iterable[Difference]) -> bool:
+    """Take what was renamed, and what only one version defines, for what it is; whether there is anything new."""
+    simple = [{name.rpartition(".")[2] for _, name in version.nodes} for version in (a, b)]
+    renamed = dict(b.names.renamed)
+    for (_, new), (_, old) in pairs.items():
+        last, was = new.rpartition(".")[2], old.rpartition(".")[2]
+        if last != was and last not in simple[0] and was not in simple[1]:
+            renamed[last] = was
+    votes: Counter[tuple[str, str]] = Counter()
+    for one, two in ((each.a, each.b) for each in found):
+        if one is not None and two is not None and one.kind == two.kind and one.kind in _NAMED:
+            names = [next(part for part in value.parts if isinstance(part, str)) for value in (one, two)]
+            if names[0] in a.bound - b.words - simple[0] and names[1] in b.bound - a.words - simple[1]:
+                votes[names[1], names[0]] += 1
+    news, olds = Counter(new for new, _ in votes), Counter(old for _, old in votes)
+    renamed |= {new: old for new, old in votes if news[new] == olds[old] == 1}
+    before = a.names, b.names
+    a.names = Names(a.modules, {}, _alone(a, {*pairs.values()}))
+    b.names = Names(b.modules, renamed, _alone(b, {*pairs}))
+    return before != (a.names, b.names)
+
+
+def _alone(version: Version, matched: set[Place]) -> dict[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Functions that only this version has, by simple name."""
+    found = defaultdict(list)
+    for place in version.nodes.keys() - matched:
+        node = version.nodes[place]
+        if isinstance(node, FUNCTIONS) and not node.decorator_list and not node.name.startswith("__"):
+            found[node.name].append((place[0], node))
+    return {name: each[0] for name, each in found.items() if len(each) == 1 and name not in {"forward", "step"}}

@@ -1,0 +1,724 @@
+"""What functions compute: each as its effects over values, so that another way to write it is no change.
+
+A local name stands for the value last given to it. So a renamed variable, a new temporary, merged or moved lines, a
+lambda that became a function, a loop that became a comprehension, a branch written the other way round leave the
+effects of a function as they were: what it returns, stores and calls, under which conditions, how often. Values are
+interned: two are equal if they have one key, whatever their lines and the names of their variables.
+
+Where effects differ, the smallest parts in which they do are what changed, each with the syntax that wrote it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from introspect_cli.compare.changes.alignment import DEFINITIONS, FUNCTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_TURNED = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
+_SWAPPED = {ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+_STATEMENTS = frozenset(
+    {"do", "store", "return", "if", "loop", "with", "try", "match", "raise", "assert", "delete", "break", "continue"}
+    | {"defines"}
+)
+"""Kinds of effects that are statements of their own."""
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_MOST_INLINED = 3
+
+
+class Value:
+    """A value as an expression over values.
+
+    Attributes:
+        kind: what makes it, mostly a class of the syntax tree.
+        parts: what it is made of: values, and names, numbers and texts.
+        node: the syntax that wrote it.
+        file: where that stands.
+        key: equal for equal values of both versions.
+        inside: keys of the values that it is made of, its own among them.
+    """
+
+    __slots__ = ("file", "inside", "key", "kind", "node", "parts")
+
+    def __init__(self, kind: str, parts: tuple[Any, ...], node: ast.AST, file: str, key: int) -> None:
+        self.kind, self.parts, self.node, self.file, self.key = kind, parts, node, file, key
+        self.inside: frozenset[int] = frozenset({key}).union(*(p.inside for p in parts if isinstance(p, Value)))
+
+
+class Difference(NamedTuple):
+    """The smallest parts in which two versions differ; None for what only the other has.
+
+    Attributes:
+        around: of a part that only one has, such as an argument of a call, what it is a part of.
+        wrapped: where something was put around a value, or taken away, that value in both versions.
+    """
+
+    a: Value | None
+    b: Value | None
+    around: tuple[Value, Value] | None = None
+    wrapped: tuple[Value, Value] | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether the same stands elsewhere."""
+        return self.a is not None and self.b is not None and self.a.key == self.b.key
+
+
+Environment: TypeAlias = "dict[str, Value]"
+
+
+class Names(NamedTuple):
+    """What the names of a version mean, as far as its files say.
+
+    Attributes:
+        modules: names of the version's own files, as they are imported.
+        renamed: functions, classes, variables of files and attributes that have another name in the other version.
+        inlined: functions that the other version lacks, whose calls stand for what they do.
+    """
+
+    modules: frozenset[str] = frozenset()
+    renamed: Mapping[str, str] = {}
+    inlined: Mapping[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+
+
+Interned: TypeAlias = "dict[object, int]"
+"""The keys of the values of both versions."""
+
+
+class Reader:
+    """Reads one function, class body or file into effects."""
+
+    def __init__(self, interned: Interned, names: Names, file: str) -> None:
+        self.names, self._interned, self._file = names, interned, file
+        self.effects: list[Value] = []
+        self.calls: list[Value] = []
+        self._context: tuple[Value, ...] = ()
+        self._shared: set[str] = set()
+        self._depth = 0
+
+    def make(self, kind: str, node: ast.AST, *parts: Any) -> Value:
+        """A value of these parts."""
+        described = (kind, *((part.key,) if isinstance(part, Value) else (type(part), part) for part in parts))
+        return Value(kind, parts, node, self._file, self._interned.setdefault(described, len(self._interned)))
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> None:
+        """The effects of a function; its defaults and decorators are some."""
+        if isinstance(node, FUNCTIONS):
+            for decorator in node.decorator_list:
+                self._effect("decorator", decorator, self.value(decorator, dict(env)))
+        arguments = node.args
+        places = [*arguments.posonlyargs, *arguments.args]
+        defaults: list[tuple[int | str, ast.expr | None]] = [
+            (place + len(places) - len(arguments.defaults), default) for place, default in enumerate(arguments.defaults)
+        ]
+        defaults += [
+            (argument.arg, default)
+            for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        ]
+        for place, default in defaults:
+            if default is not None:
+                self._effect("default", default, place, self.value(default, dict(env)))
+        inner = dict(env)
+        rest = [*arguments.kwonlyargs, *filter(None, (arguments.vararg, arguments.kwarg))]
+        for number, argument in enumerate([*places, *rest]):
+            inner[argument.arg] = self.make("argument", argument, self._depth, number)
+        if isinstance(node, ast.Lambda):
+            self._effect("return", node.body, self.value(node.body, inner))
+        else:
+            self.body(node.body, inner)
+
+    # --- expressions
+
+    def value(self, node: ast.AST, env: Environment) -> Value:
+        """The value of an expression."""
+        method: Callable[[Any, Environment], Value] = getattr(self, f"_on_{type(node).__name__.lower()}", self._other)
+        return method(node, env)
+
+    def _values(self, nodes: Iterable[ast.AST | None], env: Environment, node: ast.AST) -> Value:
+        return self.make("list", node, *(self.value(each, env) for each in nodes if each is not None))
+
+    def _on_name(self, node: ast.Name, env: Environment) -> Value:
+        if node.id in env and node.id not in self._shared:
+            value = env[node.id]
+            elsewhere = value.kind == "argument" or isinstance(value.node, _IMPORTS)  # told where it is used
+            return self.make(value.kind, node, *value.parts) if elsewhere else value
+        return self.make("name", node, self.names.renamed.get(node.id, node.id))
+
+    def _on_constant(self, node: ast.Constant, _: Environment) -> Value:
+        return self.make("constant", node, repr(node.value))
+
+    def _on_attribute(self, node: ast.Attribute, env: Environment) -> Value:
+        of = self.value(node.value, env)
+        if of.kind == "name" and of.parts[0] in self.names.modules:
+            return self.make("name", node, self.names.renamed.get(node.attr, node.attr))
+        if of.kind == "import":
+            return self.make("import", node, f"{of.parts[0]}.{node.attr}")
+        return self.make("attribute", node, of, self.names.renamed.get(node.attr, node.attr))
+
+    def _on_namedexpr(self, node: ast.NamedExpr, env: Environment) -> Value:
+        env[node.target.id] = value = self.value(node.value, env)
+        return value
+
+    def _on_starred(self, node: ast.Starred, env: Environment) -> Value:
+        return self.make("starred", node, self.value(node.value, env))
+
+    def _on_unaryop(self, node: ast.UnaryOp, env: Environment) -> Value:
+        value = self.value(node.operand, env)
+        if isinstance(node.op, ast.Not) and value.kind == "not":
+            return self.make("truth", node, value.parts[0])
+        return self.make("not" if isinstance(node.op, ast.Not) else type(node.op).__name__, node, value)
+
+    def _on_binop(self, node: ast.BinOp, env: Environment) -> Value:
+        return self.make(type(node.op).__name__, node, self.value(node.left, env), self.value(node.right, env))
+
+    def _on_boolop(self, node: ast.BoolOp, env: Environment) -> Value:
+        return self.make(type(node.op).__name__, node, self._values(node.values, env, node))
+
+    def _on_compare(self, node: ast.Compare, env: Environment) -> Value:
+        values = [self.value(each, env) for each in (node.left, *node.comparators)]
+        if len(node.ops) > 1:
+            return self.make("compare", node, " ".join(type(op).__name__ for op in node.ops), *values)
+        one, two = values
+        kind: type[ast.cmpop] = type(node.ops[0])
+        if kind in _TURNED:
+            return self.make("not", node, self.make("compare", node, _TURNED[kind].__name__, one, two))
+        if kind in _SWAPPED:
+            kind, one, two = _SWAPPED[kind], two, one
+        return self.make("compare", node, kind.__name__, one, two)
+
+    def _on_ifexp(self, node: ast.IfExp, env: Environment) -> Value:
+        test = self.value(node.test, env)
+        return self._either(node, test, self.value(node.body, env), self.value(node.orelse, env))
+
+    def _either(self, node: ast.AST, test: Value, one: Value | None, two: Value | None) -> Value:
+        if test.kind == "not":
+            test, one, two = test.parts[0], two, one
+        none = self.make("unset", node)
+        return self.make("either", node, test, one or none, two or none)
+
+    def _on_joinedstr(self, node: ast.JoinedStr, env: Environment) -> Value:
+        return self.make("text", node, *(self.value(part, env) for part in node.values))
+
+    def _on_lambda(self, node: ast.Lambda, env: Environment) -> Value:
+        return self._closure(node, env)
+
+    def _closure(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> Value:
+        """A function that stands in another, as a value."""
+        reader = Reader(self._interned, self.names, self._file)
+        reader._depth = self._depth + 1
+        env = {**env, node.name: self.make("itself", node)} if isinstance(node, FUNCTIONS) else env
+        reader.function(node, env)
+        return self.make("function", node, self.make("list", node, *reader.all_effects()))
+
+    def _comprehension(self, node: Any, env: Environment) -> Value:
+        env = dict(env)
+        conditions = []
+        overs = []
+        for generator in node.generators:
+            overs.append(self._bind_each(generator.target, generator.iter, env))
+            conditions += [self.value(test, env) for test in generator.ifs]
+        element = (
+            self.make("pair", node, self.value(node.key, env), self.value(node.value, env))
+            if isinstance(node, ast.DictComp)
+            else self.value(node.elt, env)
+        )
+        kind = {ast.DictComp: "dict of", ast.SetComp: "set of"}.get(type(node), "list of")
+        return self.make(kind, node, element, self.make("list", node, *overs), self.make("list", node, *conditions))
+
+    _on_listcomp = _on_setcomp = _on_generatorexp = _on_dictcomp = _comprehension
+
+    def _bind_each(self, target: ast.expr, over: ast.expr, env: Environment) -> Value:
+        """Give a loop's variables their values; what it goes over."""
+        called = over.func.id if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) else ""
+        if isinstance(over, ast.Call) and isinstance(target, ast.Tuple) and called not in env:
+            plain = not any(isinstance(part, ast.Starred) for part in (*over.args, *target.elts))
+            if called == "zip" and plain and len(over.args) == len(target.elts):
+                overs = [self._bind_each(one, each, env) for one, each in zip(target.elts, over.args, strict=True)]
+                return self.make("zip", over, *sorted(overs, key=lambda value: value.key))
+            if called == "enumerate" and plain and len(target.elts) == 2 and over.args:
+                start = [*over.args[1:], *(keyword.value for keyword in over.keywords)]
+                inner = self._bind_each(target.elts[1], over.args[0], env)
+                self._store(
+                    target.elts[0], self.make("index", target, inner, *self._values(start, env, over).parts), env
+                )
+                return inner
+        value = self.value(over, env)
+        self._store(target, self.make("each", target, value), env)
+        return value
+
+    def _on_call(self, node: ast.Call, env: Environment) -> Value:
+        function = self.value(node.func, env)
+        given = [self.value(each, env) for each in node.args]
+        keywords = sorted(
+            ((keyword.arg or "**", self.value(keyword.value, env)) for keyword in node.keywords), key=lambda one: one[0]
+        )
+        name = str(function.parts[-1]) if function.kind in {"name", "attribute"} else ""
+        if name in self.names.inlined and self._depth < _MOST_INLINED:
+            done = self._inline(self.names.inlined[name], node, function, given, dict(keywords))
+            if done is not None:
+                return done
+        named = (self.make("keyword", value.node, self.names.renamed.get(n, n), value) for n, value in keywords)
+        listed = self.make("list", node, *given), self.make("list", node, *named)
+        value = self.make("call", node, function, *listed, *self._context)
+        self.calls.append(value)
+        return value
+
+    def _inline(
+        self,
+        defined: tuple[str, ast.FunctionDef | ast.AsyncFunctionDef],
+        node: ast.Call,
+        function: Value,
+        given: Sequence[Value],
+        keywords: Mapping[str, Value],
+    ) -> Value | None:
+        """What a call of a function does that only this version has; None where its arguments cannot be told."""
+        file, made = defined
+        names = [argument.arg for argument in (*made.args.posonlyargs, *made.args.args)]
+        of = [function.parts[0]] if names[:1] == ["self"] and function.kind == "attribute" else []
+        env = dict(zip(names, [*of, *given], strict=False)) | dict(keywords)
+        placed = dict(zip(reversed(names), reversed(made.args.defaults), strict=False))
+        for name in [*names, *(argument.arg for argument in made.args.kwonlyargs)]:
+            if name not in env and name in placed:
+                env[name] = self.value(placed[name], {})
+            elif name not in env:
+                return None
+        if any(each.kind == "starred" for each in given) or "**" in keywords or made.args.vararg or made.args.kwarg:
+            return None
+        mark, outer = len(self.effects), (self._depth, self._shared, self._file)
+        self._depth, self._shared, self._file = self._depth + 1, set(), file
+        self.body(made.body, env)
+        self._depth, self._shared, self._file = outer
+        done = self.effects[mark:]
+        if any(self._returns_inside(effect) for effect in done[:-1]):
+            del self.effects[mark:]
+            return None
+        if done and done[-1].kind == "return":
+            del self.effects[-1]
+            result: Value = done[-1].parts[0]
+            return result
+        if done and self._returns_inside(done[-1]):
+            del self.effects[mark:]
+            return None
+        return self.make("constant", node, "None")
+
+    def _returns_inside(self, effect: Value) -> bool:
+        if effect.kind == "return":
+            return True
+        lists = [part for part in effect.parts if isinstance(part, Value) and part.kind == "list"]
+        inside = effect.kind in {"if", "loop", "try", "with"}
+        return inside and any(self._returns_inside(each) for part in lists for each in part.parts)
+
+    def _other(self, node: ast.AST, env: Environment) -> Value:
+        """Any other syntax, by its fields."""
+        parts: list[Any] = []
+        for field, child in ast.iter_fields(node):
+            if field in {"ctx", "type_comment", "kind"}:
+                continue
+            if isinstance(child, ast.AST):
+                parts.append(self.value(child, env))
+            elif isinstance(child, list):
+                parts.append(self._values(child, env, node))
+            else:
+                parts.append(repr(child))
+        return self.make(type(node).__name__, node, *parts)
+
+    # --- statements
+
+    def _effect(self, kind: str, node: ast.AST, *parts: Any) -> None:
+        self.effects.append(self.make(kind, node, *parts))
+
+    def _done(self, statements: Sequence[ast.stmt], env: Environment, node: ast.AST) -> Value:
+        """What statements do, as one value."""
+        mark = len(self.effects)
+        self.body(statements, env)
+        done = self.make("list", node, *self.effects[mark:])
+        del self.effects[mark:]
+        return done
+
+    def _store(self, target: ast.AST, value: Value, env: Environment) -> None:
+        if isinstance(target, ast.Name):
+            if target.id in self._shared:
+                self._effect("store", target, self.make("name", target, target.id), value)
+            else:
+                env[target.id] = value
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            given = value.parts if value.kind in {"Tuple", "List"} else ()
+            given = given[0].parts if len(given) == 1 and isinstance(given[0], Value) else ()
+            plain = len(given) == len(target.elts) and not any(isinstance(part, ast.Starred) for part in target.elts)
+            for place, each in enumerate(target.elts):
+                self._store(each, given[place] if plain else self.make("part", each, value, place), env)
+        elif isinstance(target, ast.Starred):
+            self._store(target.value, self.make("rest", target, value), env)
+        else:
+            self._effect("store", target, self.value(target, env), value)
+
+    def body(self, statements: Sequence[ast.stmt], env: Environment) -> None:
+        """Read the statements of a block one after the other."""
+        for place, statement in enumerate(statements):
+            rest = statements[place + 1 :]
+            if (
+                isinstance(statement, ast.If)
+                and rest
+                and not statement.orelse
+                and isinstance(statement.body[-1], _ENDS)
+            ):
+                self._branches(statement, rest, env)
+                return
+            method: Callable[[Any, Environment], None] | None = getattr(
+                self, f"_on_{type(statement).__name__.lower()}", None
+            )
+            if method is not None:
+                method(statement, env)
+
+    def _on_expr(self, node: ast.Expr, env: Environment) -> None:
+        if not isinstance(node.value, ast.Constant):
+            self._effect("do", node, self.value(node.value, env))
+
+    def _on_assign(self, node: ast.Assign, env: Environment) -> None:
+        value = self.value(node.value, env)
+        for target in node.targets:
+            self._store(target, value, env)
+
+    def _on_annassign(self, node: ast.AnnAssign, env: Environment) -> None:
+        if node.value is not None:
+            self._store(node.target, self.value(node.value, env), env)
+
+    def _on_augassign(self, node: ast.AugAssign, env: Environment) -> None:
+        was = self.value(node.target, env)
+        self._store(
+            node.target, self.make(f"in-place {type(node.op).__name__}", node, was, self.value(node.value, env)), env
+        )
+
+    def _on_if(self, node: ast.If, env: Environment) -> None:
+        self._branches(node, node.orelse, env)
+
+    def _branches(self, node: ast.If, orelse: Sequence[ast.stmt], env: Environment) -> None:
+        test = self.value(node.test, env)
+        bodies: tuple[Sequence[ast.stmt], Sequence[ast.stmt]] = node.body, orelse
+        if test.kind == "not":
+            test, bodies = test.parts[0], (orelse, node.body)
+        envs = dict(env), dict(env)
+        done = [self._done(body, inner, node) for body, inner in zip(bodies, envs, strict=True)]
+        ends = [part.parts[0] for part in done if len(part.parts) == 1 and part.parts[0].kind == "return"]
+        if len(ends) == 2:
+            self._effect("return", node, self._either(node, test, ends[0].parts[0], ends[1].parts[0]))
+        elif any(part.parts for part in done):
+            self._effect("if", node, test, *done)
+        for name in dict.fromkeys([*envs[0], *envs[1]]):
+            one, two = envs[0].get(name), envs[1].get(name)
+            ended = [bool(body) and isinstance(body[-1], _ENDS) for body in bodies]
+            if one is None or two is None or one.key != two.key:
+                either = one if ended[1] else two if ended[0] else self._either(node, test, one, two)
+                if either is not None:
+                    env[name] = either
+            else:
+                env[name] = one
+
+    def _on_for(self, node: ast.For | ast.AsyncFor, env: Environment) -> None:
+        inner = dict(env)
+        carried = self._carried(node, env, inner)
+        over = self._bind_each(node.target, node.iter, inner)
+        self._loop(node, over, carried, inner, env)
+
+    _on_asyncfor = _on_for
+
+    def _on_while(self, node: ast.While, env: Environment) -> None:
+        inner = dict(env)
+        carried = self._carried(node, env, inner)
+        self._loop(node, self.value(node.test, inner), carried, inner, env)
+
+    def _carried(self, node: ast.stmt, env: Environment, inner: Environment) -> list[str]:
+        """Variables that an iteration hands on to the next one."""
+        names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        carried = [name for name in dict.fromkeys(names) if name in env]
+        times: Counter[int] = Counter()
+        for name in carried:
+            inner[name] = self.make("carried", env[name].node, env[name], times[env[name].key])
+            times[env[name].key] += 1
+        return carried
+
+    def _loop(
+        self, node: ast.For | ast.AsyncFor | ast.While, over: Value, carried: Sequence[str], inner: Environment,
+        env: Environment,
+    ) -> None:  # fmt: skip
+        done = self._done(node.body, inner, node)
+        filled = self._filled(node, over, done, env)
+        if filled is not None:
+            env |= filled
+            return
+        updates = self.make("list", node, *(inner[name] for name in carried))
+        if done.parts or carried:
+            self._effect("loop", node, over, done, updates)
+        for name, value in inner.items():
+            if name not in env or env[name].key != value.key:
+                env[name] = self.make("after", node, over, value)
+        self.body(node.orelse, env)
+
+    def _filled(self, node: ast.AST, over: Value, done: Value, env: Environment) -> Environment | None:
+        """A list that a loop fills and does nothing else, as the comprehension that it is."""
+        conditions = []
+        while len(done.parts) == 1 and done.parts[0].kind == "if" and not done.parts[0].parts[2].parts:
+            conditions.append(done.parts[0].parts[0])
+            done = done.parts[0].parts[1]
+        if len(done.parts) != 1 or done.parts[0].kind != "do" or done.parts[0].parts[0].kind != "call":
+            return None
+        function, given, *_ = done.parts[0].parts[0].parts
+        if function.kind != "attribute" or function.parts[1] != "append" or len(given.parts) != 1:
+            return None
+        names = [name for name, value in env.items() if value is function.parts[0]]
+        if len(names) != 1 or env[names[0]].key != self._empty(node).key:
+            return None
+        lists = self.make("list", node, over), self.make("list", node, *conditions)
+        return {names[0]: self.make("list of", node, given.parts[0], *lists)}
+
+    def _empty(self, node: ast.AST) -> Value:
+        return self.make("List", node, self.make("list", node))
+
+    def _on_with(self, node: ast.With | ast.AsyncWith, env: Environment) -> None:
+        context = self._context
+        values = []
+        for item in node.items:
+            value = self.value(item.context_expr, env)
+            values.append(value)
+            self._context = (*self._context, value)
+            if item.optional_vars is not None:
+                self._store(item.optional_vars, self.make("entered", item.context_expr, value), env)
+        done = self._done(node.body, env, node)
+        self._context = context
+        self._effect("with", node, self.make("list", node, *values), done)
+
+    _on_asyncwith = _on_with
+
+    def _on_try(self, node: ast.Try, env: Environment) -> None:
+        parts = [self._done(node.body, env, node)]
+        for handler in node.handlers:
+            inner = dict(env)
+            if handler.name:
+                inner[handler.name] = self.make("caught", handler)
+            caught = [self.value(handler.type, env)] if handler.type is not None else []
+            parts.append(self.make("handler", handler, *caught, self._done(handler.body, inner, handler)))
+            for name in inner.keys() - {handler.name}:
+                if name not in env:
+                    env[name] = inner[name]
+                elif env[name].key != inner[name].key:
+                    env[name] = self.make("caught or", node, env[name], inner[name])
+        parts += [self._done(node.orelse, env, node), self._done(node.finalbody, env, node)]
+        self._effect("try", node, *parts)
+
+    _on_trystar = _on_try
+
+    def _on_match(self, node: ast.Match, env: Environment) -> None:
+        cases = []
+        for case in node.cases:
+            inner = dict(env)
+            for number, pattern in enumerate(ast.walk(case.pattern)):
+                if isinstance(pattern, (ast.MatchAs, ast.MatchStar)) and pattern.name:
+                    inner[pattern.name] = self.make("matched", pattern, number)
+            guard = [self.value(case.guard, inner)] if case.guard is not None else []
+            described = self._pattern(case.pattern, inner)
+            cases.append(self.make("case", case.pattern, described, *guard, self._done(case.body, inner, case.pattern)))
+            for name, value in inner.items():
+                if name not in env or env[name].key != value.key:
+                    env[name] = self.make("matched or", node, *([env[name]] if name in env else []), value)
+        self._effect("match", node, self.value(node.subject, env), *cases)
+
+    def _pattern(self, node: ast.AST, env: Environment) -> Value:
+        parts: list[Any] = []
+        for _, child in ast.iter_fields(node):
+            for each in child if isinstance(child, list) else [child]:
+                if isinstance(each, ast.expr):
+                    parts.append(self.value(each, env))
+                elif isinstance(each, ast.AST):
+                    parts.append(self._pattern(each, env))
+        return self.make(type(node).__name__, node, *parts)
+
+    def _on_return(self, node: ast.Return, env: Environment) -> None:
+        none = ast.copy_location(ast.Constant(None), node)
+        self._effect("return", node, self.value(node.value or none, env))
+
+    def _on_raise(self, node: ast.stmt, env: Environment) -> None:
+        values = (self.value(child, env) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+        self._effect(type(node).__name__.lower(), node, *values)
+
+    _on_assert = _on_delete = _on_break = _on_continue = _on_raise
+
+    def _on_global(self, node: ast.Global | ast.Nonlocal, _: Environment) -> None:
+        self._shared |= set(node.names)
+
+    _on_nonlocal = _on_global
+
+    def _on_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, env: Environment) -> None:
+        env[node.name] = self._closure(node, env)
+
+    _on_asyncfunctiondef = _on_functiondef
+
+    def _on_classdef(self, node: ast.ClassDef, env: Environment) -> None:
+        reader = Reader(self._interned, self.names, self._file)
+        reader.class_body(node, env, methods=True)
+        env[node.name] = self.make("class", node, self.make("list", node, *reader.all_effects()))
+
+    def definition(self, node: ast.AST, env: Environment) -> None:
+        """The effects of a function, a class or a file, its definitions left out."""
+        if isinstance(node, FUNCTIONS):
+            self.function(node, env)
+        elif isinstance(node, ast.ClassDef):
+            self.class_body(node, env)
+        elif isinstance(node, ast.Module):
+            inner: Environment = {}
+            self.body([each for each in node.body if not isinstance(each, DEFINITIONS)], inner)
+            self.defines(inner)
+
+    def class_body(self, node: ast.ClassDef, env: Environment, *, methods: bool = False) -> None:
+        """The effects of a class: its bases, its decorators, and what its body gives it; its methods where wanted."""
+        for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
+            self._effect("base", part, self.value(part, env))
+        inner = dict(env)
+        self.body(node.body if methods else [each for each in node.body if not isinstance(each, DEFINITIONS)], inner)
+        self.defines({name: value for name, value in inner.items() if env.get(name) is not value})
+
+    def defines(self, env: Environment) -> None:
+        """Make effects of the names that a file or a class binds."""
+        for name, value in env.items():
+            if not isinstance(value.node, _IMPORTS):
+                self.effects.append(self.make("defines", value.node, self.names.renamed.get(name, name), value))
+
+    def _on_import(self, node: ast.Import, env: Environment) -> None:
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            whole = alias.name if alias.asname else name
+            if whole in self.names.modules:
+                env[name] = self.make("name", node, whole)
+            else:
+                env[name] = self.make("import", node, whole)
+
+    def _on_importfrom(self, node: ast.ImportFrom, env: Environment) -> None:
+        own = node.level > 0 or (node.module or "") in self.names.modules
+        for alias in node.names:
+            if own:
+                kind, name = "name", self.names.renamed.get(alias.name, alias.name)
+            else:
+                kind, name = "import", f"{node.module}.{alias.name}"
+            env[alias.asname or alias.name] = self.make(kind, node, name)
+
+    def all_effects(self) -> list[Value]:
+        """The effects, and the calls of which nothing is made: they may draw, or write somewhere."""
+        inside: frozenset[int] = frozenset().union(*(effect.inside for effect in self.effects))
+        unused = {call.key: call for call in self.calls if call.key not in inside}
+        inner: frozenset[int] = frozenset().union(
+            *(part.inside for call in unused.values() for part in call.parts if isinstance(part, Value))
+        )
+        left = (call for key, call in unused.items() if key not in inner)
+        return [*self.effects, *(self.make("do", call.node, call) for call in left)]
+
+
+# --- what differs
+
+_Spot: TypeAlias = "tuple[int, str, int]"
+"""The key of a value, and the file and line that wrote it."""
+
+
+def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Value]) -> list[Difference]:
+    """The smallest parts in which the effects of two functions differ, whose heads are given."""
+    found: dict[tuple[_Spot | None, _Spot | None], Difference] = {}
+    seen: set[tuple[int, int]] = set()
+    pending: list[tuple[Value, Value]] = []
+
+    def note(difference: Difference) -> None:
+        one, two = difference.a, difference.b
+        spots = [(part.key, part.file, getattr(part.node, "lineno", 0)) if part else None for part in (one, two)]
+        found.setdefault((spots[0], spots[1]), difference)
+
+    def lists(one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]) -> None:
+        keys = [[value.key for value in values] for values in (one, two)]
+        for tag, low, high, start, stop in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
+            if tag == "equal":
+                continue
+            for x, y in _paired(one[low:high], two[start:stop]):
+                part = x or y
+                if x is not None and y is not None:
+                    pending.append((x, y))
+                elif part is not None:
+                    note(Difference(x, y, None if part.kind in _STATEMENTS else around))
+
+    lists(a, b, heads)
+    while pending:
+        one, two = pending.pop()
+        if one.key == two.key or (id(one), id(two)) in seen:
+            continue
+        seen.add((id(one), id(two)))
+        if one.kind == two.kind == "list":
+            lists(one.parts, two.parts, (one, two))
+            continue
+        values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
+        plain = [[part for part in value.parts if not isinstance(part, Value)] for value in (one, two)]
+        alike = one.kind == two.kind and plain[0] == plain[1] and len(values[0]) == len(values[1])
+        differ = [(x, y) for x, y in zip(*values, strict=False) if x.key != y.key]
+        if alike and (len(differ) == 1 or (two.key not in one.inside and one.key not in two.inside)):
+            pending += differ
+            continue
+        inner = _inner(one, two)
+        note(Difference(one, two, wrapped=inner))
+        if inner is not None:
+            pending.append(inner)
+    gone = {each.a.key: spots for spots, each in found.items() if each.a is not None and each.b is None}
+    for spots, each in list(found.items()):
+        if each.a is None and each.b is not None and each.b.key in gone:
+            found[spots] = Difference(found.pop(gone.pop(each.b.key)).a, each.b)
+    return list(found.values())
+
+
+def _inner(one: Value, two: Value) -> tuple[Value, Value] | None:
+    """Where something was put around a value, or taken away from around one: that value in both versions."""
+    candidates = [(part, two) for part in one.parts if isinstance(part, Value)]
+    candidates += [(one, part) for part in two.parts if isinstance(part, Value)]
+    pairs = [(_likeness(x, y), x, y) for x, y in candidates if x.kind == y.kind]
+    like, *pair = max(pairs, key=lambda each: each[0], default=(0.0, one, two))
+    return (pair[0], pair[1]) if like > _WRAPPED else None
+
+
+def _paired(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:
+    """Effects of two versions, each beside the one that it became: the most alike first, in the order of both."""
+    if len(one) == len(two) and all(x.kind == y.kind for x, y in zip(one, two, strict=True)):
+        yield from zip(one, two, strict=True)
+        return
+    likeness = {
+        (i, j): 2.0 if around else _likeness(x, y)
+        for i, x in enumerate(one)
+        for j, y in enumerate(two)
+        if (around := x.key in y.inside or y.key in x.inside) or x.kind == y.kind  # a condition came, or a block
+    }
+    taken: dict[int, int] = {}
+    for (i, j), like in sorted(likeness.items(), key=lambda item: -item[1]):
+        crosses = any((i < k) != (j < m) for k, m in taken.items())
+        if like > _LIKE and i not in taken and j not in taken.values() and not crosses:
+            taken[i] = j
+    yield from ((one[i], two[j]) for i, j in taken.items())
+    left = [i for i, x in enumerate(one) if i not in taken and not any(x.key in two[j].inside for j in taken.values())]
+    right = [j for j, y in enumerate(two) if j not in taken.values() and not any(y.key in one[i].inside for i in taken)]
+    if len(left) == len(right):
+        yield from ((one[i], two[j]) for i, j in zip(left, right, strict=True))
+    else:
+        yield from ((one[i], None) for i in left)
+        yield from ((None, two[j]) for j in right)
+
+
+_LIKE = 0.1
+_WRAPPED = 0.5
+
+
+def _likeness(one: Value, two: Value) -> float:
+    """How alike two values are: by what they are made of, and more if both store to the same or call one name."""
+    heads = []
+    for value in (one, two):
+        first = value.parts[0] if value.parts else None
+        if value.kind == "do" and isinstance(first, Value) and first.kind == "call":
+            value, first = first, first.parts[0]  # noqa: PLW2901 - what is called counts
+        heads.append(first.parts[-1:] if value.kind == "call" and isinstance(first, Value) else first)
+    one_head, two_head = (head.key if isinstance(head, Value) else head for head in heads)
+    return len(one.inside & two.inside) / len(one.inside | two.inside) + 0.5 * (one_head == two_head)
