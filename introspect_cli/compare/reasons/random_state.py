@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.passes.pair import matched
+from introspect_cli.compare.passes import matched
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.settings.beginning import begins_later, first_draw, script_generators
 from introspect_cli.compare.settings.seedings import set_at, set_words

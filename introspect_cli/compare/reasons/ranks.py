@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.terms.words import how_far, what
+from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Phase, Site, Summary
 from introspect_cli.texts import count
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.join.microbatches import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.words import how_far, listed, what
+from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.match.values import merge_words, tied_to
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
@@ -27,6 +26,7 @@ from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.sites import PHASES, kind_code, phase_code
 from introspect_cli.compare.terms.table import EQUAL, OTHER
 from introspect_cli.compare.terms.words import although, how_far, listed, often, what
+from introspect_cli.compare.values import merge_words, tied_to
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:

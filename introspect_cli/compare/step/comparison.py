@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.gathered import Gathered
-from introspect_cli.compare.join.steps import Sides
-from introspect_cli.compare.resumed.goes_on import Goes, goes_on
-from introspect_cli.compare.resumed.parts import resumption_of
+from introspect_cli.compare.gathered import Gathered
+from introspect_cli.compare.resumed import Goes, goes_on, resumption_of
+from introspect_cli.compare.steps import Sides
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.names import owner_of, with_ancestors

@@ -13,23 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.match.correspondence import Correspondence
-from introspect_cli.compare.passes.learned import Learned
+from introspect_cli.compare.correspondence import Correspondence
 from introspect_cli.compare.terms.distance import nan_throughout
 from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.sites import KINDS, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Learned, Table
 from introspect_cli.compare.terms.watched import observed_kinds
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.join.gathered import Gathered
-    from introspect_cli.compare.join.steps import Paired
+    from introspect_cli.compare.gathered import Gathered
     from introspect_cli.compare.step.overview import Heat
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.step.structure import Structure
+    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.terms.distance import Layouts
     from introspect_cli.compare.terms.findings import Reach, Resumption
     from introspect_cli.compare.terms.result import Divergence

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.passes.learned import Learned
-from introspect_cli.compare.resumed.began import Carried, kept
+from introspect_cli.compare.resumed import Carried, kept
 from introspect_cli.compare.step.calls import Calls
 from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
 from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import WITHIN, Codes, Table, plain_of
+from introspect_cli.compare.terms.table import WITHIN, Codes, Learned, Table, plain_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:

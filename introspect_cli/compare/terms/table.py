@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from introspect_cli.compare.terms.distance import Floats, Layouts, distances
 from introspect_cli.records import Site, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from introspect_cli.compare.terms.sites import Alignment, Ids, Mask
     from introspect_cli.store.format.batch import StepBatch
 
@@ -53,6 +56,38 @@ class Because(IntEnum):
     """A resumed run read or drew it on its way to its place."""
     DEAD = 8
     """What rests on it is on record in both runs, and agrees."""
+
+
+class Learned(NamedTuple):
+    """What a walk over the steps has learned.
+
+    Attributes:
+        coarse: the first step that may begin with what was rounded to bfloat16 or float16; None while none may.
+        unsettled: parameters whose gradient was seen to be nothing but rounding, each with the step since when, and
+            whether that was so of some elements only.
+        let_pass: those of which something beyond the tolerance was let pass.
+        factor: how many times smaller than those of a the gradients inside the backward pass of b are (negative: how
+            many times larger), where ranks or microbatches are put together; None while that was not seen.
+        flows_back: whether gradients that were chosen are compared by that factor.
+        exact: values that ranks share out and whose samples are all equal, by step and site.
+    """
+
+    coarse: int | None = None
+    unsettled: Mapping[str, tuple[int, bool]] = MappingProxyType({})
+    let_pass: frozenset[str] = frozenset()
+    factor: int | None = None
+    flows_back: bool = False
+    exact: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def smaller(self) -> float:
+        """By what the gradients of b are smaller, as far as that was seen."""
+        return 1.0 if self.factor is None else self.factor if self.factor > 0 else -1.0 / self.factor
+
+    @property
+    def times(self) -> float | None:
+        """How many times those of a these gradients of b are; None where that was not seen."""
+        return None if self.factor is None else 1 / self.smaller
 
 
 class Half(NamedTuple):

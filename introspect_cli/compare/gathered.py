@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.closeup import samples_of
+from introspect_cli.compare.closeup import samples_of
 from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase, Status
@@ -21,9 +21,8 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.compare.passes.learned import Learned
-    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.compare.steps import Sides
+    from introspect_cli.compare.terms.table import Learned, Table
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.read.run import Run
 
