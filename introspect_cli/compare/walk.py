@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.passes import combine, cover, dead, dead_note, evaluates, matched, pair, tolerate, unsettle
-from introspect_cli.compare.reasons.base import judge
+from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.resumed import PLACE, Carried, is_gap, kept, resumed
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes

@@ -21,7 +21,6 @@ import numpy as np
 from introspect_cli.compare.answer.compared import Compared, copies_note
 from introspect_cli.compare.correspondence import Correspondence, correspond, other_roots
 from introspect_cli.compare.passes import unsettled_note
-from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.settings.files import tensor_files
 from introspect_cli.compare.step.comparison import Comparison
@@ -138,7 +137,7 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
 def _took_the_same(compared: Compared) -> bool:
     """Whether gradients that microbatches of a step add up to agree, or their losses tell: then it is one batch."""
     outcome = compared.outcomes[0]
-    if outcome.cause is not None and outcome.cause.reason == Split.word:
+    if outcome.cause is not None and outcome.cause.reason == "split":
         return True
     if outcome.first is None or outcome.step is None:
         return not compared.diverges

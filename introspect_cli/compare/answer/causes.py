@@ -1,4 +1,4 @@
-"""A changed file among the settings that differ, by the statement of it that is most likely the cause."""
+"""What may have caused the first divergence: changed statements and settings that differ, in one ranked list."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness, statement_words
+from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
+from introspect_cli.compare.terms.findings import Certainty
+from introspect_cli.compare.terms.result import Candidate, SettingChange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.changes.clues import CodeChanges
-    from introspect_cli.compare.terms.result import SettingChange
+    from introspect_cli.compare.reasons.explain import Explained
+
 
 _NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7), strict=False))
 _UNLIKELY = 0.45
@@ -64,3 +69,60 @@ def with_code(
             change = replace(change, a=other, b=where, weight=weight)  # noqa: PLW2901
         weighed.append((place.get(change.name, 0), change))
     return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))
+
+
+_NO_CAUSE = frozenset({"git", "sources", "nested"})
+"""Sources whose changes are told by others: what a commit changed stands in the files."""
+_ROOM = 240
+"""Characters that the likely causes may take in a sentence."""
+
+
+def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[SettingChange]) -> tuple[Candidate, ...]:
+    """Statements that reach the place, and settings that can explain it: equal values of several sources are one."""
+    statements = [
+        Candidate(
+            "statement",
+            one.change.scope,
+            None if one.change.a is None else one.change.a.text,
+            None if one.change.b is None else one.change.b.text,
+            Certainty.LIKELY,
+            one.change.place,
+        )
+        for one in (code.likely if code is not None else ())
+    ]
+    on_record = {(str(one.fields.get("a")), str(one.fields.get("b"))) for one in told.proved if "name" in one.fields}
+    merged: dict[tuple[str | None, str | None] | tuple[str, str], list[SettingChange]] = {}
+    for change in settings:
+        file = change.source == "sources" and code is not None and (code.unread or not code.ranked)
+        if change.explains and (change.source not in _NO_CAUSE or file):
+            tells = None not in (change.a, change.b) and change.a != ""
+            merged.setdefault((change.a, change.b) if tells else (change.source, change.name), []).append(change)
+    return (*statements, *(_setting(members, on_record) for members in merged.values()))
+
+
+def _setting(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
+    """One setting, by the name that somebody gave it: of the command line before what was made of it."""
+    named = min(members, key=lambda change: change.source not in {"command", "environment", "options"})
+    certainty = Certainty.PROVED if (str(named.a), str(named.b)) in on_record else Certainty.LIKELY
+    sources = ", ".join(dict.fromkeys(change.source for change in members))
+    return Candidate("setting", named.name, named.a, named.b, certainty, sources)
+
+
+def likely_words(
+    told: Explained, causes: Sequence[Candidate], strong: AbstractSet[tuple[str, str]], settled: AbstractSet[str]
+) -> list[str]:
+    """The likeliest causes in words, at most three; nothing that the findings say already."""
+    said = "; ".join(one.text for one in told.proved)
+    names = {name for source, name in strong if source not in settled}
+    likely = [one for one in causes if one.kind == "statement" or one.name in names]
+    words = [text for one in likely if (text := candidate_words(one)) and text not in said][:3]
+    while len(words) > 1 and sum(map(len, words)) > _ROOM:
+        words.pop()
+    return words
+
+
+def candidate_words(one: Candidate) -> str:
+    """A cause in a line: `model.py:41 (Block.__init__)`, `--lr 0.05 -> 0.06`."""
+    if one.kind == "statement":
+        return f"{one.line}{f' ({one.name})' if one.name else ''}"
+    return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
