@@ -24,6 +24,8 @@ from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
 from introspect_cli.tensors.summarizer import Summarizer
 
+pytestmark = pytest.mark.gpu
+
 CPU = torch.device("cpu")
 
 
