@@ -74,7 +74,7 @@ class Question:
 
 def row_of(document: dict[str, Any]) -> dict[str, Any]:
     """What the JSON document of `diff` or `check` decides; columns that say nothing are left out."""
-    if "findings" in document:
+    if "verdict" not in document:
         keys = ("rule", "level", "step", "site", "rank")
         return {"findings": sorted([finding.get(key) for key in keys] for finding in document["findings"])}
     first = document.get("first") or {}

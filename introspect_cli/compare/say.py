@@ -74,6 +74,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "drawn-alike": "{by} drew it from the same random state: it had other arguments, or the script changed it after",
     "not-restored": "the later run began with other values than the earlier run had then ({names}): the checkpoint did "
     "not restore them",
+    "upstream": "what went into it differs already, first of all {name}",
     # random states
     "seeded": "{by} {a} -> {b}[ ({line})]",
     "set-state": "{by} sets another state[ ({line})]",
@@ -143,7 +144,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "another place",
     "collective-count": "there are {a} collectives of {name} in the step of a and {b} in b",
     # splits
-    "split": "a takes {a}, b {b}",
     "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of a "
     "step are added up, not averaged: divide each by {number}",
     "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they "
@@ -154,6 +154,7 @@ _PROVED: Final[Mapping[str, str]] = {
 }
 
 _LIKELY: Final[Mapping[str, str]] = {
+    "split": "a takes {a}, b {b}",
     "no-optimizer": "no optimizer steps in {side}",
     "memory-format": "{name} is {a} in a and {b} in b, which may choose another kernel",
     "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may differ "
@@ -168,6 +169,8 @@ _LIKELY: Final[Mapping[str, str]] = {
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, under no_grad, not part of the loss, "
     "or not of "
     "the optimizer)",
+    "split-clipped": "the gradients are no multiples of one another, and their norm is {norm} as clipping "
+    "leaves it: {side} clips, or sets gradients to zero, before those of all microbatches are added up",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
     "no-sync": "with {passes} backward passes, gradients may be reduced after each of them in {side} (no_sync)",
 }
@@ -254,7 +257,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "draws-in-step": "random draws of one run since the step began",
     "sent": "what the ranks compute and send",
     "order-of-collectives": "the order of collectives",
-    "first-of-step": "the first record of the step that differs",
     "elsewhere": "what is outside of the records or of what was selected",
 }
 

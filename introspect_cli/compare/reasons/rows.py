@@ -280,6 +280,7 @@ ROWS: Final = (
         "unknown: what went into it differs, too",
         priority=100,
         applies=start.of_propagated,
-        left=start.left_upstream,
+        find=(start.upstream,),
+        left=lambda _: ("elsewhere",),
     ),
 )

@@ -18,6 +18,7 @@ from introspect_cli.compare.step.rests_on import updates_by_hand
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.table import EQUAL, OTHER
+from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ def of_propagated(step: Step, position: int) -> Cause | None:
     return cause("propagated", role=Role.PROPAGATED)
 
 
-def left_upstream(at: View) -> Iterator[str]:
-    """The first of the step, or what lies outside of it."""
-    yield "first-of-step" if at.step.sites[0] != at.site else "elsewhere"
+def upstream(at: View) -> Iterator[Finding]:
+    """Another record of the step differs before it."""
+    if at.step.sites[0] != at.site:
+        yield found("upstream", name=what(at.step.sites[0]))
