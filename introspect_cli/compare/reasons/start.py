@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import attributes, attributes_of, of_losses
-from introspect_cli.compare.reasons.ranks import with_copies
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.say import found
-from introspect_cli.compare.settings.beginning import filled, filled_on_ranks
+from introspect_cli.compare.settings.beginning import filled
 from introspect_cli.compare.step.rests_on import updates_by_hand
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.result import Role, Size
@@ -74,9 +73,7 @@ def drawn(at: View) -> Iterator[Finding]:
         return
     if at.site.kind is Kind.BUFFER:
         yield from attributes_of(at, at.site.fqn.rpartition(".")[0])
-    side = with_copies(at.first)
-    on_ranks = list(filled_on_ranks(at.runs[side == "b"], side, at.site.fqn)) if side else []
-    yield from on_ranks or filled(at.runs, at.first.rank, at.site.fqn)
+    yield from filled(at.runs, at.first.rank, at.site.fqn)
 
 
 def tied(at: View) -> Iterator[Finding]:
