@@ -83,13 +83,13 @@ _PROVED: Final[Mapping[str, str]] = {
     "before it agree]",
     "first-draw": "the first draw that differs is {event}, in {side} only[; {before} draws before it agree]",
     "first-seeding": "the first seeding that differs is {event}, in {side} only[; {before} draws before it agree]",
-    "draw-later": "the first draw that differs is {event} in {side}; the other run has it after {draws} draws[ "
+    "draw-later": "the first that differs is {event} in {side}; the other run has it after {draws} draws[ "
     "({line})]"
     "[; {before} draws before it agree]",
     "draws-differ": "the first draw that differs is {a} in a and {b} in b[; {before} draws before it agree]",
     "draw-between": "random numbers were drawn between {after} and {before} in {side} and not in {other}",
     "draw-by": "{module}[, after {after},] drew random numbers in {side} and not in {other}",
-    "exchanged-draws": "in b it is the one before {other} in a, and the other way round: they run in a different order",
+    "exchanged-draws": "in b it is that of {other} in a, and the other way round: they run in a different order",
     "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
     "different "
     "numbers (capture --seed seeds all generators)",
