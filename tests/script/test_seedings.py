@@ -69,13 +69,13 @@ def answer(tmp_path_factory, forks):
         (
             THERE,
             "if step == 1: torch.set_rng_state(kept)",
-            "cause: torch.set_rng_state (train.py:19) sets it in b only.",
+            "torch.set_rng_state (train.py:19) sets it in b only.",
         ),
         (THERE, "if step == 2: torch.manual_seed(5)", "cause: torch.manual_seed(5) (train.py:19) sets it in b only."),
         (
             WITHIN,
             "if step == 1: torch.manual_seed(5)",
-            "equal; cause: torch.manual_seed(5) (train.py:21) sets it in b only.",
+            "cause: torch.manual_seed(5) (train.py:21) sets it",
         ),
     ],
 )
