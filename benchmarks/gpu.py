@@ -32,6 +32,9 @@ if "--dry-run" in sys.argv:
 import gpu_ways
 import measuring
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+import reference_rows as reference
 import torch
 import workloads
 from measuring import Row, bounded
@@ -40,7 +43,6 @@ from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.records import Kind, Status
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
-from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.gpu.devices import Devices

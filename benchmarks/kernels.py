@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from measuring import Row, bounded, quickest, seconds, show
 
-from introspect_cli.tensors import kernels, parallel, reference
+from introspect_cli.tensors import kernels, parallel
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -139,13 +139,6 @@ def latencies(device: torch.device, within: float) -> Iterator[Row]:
     summarizer.close()
 
 
-def without_compiled(within: float) -> Iterator[Row]:
-    """What remains where there are no compiled kernels."""
-    x = torch.randn(1 << 20)
-    rate = x.numel() * 4 / 1e9 / quickest(lambda: reference.row(x), within)
-    yield bounded("without compiled kernels, all three, 4 MB", rate, "GB/s")
-
-
 def main() -> None:
     """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -160,8 +153,6 @@ def main() -> None:
     show(bandwidths(device, options.megabytes, options.seconds))
     show(types(device, options.seconds))
     show(latencies(device, options.seconds))
-    if device.type == "cpu":
-        show(without_compiled(options.seconds))
 
 
 if __name__ == "__main__":

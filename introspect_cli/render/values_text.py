@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.compare.element.pattern import TensorDifference
+    from introspect_cli.compare.element.elements import TensorDifference
     from introspect_cli.compare.join.closeup import Closeup
     from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.inspect.overview import Stored

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from introspect_cli.machine import processors
+from introspect_cli.tensors import fallback, parallel
 from introspect_cli.tensors import kernels as k
-from introspect_cli.tensors import parallel, reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces
 
@@ -224,19 +224,25 @@ class Engine:
         """Summarise any strided CPU tensor into a row."""
         code = CODES.get(tensor.dtype)
         if code is None:
-            row = reference.row(
-                tensor, with_stats=with_stats, with_sketch=with_sketch, sorted_stats=sorted_stats, runs=runs
-            )
-            out[:] = row.numpy().view(np.uint64)
-            return
-        flags = k.STATS * with_stats | k.SKETCH * with_sketch
+            out[:] = fallback.row(tensor, runs).numpy().view(np.uint64)
+        else:
+            self._by_kernels(out, tensor, code, k.STATS * with_stats | k.SKETCH * with_sketch, runs)
+        if sorted_stats and fallback.has_values(tensor.dtype) and tensor.numel():
+            order = fallback.order_words(tensor, sorted_stats)
+            out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
+
+    def _by_kernels(
+        self,
+        out: r.Rows,
+        tensor: torch.Tensor,
+        code: int,
+        flags: int,
+        runs: Sequence[tuple[int, torch.Tensor]] | None,
+    ) -> None:
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
         is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
         if not (is_strided and self.strided(out.ctypes.data, tensor, code, table, flags)):
             self._runs(out, self._pieces(tensor) if runs is None else runs, code, table, flags)
-        if sorted_stats and reference.has_values(tensor.dtype) and tensor.numel():
-            order = reference.order_words(tensor, sorted_stats)
-            out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
 
     def _pieces(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """As `views.pieces`, and quicker: the kernel copies in the order of the source's memory."""

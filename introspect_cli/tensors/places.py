@@ -117,7 +117,7 @@ def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def runs(local: torch.Tensor, whole: Sequence[int], part: Part) -> Iterator[tuple[int, torch.Tensor]]:
-    """A part's runs, each with its global index: what `reference.row` and the compiled kernels take."""
+    """A part's runs, each with its global index: what `fallback.row` and the compiled kernels take."""
     flat = local.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     at = 0
     for offset, length in run_offsets(part, whole):

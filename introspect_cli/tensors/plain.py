@@ -107,7 +107,7 @@ class PlainTensors:
 
     def _on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
         """The short way of an ordinary tensor on a GPU, strided as it may be."""
-        engine = self.slots.devices.engine(tensor.device)
+        engine = None if self.slots.sorted_stats else self.slots.devices.engine(tensor.device)
         if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             return False
         if tensor.is_neg() or tensor.is_conj() or capturing():

@@ -68,7 +68,7 @@ class Summarizer:
         threads: int | None = None,
     ) -> None:
         wanted = tuple(sorted_stats)
-        devices = Devices(stats=stats, sketch=sketch, sorted_stats=wanted)
+        devices = Devices(stats=stats, sketch=sketch)
         self._slots = slots = Slots(Engine(threads), devices, new_memory(), k.STATS * stats | k.SKETCH * sketch, wanted)
         self._engine, self._devices, self._memory, self._arena = slots.engine, devices, slots.memory, slots.arena
         self._layout_of, self._layouts, self._notes = slots.layout_of, slots.layouts, slots.notes

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from introspect_cli.records import Layout, Status
-from introspect_cli.tensors import checksum, parallel, reference, values
+from introspect_cli.tensors import checksum, fallback, parallel, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu.devices import CAPTURING, capturing
@@ -67,31 +67,34 @@ class UnusualTensors:
             self._slots.notes.header_of[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
         if parts.text or parts.status is not Status.OBSERVED:
             self._slots.notes.note(slot, parts.status, values.short(parts.text))
-        if not reference.has_values(parts.values.dtype):
+        if not fallback.has_values(parts.values.dtype):
             self._slots.bits_only(slot, parts.values.dtype)
         device = parts.values.device
         if device.type == "cuda" and capturing():
             self._slots.notes.note(slot, Status.NOT_OBSERVED, CAPTURING)
-        elif device.type == "cpu":
+        elif device.type == "cpu" or parts.bits or self._slots.sorted_stats:
             self._on_cpu(self._slots.arena.row(slot), parts)
         else:
-            self._slots.devices.add(slot, parts)
+            self._slots.devices.add(slot, parts.values, parts.runs)
 
     def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
+        """Summarise what is in host memory, or is copied there: what has parts of its own, or is sorted."""
         assert parts.values is not None
         self._slots.engine.fill(
             row,
-            parts.values,
+            parts.values.cpu(),
             with_stats=bool(self._slots.flags & k.STATS),
             with_sketch=bool(self._slots.flags & k.SKETCH),
             sorted_stats=self._slots.sorted_stats,
-            runs=parts.runs,
+            runs=parts.runs and [(first, run.cpu()) for first, run in parts.runs],
         )
         if parts.bits:
             part = r.empty(1)[0]
             total = 0
             for offset, tensor in parts.bits:
-                self._slots.engine.fill(part, tensor, with_stats=False, with_sketch=False, runs=keyed(tensor, offset))
+                self._slots.engine.fill(
+                    part, tensor.cpu(), with_stats=False, with_sketch=False, runs=keyed(tensor.cpu(), offset)
+                )
                 total += int(part[r.RAW])
             row[r.RAW] = total & checksum.MASK
 

@@ -8,9 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from introspect_cli.compare.element.elements import rounded, ulp_bins, ulp_words
+from introspect_cli.compare.element.elements import difference, rounded, ulp_bins, ulp_words
 from introspect_cli.compare.element.grid import picture_of, smaller, tile_of
-from introspect_cli.compare.element.pattern import About, difference
 
 FLOAT32 = ("float32", "float32")
 
@@ -23,58 +22,37 @@ def planted(shape, at, change=lambda x: x + 1.0, seed=0):
     return a, b
 
 
-def clauses(shape, at, about=None, change=lambda x: x * 1.7 + np.random.default_rng(9).standard_normal(x.shape)):
+def clauses(shape, at, change=lambda x: x * 1.7 + np.random.default_rng(9).standard_normal(x.shape), *, samples=False):
     a, b = planted(shape, at, lambda x: np.asarray(change(x), np.float32))
-    return "; ".join(difference(a, b, FLOAT32, about).where)
-
-
-def above(n):
-    return np.triu(np.ones((n, n), bool), 1)
+    return "; ".join(difference(a, b, FLOAT32, samples=samples).where)
 
 
 def every_seventh(size):
     return np.unravel_index(np.arange(3, size[0] * size[1], 7), size)
 
 
-SAMPLES = About(samples=True)
-PADDED = np.arange(10) >= np.array([[10], [7], [4], [9]])
-
 PLANTED = {
-    "one row": ((16, 24), np.s_[3], None, "row 3 alone (of 16), every element there"),
-    "one column": ((16, 24), np.s_[:, 0], None, "column 0 alone (of 24), every element there"),
-    "a range": ((16, 24), np.s_[4:8, 2:5], None, "rows 4 to 7 (of 16); columns 2 to 4 (of 24), every element there"),
-    "one element": ((16, 24), np.s_[3:4, 5:6], None, "one element alone, [3, 5]"),
-    "all": ((4, 5), np.s_[:], None, "all of them"),
-    "all but one row": ((16, 24), np.s_[np.arange(16) != 7], None, "all but row 7 (of 16)"),
-    "every fourth column": ((8, 32), np.s_[:, 1::4], None, "every fourth of 32 columns, from 1"),
-    "every fourth up to": ((8, 32), np.s_[:, 1:18:4], None, "every fourth of 32 columns, from 1 to 17"),
-    "what tiles leave": ((8, 70), np.s_[:, 64:], None, "the last 6 of 70 columns, what tiles of 64 leave over"),
-    "last tile": ((8, 128), np.s_[:, 64:], None, "the last 64 of 128 columns, the last tile of 64"),
-    "blocks": ((8, 48), (slice(None), np.arange(48) % 12 < 4), None, "4 columns of every 12, from 0 (of 48)"),
-    "a few rows": ((16, 24), np.s_[[1, 2, 9, 15]], None, "rows 1, 2, 9, 15 (of 16)"),
-    "one sample": ((4, 6, 8), np.s_[2], SAMPLES, "sample 2 alone (of 4), every element there"),
-    "some of one sample": ((4, 6, 8), np.s_[2, ::5, 3], SAMPLES, "indices 0, 5 of dimension 1 (of 6); column 3"),
-    "a head's columns": ((4, 6, 32), np.s_[..., 8:16], About(heads=4), "head 1 alone (of 4, columns 8 to 15)"),
-    "a head's dimension": ((2, 4, 6, 6), np.s_[:, 3], About(heads=4), "head 3 alone (of 4), every element there"),
-    "two heads": ((4, 6, 32), np.s_[..., [*range(8), *range(24, 32)]], About(heads=4), "heads 0, 3 (of 4, 8 columns"),
-    "above the diagonal": ((2, 6, 6), (slice(None), above(6)), None, "above the diagonal"),
-    "below the diagonal": ((2, 6, 6), (slice(None), above(6).T), None, "below the diagonal"),
-    "on the diagonal": ((2, 6, 6), (slice(None), np.eye(6, dtype=bool)), None, "on the diagonal"),
-    "a whole diagonal": ((6, 6), np.eye(6, k=1, dtype=bool), None, "on a diagonal, +1 from the main one"),
-    "a part of one": ((6, 6), (np.arange(1, 4), np.arange(2, 5)), None, "rows 1 to 3 (of 6)"),
-    "counted through": ((6, 11), every_seventh((6, 11)), None, "every seventh element from 3 on, counted through"),
-    "the end": ((8, 25), np.unravel_index(np.arange(168, 200), (8, 25)), None, "the last 32 of 200 elements, counted"),
-    "padding": ((4, 10, 3), PADDED, About(padding=PADDED), "only at positions that are padding (10 of 10)"),
-    "padding of heads": ((4, 2, 10, 3), (slice(None), slice(None)), About(padding=PADDED), "all of them"),
-    "no padding": ((4, 10, 3), ~PADDED, About(padding=PADDED), "at every position that is no padding, and at no other"),
-    "flattened padding": ((40, 3), PADDED.reshape(-1), About(padding=PADDED), "only at positions that are padding"),
+    "one row": ((16, 24), np.s_[3], False, "row 3 alone (of 16), every element there"),
+    "one column": ((16, 24), np.s_[:, 0], False, "column 0 alone (of 24), every element there"),
+    "a range": ((16, 24), np.s_[4:8, 2:5], False, "rows 4 to 7 (of 16); columns 2 to 4 (of 24), every element there"),
+    "one element": ((16, 24), np.s_[3:4, 5:6], False, "one element alone, [3, 5]"),
+    "all": ((4, 5), np.s_[:], False, "all of them"),
+    "all but one row": ((16, 24), np.s_[np.arange(16) != 7], False, "all but row 7 (of 16)"),
+    "every fourth column": ((8, 32), np.s_[:, 1::4], False, "every fourth of 32 columns, from 1"),
+    "every fourth up to": ((8, 32), np.s_[:, 1:18:4], False, "every fourth of 32 columns, from 1 to 17"),
+    "a few rows": ((16, 24), np.s_[[1, 2, 9, 15]], False, "rows 1, 2, 9, 15 (of 16)"),
+    "one sample": ((4, 6, 8), np.s_[2], True, "sample 2 alone (of 4), every element there"),
+    "some of one sample": ((4, 6, 8), np.s_[2, ::5, 3], True, "indices 0, 5 of dimension 1 (of 6); column 3"),
+    "a part of one": ((6, 6), (np.arange(1, 4), np.arange(2, 5)), False, "rows 1 to 3 (of 6)"),
+    "counted through": ((6, 11), every_seventh((6, 11)), False, "every seventh element from 3 on, counted through"),
+    "the end": ((8, 25), np.unravel_index(np.arange(168, 200), (8, 25)), False, "the last 32 of 200 elements, counted"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_places_are_named(name):
-    shape, at, about, wanted = PLANTED[name]
-    assert wanted in clauses(shape, at, about)
+    shape, at, samples, wanted = PLANTED[name]
+    assert wanted in clauses(shape, at, samples=samples)
 
 
 def test_scattered_places_have_no_shape():
@@ -98,17 +76,11 @@ RELATIONS = {
     "constant": (np.s_[2], lambda x: x * 0 + 3, "b is 3 in all of them"),
     "factor": (np.s_[:], lambda x: x * 2, "b is 2 times a"),
     "negated": (np.s_[:], lambda x: -x, "b is -a"),
-    "summand": (np.s_[:], lambda x: x + np.float32(0.5), "b is a + 0.5"),
     "nan": (np.s_[1], lambda x: x * np.nan, "b is NaN in all of them"),
     "infinite": (np.s_[1], lambda x: x * 0 + np.inf, "b is infinite in all of them"),
     "bfloat16": (np.s_[:], lambda x: rounded(x, "bfloat16"), "b is a rounded to bfloat16"),
     "float16": (np.s_[:], lambda x: x.astype(np.float16).astype(np.float32), "b is a rounded to float16"),
-    "clamped": (np.s_[:], lambda x: np.clip(x, -0.5, 0.75), "b is a clamped to -0.5 to 0.75"),
-    "moved": (np.s_[:], lambda x: np.roll(x, 1, 0), "b is a moved by 1 along dimension 0"),
-    "moved back": (np.s_[:], lambda x: np.roll(x, -1, 1), "b is a moved by -1 along dimension 1"),
-    "reversed": (np.s_[:], lambda x: x[:, ::-1], "b is a with dimension 1 reversed"),
     "transposed": (np.s_[:], lambda x: x.T.copy(), "b is a transposed"),
-    "rows shuffled": (np.s_[:], lambda x: x[[3, 1, 0, 2, 4, 5, 7, 6]], "slices of a along dimension 0 in another"),
     "shuffled": (np.s_[:], lambda x: np.sort(x.reshape(-1)).reshape(8, 8), "the values of a in another order"),
 }
 

@@ -160,12 +160,6 @@ def test_the_answer_names_what_a_framework_did_not_restore(resume, framework, pa
     assert all(found[part] is Restored.YES for part in PARTS.values()), found
 
 
-def test_what_the_trainer_reads_to_get_to_its_place_is_a_note(resume):
-    result = resume("trainer")
-    assert result.resumed.thrown_away == 1
-    assert any("read 1 batch in its first step and discarded it" in note for note in result.notes)
-
-
 @pytest.mark.parametrize("framework", LIBRARIES)
 def test_a_lost_optimizer_is_reported_with_its_count(resume, framework):
     result = resume(framework, ("optimizer",))

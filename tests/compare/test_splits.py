@@ -192,7 +192,7 @@ def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_floa
     cut, other = (introspect("diff", "a", name).stdout for name in ("cut", "other"))
     assert cut.startswith("Over the samples of each step, the runs are the same")
     assert "0.0001 of the values; those in bfloat16 or float16, and what comes of them, by 0.03." in cut
-    place = f"First divergence at step {changed}: the output of Net.first (First) differs although its inputs"
+    place = f"First divergence at step {changed}: the output of Net.first (First) differs although its"
     assert other.startswith(place) is said
 
 

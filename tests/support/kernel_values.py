@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import reference_rows as reference
 import torch
 
-from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import reference_rows as reference
 import torch
 from opcapture import captured, records
 from summaries import taken
@@ -17,7 +18,6 @@ from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.format.arrow import Message
 from introspect_cli.store.format.schemas import record_columns
-from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import buffers, devices, launch
 from introspect_cli.tensors.gpu.buffers import DeviceRows
@@ -256,7 +256,7 @@ def on_a_device(summarizer, monkeypatch, cuda):
     monkeypatch.setattr(
         summarizer._unusual,
         "_on_cpu",
-        lambda _row, parts: summarizer._devices.add(len(summarizer._layout_of) - 1, parts),
+        lambda _row, parts: summarizer._devices.add(len(summarizer._layout_of) - 1, parts.values, parts.runs),
     )
 
 

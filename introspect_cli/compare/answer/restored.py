@@ -38,10 +38,9 @@ def with_origins(answer: DiffResult, compared: Compared) -> DiffResult:
     resumed = next((outcome.resumption for outcome in outcomes if outcome.resumption is not None), None)
     if resumed is None:
         return answer.with_findings(Origin, causes)
-    notes = (*answer.notes, *_notes(resumed))
     sentence, lost = with_head(answer, resumed), best.lost if best is not None else []
     origins = _with_parts(resumed, answer.first, lost, causes)
-    answer = replace(answer, sentence=sentence, notes=notes, findings=(*answer.findings, resumed))
+    answer = replace(answer, sentence=sentence, findings=(*answer.findings, resumed))
     return answer.with_findings(Origin, origins)
 
 
@@ -115,22 +114,6 @@ def together(parts: Sequence[Part], of_one: str = "") -> list[str]:
         words = f"random state{'s' * (len(names) > 1)} of {listed(names)}" if names else name
         clauses.append(f"{words}{f' ({text})' if text else ''}{of_one if len(names) == 1 else ''}")
     return clauses
-
-
-def _notes(resumed: Resumption) -> list[str]:
-    """What a resumed run read and drew only to get to where it goes on."""
-    notes = []
-    if resumed.thrown_away:
-        much = count(resumed.thrown_away, "batch", "batches")
-        them = "it" if resumed.thrown_away == 1 else "them"
-        notes.append(
-            f"Run {resumed.run} read {much} in its first step and discarded {them}, to get to its place in the data."
-        )
-    if resumed.in_time:
-        s, differ, are = ("", "differs", "is") if len(resumed.in_time) == 1 else ("s", "differ", "are")
-        names = f"The random state{s} of {listed(resumed.in_time)}"
-        notes.append(f"{names} {differ} when run {resumed.run} begins and {are} restored within its first step.")
-    return notes
 
 
 def _with_parts(

@@ -1,22 +1,29 @@
 """Two whole tensors, element by element: how many differ, by how much, and where; and how one follows from the other.
 
+"0.3 % of the elements differ" is a fact and no lead. That they are columns 96 to 127, one sample of the batch, or every
+fourth element is one. So the places that differ are held against the shapes that faults have. A shape is told only
+where it holds of every place that differs; "every element there" only where nothing in it is equal.
+
 Equal means the same bits, as everywhere: -0.0 differs from 0.0; a NaN equals a NaN here, since numpy has no payloads
 to show. How far two floating point numbers are apart is counted in numbers that could stand between them: a unit in the
 last place (ULP) is one representable number to the next. Rounding moves results by a few of them, whatever their size;
 a fault moves them by thousands.
 
-A relation (a factor, a summand, a narrower type, another order) is told only where it holds of every element that
-differs, or of the whole tensors; a factor and a summand to a few roundings of the dtype. Where none holds, it may be
+A relation (a factor, a narrower type, another order) is told only where it holds of every element that
+differs, or of the whole tensors; a factor to a few roundings of the dtype. Where none holds, it may be
 that nothing but rounding differs: another order of a sum moves its result by a few units in the last place, and by more
 where large terms cancel. So the differences are held against the largest element.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from introspect_cli.compare.element.grid import Picture, picture_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +38,11 @@ MANTISSA = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 _LARGE_BIN = 24
 _ROUNDINGS = 16
 """Units in the last place of the largest element up to which differences are of the size of rounding."""
+
+LARGEST = 6
+"""How many of the largest differences are listed."""
+
+_MOST_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,30 @@ class Elements:
     where: tuple[int, ...]
     first: tuple[int, ...]
     rows: tuple[tuple[tuple[int, ...], complex, complex], ...]
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """How two tensors of one shape differ.
+
+    Attributes:
+        elements: how many differ, and where first and most.
+        largest: the largest differences, the largest first: index, value in a, value in b.
+        where: clauses on which elements differ; empty where they have no shape that is known here.
+        relation: clauses on how b follows from a.
+        ulps: how many elements differ by how many units in the last place: the bins' lower ends and counts.
+        unit: the dtype whose units these are; "" where there are none.
+        picture: where, as a grid.
+    """
+
+    shape: tuple[int, ...]
+    elements: Elements
+    largest: tuple[tuple[tuple[int, ...], complex, complex], ...]
+    where: tuple[str, ...]
+    relation: tuple[str, ...]
+    ulps: tuple[tuple[int, int], ...]
+    unit: str
+    picture: Picture
 
 
 def differing(a: NDArray[Any], b: NDArray[Any]) -> Mask:
@@ -95,6 +131,48 @@ def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
             for at in range(min(len(places), _KEPT))
         ),
     )
+
+
+def difference(
+    a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str], *, samples: bool = False
+) -> TensorDifference | None:
+    """How two arrays differ; None where their shapes do, or they hold no numbers."""
+    largest = elements(a, b)
+    if largest is None:
+        return None
+    mask = differing(a, b).reshape(a.shape)
+    distances = _distances(a, b)
+    bins, unit = ulp_bins(a, b, dtypes)
+    return TensorDifference(
+        shape=a.shape,
+        elements=largest,
+        largest=_largest(a, b, distances, mask),
+        where=where(mask, samples=samples) if largest.differing else (),
+        relation=relation(a, b, mask, unit) if largest.differing else (),
+        ulps=bins,
+        unit=unit,
+        picture=picture_of(distances, mask),
+    )
+
+
+def _distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    """|a - b|; infinite where only one is finite, or neither and they are not equal."""
+    wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+    with np.errstate(all="ignore"):
+        distances = np.abs(a.astype(wide) - b.astype(wide))
+    return np.where(np.isfinite(distances), distances, np.inf)
+
+
+def _largest(
+    a: NDArray[Any], b: NDArray[Any], distances: NDArray[np.float64], mask: Mask
+) -> tuple[tuple[tuple[int, ...], complex, complex], ...]:
+    places = np.flatnonzero(mask)
+    order = places[np.argsort(-distances.reshape(-1)[places], kind="stable")[:LARGEST]]
+    largest = []
+    for flat in order.tolist():
+        index = index_of(flat, a.shape)
+        largest.append((index, a[index].item(), b[index].item()))
+    return tuple(largest)
 
 
 def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple[tuple[tuple[int, int], ...], str]:
@@ -152,6 +230,91 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
     return np.where(np.isfinite(single), bits.astype(np.uint32).view(np.float32), single).astype(np.float32)
 
 
+# --- which elements
+
+
+def where(mask: Mask, *, samples: bool = False) -> tuple[str, ...]:
+    """Which elements differ, as clauses, each true of all of them; `samples` where the first dimension is the batch's.
+
+    Told are boxes (an index or a range of a dimension), strides and ends.
+    """
+    places = np.flatnonzero(mask)
+    if mask.size == 1:
+        return ()
+    if len(places) == mask.size:
+        return ("all of them",)
+    if len(places) == 1:
+        return (f"one element alone, {list(index_of(int(places[0]), mask.shape))}",)
+    boxed = [np.flatnonzero(mask.any(axis=tuple(d for d in range(mask.ndim) if d != dim))) for dim in range(mask.ndim)]
+    narrow = [(dim, hit) for dim, hit in enumerate(boxed) if len(hit) < mask.shape[dim]]
+    clauses = [clause for dim, hit in narrow if (clause := _in_dimension(dim, hit, mask.shape, samples=samples))]
+    if math.prod(len(hit) for hit in boxed) != len(places):
+        return (*clauses, *filter(None, [_counted_through(places, mask.shape)]))
+    return (*clauses[:-1], f"{clauses[-1]}, every element there") if clauses else ()
+
+
+def _called(dim: int, shape: tuple[int, ...], *, samples: bool) -> tuple[str, str, str]:
+    """What a dimension's indices are called: one, several, and of which dimension."""
+    if dim == 0 and samples:
+        return "sample", "samples", ""
+    if len(shape) == 1:
+        return "element", "elements", ""
+    if dim == len(shape) - 1:
+        return "column", "columns", ""
+    if dim == 0 and len(shape) == 2:
+        return "row", "rows", ""
+    return "index", "indices", f" of dimension {dim}"
+
+
+def _in_dimension(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...], *, samples: bool) -> str:
+    """Which indices of a dimension are hit, as a clause; "" where they form no shape."""
+    size = shape[dim]
+    one, several, of = _called(dim, shape, samples=samples)
+    if len(hit) == 1:
+        return f"{one} {hit[0]}{of} alone (of {size:,})"
+    if len(hit) == size - 1:
+        missing = next(iter(set(range(size)) - set(hit.tolist())))
+        return f"all but {one} {missing}{of} (of {size:,})"
+    clause = _progression(hit, size, several, of)
+    if not clause and len(hit) <= _MOST_LISTED:
+        clause = f"{several} {', '.join(map(str, hit.tolist()))}{of} (of {size:,})"
+    return clause
+
+
+def _progression(hit: NDArray[np.intp], size: int, several: str, of: str) -> str:
+    """A range of indices, or every n-th of them; "" where they are none."""
+    low, high = int(hit[0]), int(hit[-1])
+    steps = np.diff(hit)
+    if (steps == 1).all():
+        if high == size - 1:
+            return f"the last {len(hit):,} of {size:,} {several}{of}"
+        return f"{several} {low} to {high}{of} (of {size:,})"
+    stride = int(steps[0])
+    if len(hit) > 2 and (steps == stride).all():
+        ends = "" if low < stride and high + stride >= size else f" to {high}"
+        return f"every {_th(stride)} of {size:,} {several}{of}, from {low}{ends}"
+    return ""
+
+
+def _th(number: int) -> str:
+    words = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+    return words[number - 2] if number <= 8 else f"{number}th"
+
+
+def _counted_through(places: NDArray[np.intp], shape: tuple[int, ...]) -> str:
+    """A stride or an end in the elements counted through, where no dimension alone tells it."""
+    size = math.prod(shape)
+    if len(shape) < 2 or len(places) < 3:
+        return ""
+    steps = np.diff(places)
+    stride = int(np.gcd.reduce(steps))
+    if stride > 1 and (steps == stride).all() and shape[-1] % stride:
+        return f"every {_th(stride)} element from {int(places[0])} on, counted through"
+    if (steps == 1).all() and int(places[-1]) == size - 1:
+        return f"the last {len(places):,} of {size:,} elements, counted through"
+    return ""
+
+
 # --- how one follows from the other
 
 
@@ -167,13 +330,7 @@ def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tu
     infinite = _not_finite(one, two)
     if infinite:
         return (infinite,)
-    clauses = (
-        _constant(one, two),
-        _proportion(one, two, a.dtype),
-        _precision(a, b),
-        _clamp(a, b, mask),
-        _order(a, b),
-    )
+    clauses = _constant(one, two), _proportion(one, two, a.dtype), _precision(a, b), _order(a, b)
     return tuple(filter(None, clauses)) or _rounding(a, b, one, two, unit)
 
 
@@ -199,7 +356,7 @@ def _constant(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
 
 
 def _proportion(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dtype[Any]) -> str:
-    """One factor or one summand that makes b of a, to a few roundings of the dtype."""
+    """One factor that makes b of a, to a few roundings of the dtype."""
     if len(one) < 4 or len(np.unique(one)) < 3:
         return ""
     tiny = float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-52
@@ -210,10 +367,6 @@ def _proportion(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dt
         factor = float(np.median(two / one))
         if factor and abs(factor - 1) > 64 * tiny and (np.abs(two - factor * one) <= 4 * tiny * np.abs(two)).all():
             return f"b is {factor:.7g} times a"
-    summand = float(np.median(two - one))
-    slack = 2 * tiny * (np.abs(one) + np.abs(two))
-    if abs(summand) > 64 * float(slack.max()) and (np.abs(two - one - summand) <= slack).all():
-        return f"b is a {'+' if summand > 0 else '-'} {abs(summand):.7g}"
     return ""
 
 
@@ -224,16 +377,6 @@ def _precision(a: NDArray[Any], b: NDArray[Any]) -> str:
             return f"b is a rounded to {name}"
         if not differing(rounded(b, name), a).any():
             return f"a is b rounded to {name}"
-    return ""
-
-
-def _clamp(a: NDArray[Any], b: NDArray[Any], mask: Mask) -> str:
-    for names, wide, narrow in (("b is a", a, b), ("a is b", b, a)):
-        low, high = narrow.min(), narrow.max()
-        ends = np.unique(narrow[mask])
-        at_ends = low < high and len(ends) <= 2 and np.isin(ends, [low, high]).all() and mask.sum() > 1
-        if at_ends and np.array_equal(np.clip(wide, low, high), narrow):
-            return f"{names} clamped to {float(low):.6g} to {float(high):.6g}"
     return ""
 
 
@@ -257,25 +400,5 @@ def _order(a: NDArray[Any], b: NDArray[Any]) -> str:
         return ""
     if len(np.unique(a)) < 3:
         return ""
-    if a.ndim == 2 and a.shape[0] == a.shape[1] and np.array_equal(a.T, b):
-        return "b is a transposed"
-    for dim in range(a.ndim):
-        size = a.shape[dim]
-        if size < 2:
-            continue
-        if np.array_equal(np.flip(a, dim), b):
-            return f"b is a with dimension {dim} reversed"
-        for shift in {1, size - 1, size // 2}:
-            if np.array_equal(np.roll(a, shift, dim), b):
-                way = shift if shift <= size // 2 else shift - size
-                return f"b is a moved by {way} along dimension {dim}"
-        if _same_slices(a, b, dim):
-            return f"b holds the slices of a along dimension {dim} in another order"
-    return "b holds the values of a in another order"
-
-
-def _same_slices(a: NDArray[Any], b: NDArray[Any], dim: int) -> bool:
-    one, two = (np.moveaxis(side, dim, 0).reshape(side.shape[dim], -1) for side in (a, b))
-    held = ([row.tobytes() for row in np.ascontiguousarray(side)] for side in (one, two))
-    first, second = (sorted(rows) for rows in held)
-    return first == second and len(set(first)) > 1
+    turned = a.ndim == 2 and np.array_equal(a.T, b)
+    return "b is a transposed" if turned else "b holds the values of a in another order"

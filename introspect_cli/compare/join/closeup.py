@@ -1,21 +1,17 @@
 """A divergence looked at element by element, with what went into it.
 
-Whole tensors say what their summaries cannot, but not what their dimensions mean. What else a run holds tells that: as
-many as the batch has are samples, a module that says `n_head = 8` has eight heads, and a batch that was stored whole
-shows which positions are padding. A run that was captured with `--per-sample` keeps a checksum and a sketch for each
-index of a tensor's first dimension, so that no whole tensor is needed to know whether one sample is wrong or all of
-them.
+A run that was captured with `--per-sample` keeps a checksum and a sketch for each index of a tensor's first dimension,
+so that no whole tensor is needed to know whether one sample is wrong or all of them.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.element.pattern import About, TensorDifference, difference
+from introspect_cli.compare.element.elements import TensorDifference, difference
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Tensors, relative, sketch_norms
 from introspect_cli.compare.terms.sites import columns, kind_code
@@ -32,12 +28,10 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.result import DiffResult, Divergence
     from introspect_cli.store.read.run import Run
 
-_HEADS = re.compile(r"(?:n|num)_(?:attention_)?heads?|heads|nhead|num_attention_heads")
 _ACTIVATIONS = frozenset(
     {Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT, Kind.LOSS}
 )
 _NAMED = 6  # samples that are named
-_MASK = re.compile(r"mask", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -117,23 +111,18 @@ def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
         if len(lacking) == 2:
             return Closeup(divergence, None, "neither run stored it whole", given)
         return Closeup(divergence, None, f"{(*lacking, 'one of the runs')[0]} has not stored it whole", given)
-    differs = difference(*stored, (one.layout.dtype, two.layout.dtype), _about(a, divergence))
+    differs = difference(*stored, (one.layout.dtype, two.layout.dtype), samples=_by_samples(a, divergence))
     return Closeup(
         divergence, differs, "" if differs is not None else "it holds no numbers that can be compared", given
     )
 
 
-def _about(run: Run, divergence: Divergence) -> About:
-    """What run a tells of the dimensions of a tensor."""
-    assert divergence.a is not None, "only what both have is looked at"
-    reader = run.rank(divergence.rank)
-    shape = divergence.a.layout.shape
-    kind = divergence.site.kind
-    if kind not in _ACTIVATIONS:
-        return About(heads=_heads(run, divergence))
-    batches = fed(reader.records(divergence.step))
-    is_batch = len(shape) > 1 and shape[0] == batch_size(batches)
-    return About(is_batch, _heads(run, divergence), _padding(run, batches))
+def _by_samples(run: Run, divergence: Divergence) -> bool:
+    """Whether the first dimension of a tensor is that of the batch."""
+    shape = divergence.a.layout.shape if divergence.a is not None else ()
+    if divergence.site.kind not in _ACTIVATIONS or len(shape) < 2:
+        return False
+    return shape[0] == batch_size(fed(run.rank(divergence.rank).records(divergence.step)))
 
 
 def fed(records: Iterable[Record]) -> list[Record]:
@@ -156,44 +145,6 @@ def batch_size(records: Iterable[Record]) -> int:
     shapes = [record.summary.layout.shape for record in records if record.site.kind is Kind.BATCH]
     sizes = {shape[0] for shape in shapes if shape}
     return max(sizes) if len(sizes) == 1 and max(sizes) > 1 else 0
-
-
-def _heads(run: Run, divergence: Divergence) -> int:
-    """Number of heads that the nearest module says it has; 0 where none does."""
-    modules = {module.fqn: module for module in run.rank(divergence.rank).modules}
-    name = divergence.site.fqn
-    while name:
-        for attribute, value in modules[name].attributes if name in modules else ():
-            if _HEADS.fullmatch(attribute) and value.isdecimal() and len(value) < 5:
-                return int(value)
-        name = name.rpartition(".")[0]
-    return 0
-
-
-def _padding(run: Run, batches: Iterable[Record]) -> NDArray[np.bool_] | None:
-    """Which positions of a stored batch are padding: where a mask is 0, or where rows end in one same number."""
-    padding: NDArray[np.bool_] | None = None
-    for record in batches:
-        values = run.tensor(record.summary.checksum) if len(record.summary.layout.shape) == 2 else None
-        if values is None or values.dtype.kind not in "biuf":
-            continue
-        if _MASK.search(record.site.path) and np.isin(values, [0, 1]).all():
-            return np.asarray(values == 0)
-        if padding is None and values.dtype.kind in "iu":
-            padding = _trailing(values)
-    return padding
-
-
-def _trailing(values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Runs of one same number at the ends of rows; None where less than two rows end so, or a row is nothing else."""
-    ends, times = np.unique(values[:, -1], return_counts=True) if values.size else (np.zeros(0), np.zeros(0))
-    for number in ends[np.argsort(-times)][:1]:
-        padded = np.logical_and.accumulate((values == number)[:, ::-1], axis=1)[:, ::-1]
-        lengths = padded.sum(axis=1)
-        inside = ((values == number) & ~padded).any()
-        if (lengths > 1).any() and (lengths > 0).sum() > 1 and not inside and (lengths < values.shape[1]).all():
-            return np.asarray(padded)
-    return None
 
 
 def _given(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:

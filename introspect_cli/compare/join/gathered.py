@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.amounts import OTHER, SAME, SharedOut, shares
+from introspect_cli.compare.join.closeup import samples_of
 from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.records import Joined, Kind, Layout, Phase
+from introspect_cli.records import Joined, Kind, Layout, Phase, Status
+from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.run import Run
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 
@@ -31,10 +33,6 @@ _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 _RAN_INSIDE = (Kind.INPUT, Kind.OUTPUT, *_FLOWING_BACK)
 _MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
 _SURE = 1e-3
-_OTHER_SAMPLES = (
-    "Its samples are not the same as in a, whichever rank has which: their checksums add up to another sum (captures "
-    "with --per-sample tell how many are the same)."
-)
 
 
 class Gathered:
@@ -47,16 +45,15 @@ class Gathered:
         """Start without a factor; the readers know how often either run computes its loss in a step."""
         a, b, splits = sides.a, sides.b, sides.splits
         self.factor: int | None = None
-        self._shared = SharedOut(sides)
+        self._readers, self._runs = (a, b), (sides.tensors.a, sides.tensors.b)
+        self._each = all(manifest.get("options", {}).get("per_sample") is True for manifest in sides.manifests)
         self._ranks = shares(b) / shares(a)
         self._alone = a.many == b.many == 1
         self.by_samples = splits is not None and splits.differ
         self._exact: set[tuple[int, int]] = set()
         self._often = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
         self._layouts = a.layouts, b.layouts
-        self._divided = False
         self._flows_back = False
-        self._scaled: dict[str, float] = {}
 
     @property
     def times(self) -> float | None:
@@ -73,30 +70,34 @@ class Gathered:
         """Whether these gradients tell that a run adds up losses of microbatches: no ranks make that factor."""
         return self.by_samples and self.times is not None and abs(self.times - self._ranks) > _SURE
 
-    @property
-    def _is_scaled(self) -> bool:
-        """Whether the factor is a power of two that no number of microbatches makes, as a gradient scaler's."""
-        times = abs(self.factor or 1)
-        return times > 1 and not times & (times - 1) and times * min(self._often) != max(self._often)
-
     def same_samples(self, table: Table) -> Mask:
-        """Differing rows whose samples are all equal, whichever rank has which."""
-        same = np.asarray(self._shared.sameness(table) == SAME)
+        """Differing rows whose samples were all kept and are equal, whichever rank has them."""
+        same = np.zeros(len(table.rows_a), np.bool_)
+        shared = _how(table, Joined.GATHERED) & self._each
+        for at in np.flatnonzero(shared).tolist():
+            bags = self._bags(table, int(table.rows_a[at]), int(table.rows_b[at]))
+            same[at] = bags is not None and bags[0] == bags[1]
         chosen = same & table.chosen[table.differing]
         self._exact |= {(table.step, int(table.a.site[row])) for row in table.rows_a[chosen]}
         return same
 
     def samples_note(self, table: Table, rows: tuple[int, int], kind: Kind) -> list[str]:
         """How many samples of a are in b too, of a divergence of which both kept them; rows of -1 are in one run."""
-        if min(rows) < 0:
-            return []
-        bags = self._shared.bags(table, *rows)
-        if bags is None:
-            return [_OTHER_SAMPLES] * (kind is Kind.BATCH and self._shared.sameness_of(table, *rows) == OTHER)
-        both = (bags[0] & bags[1]).total()
-        if not both and kind is not Kind.BATCH:
+        bags = None if min(rows) < 0 else self._bags(table, *rows)
+        both = 0 if bags is None else (bags[0] & bags[1]).total()
+        if bags is None or (not both and kind is not Kind.BATCH):
             return []  # sums in another order leave no sample equal
         return [f"Of {count(bags[0].total(), 'sample')} of a, {both} {'is' if both == 1 else 'are'} in b too."]
+
+    def _bags(self, table: Table, row_a: int, row_b: int) -> tuple[Counter[int], Counter[int]] | None:
+        """The samples of both sides, by checksum; None where not all were kept, or there are other numbers of them."""
+        if not self._each:
+            return None
+        sides = zip(
+            self._runs, self._readers, (table.a, table.b), (table.step, table.step_b), (row_a, row_b), strict=True
+        )
+        one, two = (_bag(*side) for side in sides)
+        return (one, two) if one is not None and two is not None and one.total() == two.total() else None
 
     def of_one_dtype(self, table: Table) -> Mask:
         """Differing rows but those of what ran inside in another dtype, on any rank: no other order makes that."""
@@ -109,16 +110,15 @@ class Gathered:
 
         A batch that was kept sample by sample is the same samples or another batch: no rounding is in it.
         """
-        out, scaled = _other_units(table, self._layouts, rtol)
-        self._scaled |= scaled
+        out = np.zeros(len(table.rows_a), np.bool_)
         single = _single(table, self._layouts)
         gathered = _how(table, Joined.GATHERED) | _equal_parts(table, self._layouts)
         gathered |= single & _how(table, Joined.ALIKE)
         batches = table.kinds == kind_code(Kind.BATCH)
         if not _has_sketches(table):
             gathered |= _added_up(table, self._layouts)
-        if (gathered & batches).any():
-            gathered &= ~(batches & (self._shared.sameness(table) == OTHER))
+        if self._each:
+            gathered &= ~(batches & _how(table, Joined.GATHERED) & ~self.same_samples(table))
         rows = np.flatnonzero(gathered)
         if not len(rows) or not _has_means(table):
             return out | self._sums(table, rtol)
@@ -129,7 +129,7 @@ class Gathered:
         self._flows_back |= bool((gathered & back & chosen).any())
         often = tuple(_often(batch, of_run[rows]) for batch, of_run in table.pairs)
         size = np.maximum(*(_size(batch, of_run[rows]) for batch, of_run in table.pairs))
-        limit, single, losses = rtol[rows], single[rows], (chosen & (table.kinds == kind_code(Kind.LOSS)))[rows]
+        limit, single = rtol[rows], single[rows]
         close = np.ones(len(rows), np.bool_)
         for name in _MOMENTS:
             one, two = (values[rows] for values in _values(table, name))
@@ -139,7 +139,7 @@ class Gathered:
                 distance = np.abs(one - two * factor)
                 near = (distance <= limit * size * np.maximum(factor, 1.0)) | (np.isnan(one) & np.isnan(two))
             if name == "mean":
-                near |= single & self._add_up(one, two, (often[0], often[1]), limit, losses & ~near)
+                near |= single & self._add_up(one, two, (often[0], often[1]), limit)
             close &= near | (single & (name != "mean"))
         out[rows] |= close
         return out | self._sums(table, rtol)
@@ -173,14 +173,11 @@ class Gathered:
             out[rows] = distance <= rtol[rows] * size
         return out
 
-    def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: Floats, losses: Mask) -> Mask:
+    def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: Floats) -> Mask:
         """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are."""
         total, other = one * often[0], two * often[1]
-        divided, scale = np.abs(total - other) <= rtol * np.abs(total), self._smaller if self._is_scaled else 1.0
-        self._divided |= bool((divided & losses & (often[0] != often[1])).any())
-        scaled = losses & (np.abs(total - other * scale) <= rtol * np.abs(total))
-        summed = (np.abs(total - two) <= rtol * np.abs(total)) | (np.abs(one - other) <= rtol * np.abs(one))
-        return np.asarray(divided | scaled | summed)
+        near = [np.abs(total - other) <= rtol * np.abs(total), np.abs(total - two) <= rtol * np.abs(total)]
+        return np.asarray(near[0] | near[1] | (np.abs(one - other) <= rtol * np.abs(one)))
 
     def notes(self) -> list[str]:
         """What to say of the factors, and of what was compared sample by sample."""
@@ -189,27 +186,11 @@ class Gathered:
             many = count(len(self._exact), "value")
             those, one = ("microbatches", "microbatch") if self._alone else ("ranks", "rank")
             lines.append(f"{many} that {those} share out by samples: every sample is equal, whichever {one} has it.")
-        if self._divided:
-            few, many = ("a", "b") if self._often[0] < self._often[1] else ("b", "a")
-            times = max(self._often) / min(self._often)
-            lines.append(
-                f"The loss of run {few} is {times:g} x that of run {many}, which computes it {times:g} times as often "
-                "in a step: each of its losses is divided by that. That is taken into account."
-            )
-        for name, times in self._scaled.items():
-            large, small = ("a", "b") if times > 0 else ("b", "a")
-            lines.append(
-                f"The output {name} of run {large} is {abs(times):g} x that of run {small}, and its gradient "
-                f"1/{abs(times):g} of that there: one of them is scaled on its way to the loss. That is taken into "
-                "account."
-            )
         if self.factor is None or abs(self.factor) == 1 or not self._flows_back:
             return lines
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
         text = f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: "
-        if self.by_samples and self._is_scaled:
-            text += "its loss is scaled (GradScaler, or by hand). That is taken into account."
-        elif self.summed:
+        if self.summed:
             text += (
                 "the losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
                 "nevertheless, they were divided (a pipeline's schedule does that) or clipped after it."
@@ -220,35 +201,6 @@ class Gathered:
 
 
 # --- which differing rows
-
-
-def _other_units(table: Table, layouts: Both, rtol: Floats) -> tuple[Mask, dict[str, float]]:
-    """Numbers that come out of a module n times as large and whose gradient is n times smaller; and n, where chosen.
-
-    A loss that a module divides by the samples of all ranks, and the script multiplies by the number of ranks
-    again, is the same loss.
-    """
-    out, scaled = np.zeros(len(table.rows_a), np.bool_), dict[str, float]()
-    if not _has_means(table):
-        return out, scaled
-    numbers: dict[tuple[str, str, int], dict[int, int]] = {}
-    codes, scalar = (kind_code(Kind.OUTPUT), kind_code(Kind.GRAD_OUTPUT)), _scalar(table, layouts)
-    for at in np.flatnonzero(np.isin(table.kinds, codes) & scalar).tolist():
-        site = table.named(int(table.differing[at]))
-        numbers.setdefault((site.fqn, site.path, site.call), {})[int(table.kinds[at])] = at
-    for (fqn, path, _), places in numbers.items():
-        if len(places) == len(codes):
-            place = np.array([places[code] for code in codes])
-            one, two = (values[place] for values in _values(table, "mean"))
-            with np.errstate(all="ignore"):
-                times = float(one[0] / two[0])
-                whole = round(max(times, 1 / times)) if np.isfinite(times) and times > 0 else 0
-                same = abs(one.prod() - two.prod()) <= rtol[place[0]] * abs(one.prod())
-            if same and whole > 1 and abs(max(times, 1 / times) / whole - 1) < _SURE:
-                out[place] = True
-                if table.chosen[table.differing][place].any():
-                    scaled[f"{fqn}{path}"] = whole if times > 1 else -whole
-    return out, scaled
 
 
 def _added_up(table: Table, both: Both) -> Mask:
@@ -334,3 +286,29 @@ def _size(batch: StepBatch, rows: Ids) -> Floats:
     """The largest absolute value of each row's tensor."""
     low, high = (np.abs(np.asarray(batch.floats[name], np.float64)[rows]) for name in ("min", "max"))
     return np.fmax(low, high)
+
+
+# --- samples
+
+
+def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Counter[int] | None:
+    """The samples of one record, of all ranks that have some of it; equal tensors are copies and count once."""
+    site = int(batch.site[row])
+    if isinstance(reader, WholeReader):
+        values = reader.values_of(step, site)
+    else:
+        seen = not reader.is_whole or batch.status[row] == Status.OBSERVED
+        values = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape if seen else ()}
+    out: Counter[int] = Counter()
+    for checksum, shape in values.items():
+        samples = samples_of(run, checksum, shape[0]) if shape else None
+        if samples is None:
+            return None
+        out.update(samples[0].tolist())
+    return out
+
+
+def shares(reader: Reader) -> float:
+    """Into how many shares of its samples ranks cut a batch: stages of a pipeline are given the same ones."""
+    stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
+    return reader.many / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

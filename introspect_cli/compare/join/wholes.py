@@ -258,18 +258,14 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
                 f"{size}, {words}{' each' * (size != 'one process')}" for size, words in zip(sizes, cut, strict=True)
             ]
             each = "rank to rank or call to call"
-    sampled = all(run.rank(run.recorded[0]).has_samples for run in (a, b) if run.recorded)
-    by = (
-        "by their samples where these are recorded and equal, else by extrema and means"
-        if sampled
-        else "by their extrema and means only"
-    )
     coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
     coarse = coarse if options.rtol_fine else ""
+    fine = options.rtol_fine or options.rtol
     return (
-        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies "
-        f"count once{folded}, values that differ from {each} are compared {by}, and random states{operators} are not "
-        f"compared. Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the values{coarse}"
+        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies count once"
+        f"{folded}, values that differ from {each} are compared by their samples where each was kept and all are "
+        f"equal, else by extrema and means, and random states{operators} are not compared. Sums in another order may "
+        f"differ by {fine:g} of the values{coarse}"
     )
 
 

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.resumed.began import redundant_starts, starts, updated, written
+from introspect_cli.compare.resumed.parts import PLACE
+from introspect_cli.compare.terms.findings import Restored
+from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import (
     ABSENT,
@@ -38,7 +41,7 @@ def cover(table: Table, comparison: Comparison) -> Table:
     mask = uncounted(table.alignment, table.sites_a, table.sites_b)
     if mask is not None:
         table = table.marked(table.diverging & mask[table.site], NOT_SEEN, Because.NOT_COUNTED)
-    table = _without_unsaved(table)
+    table = _without_restored(_without_unsaved(table), comparison)
     alone = table.site[table.diverging & table.one_sided]
     if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
         again_a, again_b = redundant_starts(comparison, table)
@@ -60,6 +63,29 @@ def _without_cut(table: Table, comparison: Comparison) -> Table:
             after = sequence > sequence[both].max(initial=-1)
             table = table.marked((table.state == state) & after, ABSENT, Because.CUT)
     return table
+
+
+def _without_restored(table: Table, comparison: Comparison) -> Table:
+    """Where a run goes on: without batches and random states that a script reads and draws to get to its place.
+
+    What counts is whether it gets there: the last batches are the other run's, and so are the states when something
+    first draws from them.
+    """
+    resumption = (
+        comparison.resumption() if comparison.goes_on_at(table.step) and not comparison.options.strict else None
+    )
+    restored = [part for part in resumption.parts if part.state is Restored.YES] if resumption is not None else []
+    if not restored:
+        return table
+    alignment, rows = table.alignment, np.flatnonzero(table.diverging)
+    sites = [alignment.site(site) for site in table.site[rows].tolist()]
+    begin, in_place = {part.generator for part in restored}, any(part.part == PLACE for part in restored)
+    batches = [site.kind is Kind.BATCH and site.phase is Phase.DATA and in_place for site in sites]
+    states = [site.kind is Kind.RNG and site.phase is Phase.START and generator_of(site) in begin for site in sites]
+    rows = rows[np.array(batches, np.bool_) | np.array(states, np.bool_)]
+    alone = table.one_sided[rows]
+    table = table.marked(rows[alone], ABSENT, Because.RESTORED)
+    return table.marked(rows[~alone], NOT_SEEN, Because.RESTORED)
 
 
 def _without_unsaved(table: Table) -> Table:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.resumed.began import as_if_begun, with_starts, without_read_on
+from introspect_cli.compare.resumed.began import with_starts
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code
 from introspect_cli.compare.terms.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
@@ -29,10 +29,6 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     alignment = comparison.alignment
     readers, columns, steps = (comparison.a, comparison.b), (alignment.a, alignment.b), (step_a, step_b)
     batches, left = [comparison.a.read(step_a), comparison.b.read(step_b)], np.empty(0, np.int64)
-    goes, read = comparison.goes, comparison.read_on
-    if goes is not None and read is not None and comparison.goes_on_at(step_a):
-        late = goes.late == "b"
-        batches[late] = as_if_begun(batches[late], columns[late], read)
     listing = [lists(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
     if listing[0] != listing[1] and comparison.gathered is None:
         side, listed = int(listing[0]), int(listing[1])
@@ -42,8 +38,6 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     in_order = [ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
         table = replace(table, a=_in_order_of_b(table))
-    if goes is not None and read is not None and comparison.goes_on_at(step_a):
-        table = without_read_on(table, read, goes.late)
     return replace(table, chosen=comparison.chosen[table.site], left=left)
 
 

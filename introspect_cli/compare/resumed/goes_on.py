@@ -134,8 +134,7 @@ class Goes:
 
 def _firsts(sides: Sides, late: str) -> tuple[At, At]:
     """The first steps of the later run and of the other, given which is the later one."""
-    readers, shared = (sides.a, sides.b), sides.splits is not None
-    a, b = (At.first(reader, sites, shared=shared) for reader, sites in zip(readers, sides.sites, strict=True))
+    a, b = (At.first(reader, sites) for reader, sites in zip((sides.a, sides.b), sides.sites, strict=True))
     return (b, a) if late == "b" else (a, b)
 
 

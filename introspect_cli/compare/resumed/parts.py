@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.resumed.began import ReadOn, looked_later
 from introspect_cli.compare.resumed.goes_on import LOOKED_AT, steps_counted
 from introspect_cli.compare.terms.at import tensor_of
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
@@ -29,12 +28,11 @@ _COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 """Classes of models that hold a moving average of another."""
 
 
-def resumption_of(goes: Goes, read: ReadOn, bits: str, *, is_cut: bool) -> Resumption:
+def resumption_of(goes: Goes, bits: str, *, is_cut: bool) -> Resumption:
     """What the later run goes on with.
 
     Args:
         goes: which run goes on from which.
-        read: what the later run read and drew only to get to where it goes on.
         bits: " in bits" where values count as equal that are not, else "".
         is_cut: whether the runs cut batches otherwise, so that one's parts are not the other's.
     """
@@ -44,13 +42,12 @@ def resumption_of(goes: Goes, read: ReadOn, bits: str, *, is_cut: bool) -> Resum
         optimizer(goes, bits),
         rates(goes),
         scaler(goes),
-        *random(goes, read),
-        Part(PLACE, Restored.UNSEEN, "a batch is cut differently") if is_cut else place(goes, read),
+        *random(goes),
+        Part(PLACE, Restored.UNSEEN, "a batch is cut differently") if is_cut else place(goes),
         counters(goes),
         copies(goes),
     )
-    thrown_away, in_time = sum(read.batches.values()), tuple(sorted(read.generators))
-    return Resumption(goes.late, goes.at, goes.first, goes.sign.value, parts, thrown_away, in_time)
+    return Resumption(goes.late, goes.at, goes.first, goes.sign.value, parts)
 
 
 # --- tensors
@@ -231,7 +228,7 @@ def counters(goes: Goes) -> Part:
 PLACE = "place in the data"
 
 
-def random(goes: Goes, read: ReadOn) -> list[Part]:
+def random(goes: Goes) -> list[Part]:
     """The random state of each generator."""
     if Kind.RNG.value not in goes.kinds:
         return [Part("random states", Restored.UNSEEN)]
@@ -241,7 +238,7 @@ def random(goes: Goes, read: ReadOn) -> list[Part]:
     parts = []
     for key in sorted(late.keys() | whole.keys()):
         if key[1] is Phase.START:
-            state, text = _restored(goes, read, key[0], late.get(key), whole.get(key))
+            state, text = _restored(goes, key[0], late.get(key), whole.get(key))
             unused = state is Restored.NO and _unused(key[0], (late, ends[0])) and _unused(key[0], (whole, ends[1]))
             text = "nothing drew from it in the steps compared" if unused else text
             name = f"random state of {key[0]}"
@@ -249,10 +246,11 @@ def random(goes: Goes, read: ReadOn) -> list[Part]:
     return parts
 
 
-def _restored(
-    goes: Goes, read: ReadOn, generator: str, late: State | None, whole: State | None
-) -> tuple[Restored, str]:
-    """Whether a generator was restored, given its state in either run when the step begins."""
+def _restored(goes: Goes, generator: str, late: State | None, whole: State | None) -> tuple[Restored, str]:
+    """Whether a generator was restored, given its state in either run when the step begins.
+
+    A script restores it after its loader has drawn: then it is in the same state when something first draws from it.
+    """
     if late is None or whole is None:
         return Restored.UNSEEN, f"on record in {goes.whole if late is None else goes.late} only"
     (checksum, status), (other, status_other) = late, whole
@@ -260,11 +258,29 @@ def _restored(
         return Restored.UNSEEN, f"nothing had drawn from it in {goes.late if status is Status.VALUE else goes.whole}"
     if checksum == other:
         return Restored.YES, "nothing had drawn from it in either run" if status is Status.VALUE else ""
-    if generator in read.generators:
-        return Restored.YES, "within the first step"
-    if not looked_later(goes, generator):
+    later = _later(goes, generator)
+    if not later:
         return Restored.UNSEEN, f"another one when {goes.late} begins, and nothing later is on record"
-    return Restored.NO, ""
+    return (Restored.YES, "within the first step") if all(one == two for one, two in later) else (Restored.NO, "")
+
+
+def _later(goes: Goes, generator: str) -> list[tuple[State, State]]:
+    """A generator's states in both runs when something draws from it in that step; else when a later step begins."""
+    start = (generator, Phase.START, generator, 0)
+    for place, sides in enumerate(goes.steps()):
+        if place > _LATER:
+            break
+        late, whole = (side.random_states() for side in sides)
+        both = late.keys() & whole.keys()
+        within = [] if place else [key for key in both if key[0] == generator and key[1] is not Phase.START]
+        within += [start] if place and start in both else []
+        if within:
+            return [(late[key], whole[key]) for key in within]
+    return []
+
+
+_LATER = 8
+"""Steps in which a generator is looked for."""
 
 
 def _unused(generator: str, states: tuple[States, ...]) -> bool:
@@ -278,32 +294,30 @@ def _unused(generator: str, states: tuple[States, ...]) -> bool:
 # --- data
 
 
-def place(goes: Goes, read: ReadOn) -> Part:
-    """Which batches the later run goes on with."""
+def place(goes: Goes) -> Part:
+    """Which batches the later run goes on with; in its first step it may read others before, to get there."""
     if Kind.BATCH.value not in goes.kinds:
         return _by_inputs(goes)
-    thrown, seen = read.batches, 0
+    seen = 0
     for late, whole in goes.steps():
         mine, theirs = late.batches(), whole.batches()
+        begins = late.step == goes.first
         for loader in sorted(mine.keys() | theirs.keys()):
             here, there = mine.get(loader, []), theirs.get(loader, [])
-            if late.step == goes.first:
-                here = here[thrown.get(loader, 0) :]
-            seen += bool(here) and here == there
-            if here and here != there and here == there[-len(here) :] and late.step == goes.first:
-                return _by_inputs(goes)  # those before may have been thrown away by the whole run, too
+            if begins and here and there and here[-len(there) :] == there:
+                seen += 1
+                continue
+            if begins and (not (here and there) or there[-len(here) :] == here):
+                continue  # either run may have read ahead, or thrown the others away: what the models are given tells
             if here != there:
                 when = goes.since(late, whole)
-                text = f"{when} " if when else ""
-                return Part(PLACE, Restored.NO, f"{text}{_which(goes, here, loader)}")
-        if late.step == goes.first and not seen and not thrown:
+                return Part(PLACE, Restored.NO, f"{f'{when} ' if when else ''}{_which(goes, here, loader)}")
+            seen += bool(here)
+        if begins and not seen:
             return _by_inputs(goes)
-    if not seen and not thrown:
+    if not seen:
         return Part(PLACE, Restored.UNSEEN)
-    text = f"{count(seen, 'batch', 'batches')} equal"
-    if thrown:
-        text += f", {count(sum(thrown.values()), 'batch', 'batches')} before read and thrown away"
-    return Part(PLACE, Restored.YES, text)
+    return Part(PLACE, Restored.YES, f"{count(seen, 'batch', 'batches')} equal")
 
 
 def _which(goes: Goes, read: list[BatchValues], loader: str) -> str:

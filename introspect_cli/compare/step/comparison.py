@@ -7,14 +7,13 @@ by `rounded_before`, and in `unsettled` and `let_pass`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.join.gathered import Gathered
 from introspect_cli.compare.join.steps import Sides
-from introspect_cli.compare.resumed.began import ReadOn, read_on
 from introspect_cli.compare.resumed.goes_on import Goes, goes_on
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.terms.at import At
@@ -216,11 +215,7 @@ class Comparison(Sides):
         goes = self.goes
         return goes is not None and step == (goes.at if goes.late == "b" else goes.first)
 
-    @cached_property
-    def read_on(self) -> ReadOn | None:
-        """What the later run read and drew to get there; None where everything counts."""
-        return None if self.goes is None or self.options.strict else read_on(self.goes)
-
+    @cache  # noqa: B019 - a comparison is made once for a rank
     def resumption(self, *, is_cut: bool = False) -> Resumption | None:
         """What the later run goes on with; None where neither run is resumed.
 
@@ -228,7 +223,7 @@ class Comparison(Sides):
             is_cut: whether the runs cut batches otherwise.
         """
         bits = " in bits" if self.options.tolerant or self.floors else ""
-        return None if self.goes is None else resumption_of(self.goes, self.read_on or ReadOn(), bits, is_cut=is_cut)
+        return None if self.goes is None else resumption_of(self.goes, bits, is_cut=is_cut)
 
     # --- what was watched
 

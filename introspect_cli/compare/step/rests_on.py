@@ -70,9 +70,10 @@ def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, 
 
 def random_at_start(step: Step, _place: Place) -> list[Evidence]:
     """The random state at the start of the step; nothing where a resumed run restores it within the step."""
-    read = step.comparison.read_on
-    if read is not None and read.generators and step.comparison.goes_on_at(step.number):
-        return []
+    if step.comparison.goes_on_at(step.number):
+        drawn = [number for number in step.of(Kind.RNG, FORWARD).tolist() if step.state[number]]
+        if step.known(drawn) is Known.EQUAL:
+            return []
     ranks = step.comparison.gathered is not None  # each may have another
     return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START), every=ranks))]
 

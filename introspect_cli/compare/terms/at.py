@@ -53,18 +53,16 @@ class At:
         reader: of the rank.
         sites: the rank's sites, names as they are compared.
         step: the step, as the run numbers it.
-        shared: whether ranks of either run share out its batches, which are then compared by the sums of their samples.
     """
 
     reader: Reader
     sites: Columns
     step: int
-    shared: bool = False
 
     @classmethod
-    def first(cls, reader: Reader, sites: Columns, *, shared: bool = False) -> At:
+    def first(cls, reader: Reader, sites: Columns) -> At:
         """The first step on record."""
-        return cls(reader, sites, int(reader.entry(0).step) if len(reader) else -1, shared)
+        return cls(reader, sites, int(reader.entry(0).step) if len(reader) else -1)
 
     def to(self, step: int) -> At:
         """Another step."""
@@ -150,12 +148,11 @@ class At:
     def batches(self) -> dict[str, list[BatchValues]]:
         """The batches that training read, by loader, in order."""
         sites, loaders = self.sites, dict[str, dict[int, list[tuple[str, int]]]]()
-        sums = self.batch.samples if self.shared and self.recorded else {}
         for row, number in self.rows([Kind.BATCH], Phase.DATA):
             if self.batch.status[row] != Status.NOT_OBSERVED:
                 calls = loaders.setdefault(sites.fqn[number], {})
                 values = calls.setdefault(int(sites.call[number]), [])
-                values.append((sites.path[number], sums.get(row, int(self.batch.checksum[row]))))
+                values.append((sites.path[number], int(self.batch.checksum[row])))
         return {
             loader: [tuple(sorted(values)) for _, values in sorted(calls.items())] for loader, calls in loaders.items()
         }

@@ -115,8 +115,6 @@ class Resumption:
         first: that first step.
         sign: what says that it is resumed.
         parts: each part.
-        thrown_away: batches that it read before, to get to its place in the data.
-        in_time: generators that were in another state when it began, and in the right one when they were drawn from.
     """
 
     run: str
@@ -124,8 +122,6 @@ class Resumption:
     first: int
     sign: str
     parts: tuple[Part, ...]
-    thrown_away: int = 0
-    in_time: tuple[str, ...] = ()
 
     @property
     def whole(self) -> str:

@@ -63,8 +63,8 @@ class Because(IntEnum):
     """--rtol and --atol."""
     NOISE = 13
     """--noise."""
-    READ_ON = 14
-    """A resumed run read or drew it on its way."""
+    RESTORED = 14
+    """A resumed run read or drew it on its way to its place."""
     DEAD = 15
     """What rests on it is on record in both runs, and agrees."""
     NOT_SAVED = 16

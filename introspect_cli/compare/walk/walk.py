@@ -145,7 +145,7 @@ class Walk:
         alone = (table.row_b < 0) | (table.because == Because.DEAD)
         operators = table.alignment.kind[table.site] == kind_code(Kind.OP_OUTPUT)
         of_a = alone & (table.state == ABSENT) | operators & (table.because == Because.NOT_COMPARED)
-        of_a |= table.because == Because.READ_ON
+        of_a |= table.because == Because.RESTORED
         of_a &= table.row_a >= 0  # compared with nothing, so not equal
         self.outcome.tally.update(causes=int((of_a if comparison.entire else of_a & chosen).sum()))
         if len(table.a) > entry_a.rows:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from introspect_cli.tensors import reference
+from introspect_cli.tensors import fallback
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu import launch
 from introspect_cli.tensors.gpu.buffers import DeviceRows, Pending
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
@@ -23,7 +24,6 @@ from introspect_cli.tensors.views import unobserved
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.tensors.special import Parts
 
 CAPTURING = "a CUDA graph is being captured, and would capture us"
 """Why a tensor is not observed: whatever is launched now becomes part of the script's graph."""
@@ -37,10 +37,9 @@ def capturing() -> bool:
 class Devices:
     """Rows and engines, made when a device is first met."""
 
-    def __init__(self, *, stats: bool, sketch: bool, sorted_stats: Sequence[str] = ()) -> None:
+    def __init__(self, *, stats: bool, sketch: bool) -> None:
         self._stats = stats
         self._sketch = sketch
-        self._sorted = sorted_stats
         self._rows: dict[torch.device, DeviceRows] = {}
         self._engines: dict[torch.device, DeviceEngine | None] = {}
         self.reasons: dict[torch.device, str] = {}
@@ -60,7 +59,7 @@ class Devices:
         except KeyError:
             if device.type == "cuda" and capturing():
                 return None  # too early to say
-            reason = "no GPU that Triton knows" if device.type != "cuda" else self._unusable()
+            reason = "no GPU that Triton knows" if device.type != "cuda" else launch.unavailable()
             made = None
             if not reason:
                 try:
@@ -72,11 +71,6 @@ class Devices:
             self._engines[device] = made = None if reason else made
             return made
 
-    def _unusable(self) -> str:
-        if self._sorted:
-            return "medians and modes are sorted for"
-        return launch.unavailable()
-
     def _launcher(self, device: torch.device) -> launch.Launcher:
         return launch.TritonLauncher(device)
 
@@ -86,24 +80,13 @@ class Devices:
             device, rows, launcher, stream=handle, cuda=torch.cuda, stats=self._stats, sketch=self._sketch
         )
 
-    def add(self, slot: int, parts: Parts) -> None:
-        """Summarise what was taken apart, on its device."""
-        values = parts.values
-        assert values is not None
-        device = values.device
-        engine = None if parts.bits or values.is_conj() or values.is_neg() else self.engine(device)
-        if engine is not None and _launched(engine, slot, values, parts.runs):
-            return
-        row = reference.row(
-            values, with_stats=self._stats, with_sketch=self._sketch, sorted_stats=self._sorted, runs=parts.runs
-        )
-        if parts.bits:
-            row[r.RAW] = 0
-            for offset, tensor in parts.bits:
-                flat = [(offset, tensor.detach().contiguous().view(-1))]
-                only = reference.row(tensor, with_stats=False, with_sketch=False, runs=flat)
-                row[r.RAW] += only[r.RAW].to(device)
-        self.rows(device).put(slot, row)
+    def add(self, slot: int, values: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None) -> None:
+        """Summarise a strided tensor, or the runs of a shard, on its device."""
+        if runs is None:
+            values = values.resolve_conj().resolve_neg()
+        engine = None if values.is_conj() or values.is_neg() else self.engine(values.device)
+        if engine is None or not _launched(engine, slot, values, runs):
+            self.rows(values.device).put(slot, fallback.row(values, runs))
 
     def hand_over(self) -> list[Pending]:
         """Send all rows since the last time to the host."""
@@ -142,7 +125,9 @@ def differs(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str
     """Why an engine must not be trusted: what it makes of a tensor of many programs and of a table; "" if it may be."""
     x = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
     x[1000], x[2000], x[3000] = float("nan"), float("inf"), 0.0
-    wanted = reference.row(x, with_stats=engine.stats, with_sketch=engine.sketch).numpy()
+    wanted = r.empty(1)
+    Engine(threads=1).fill(wanted[0], x, with_stats=engine.stats, with_sketch=engine.sketch)
+    wanted.view(np.float64)[0, [r.MEDIAN, r.MODE]] = np.nan
     there = x.to(device)
     prepared = engine.prepare(there)
     assert prepared is not None
@@ -151,8 +136,8 @@ def differs(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str
     rows_of_device = rows.hand_over().rows().view(np.int64)
     if not all(row.tobytes() == rows_of_device[0].tobytes() for row in rows_of_device):
         return "its kernels give a tensor another row in a table than alone"
-    if rows_of_device[0][: r.MIN].tolist() != wanted[: r.MIN].tolist():
-        return "its kernels give another checksum or other counts than torch operations do"
-    pairs = zip(rows_of_device[0].view(np.float64)[r.MIN :], wanted.view(np.float64)[r.MIN :], strict=True)
+    if rows_of_device[0][: r.MIN].tolist() != wanted.view(np.int64)[0, : r.MIN].tolist():
+        return "its kernels give another checksum or other counts than those of the CPU do"
+    pairs = zip(rows_of_device[0].view(np.float64)[r.MIN :], wanted.view(np.float64)[0, r.MIN :], strict=True)
     far = [a for a, b in pairs if not (math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-2) or (a != a and b != b))]  # noqa: PLR0124  # NaN
-    return "its kernels give other statistics than torch operations do" if far else ""
+    return "its kernels give other statistics than those of the CPU do" if far else ""

@@ -1,0 +1,150 @@
+"""A tensor's row in torch operations alone, for devices that introspect has no kernels for (MPS, XPU).
+
+Checksum, counts, extrema and means; central moments, what follows from them, and the sketch are not computed. One
+result a tensor, on whatever device it is on, without waiting for it: no value is read by the host. int64 multiplication
+wraps modulo 2**64, which is what the checksum wants; a logical shift is an arithmetic one and a mask.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from introspect_cli.tensors import checksum
+from introspect_cli.tensors.views import pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CHUNK: Final = 1 << 19
+"""Elements summarised at once: temporaries stay under 64 MB."""
+
+_LOW: Final = 0xFFFFFFFF
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as torch's int64 takes it."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_FACTORS: Final = torch.tensor([_signed(value) for value in checksum.FACTORS])
+_SHIFTS: Final = torch.tensor([_signed(value) for value in checksum.SHIFTS])
+_KEYS: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+"""The checksum's tables on each device that was met."""
+
+
+def _words(flat: torch.Tensor) -> torch.Tensor:
+    """The 32-bit words of contiguous elements, zero-extended to int64."""
+    size = flat.element_size()
+    if size == 1:
+        return flat.view(torch.uint8).to(torch.int64)
+    if size == 2:
+        return flat.view(torch.int16).to(torch.int64) & 0xFFFF
+    if flat.dtype.is_complex:
+        flat = torch.view_as_real(flat).reshape(-1)
+    elif flat.numel() == 1:
+        flat = flat.as_strided((1,), (1,))  # torch calls a lone element of stride 2 contiguous
+    return flat.view(torch.int32).to(torch.int64) & _LOW
+
+
+def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift to the right."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(value: torch.Tensor) -> torch.Tensor:
+    """`checksum.mix`, elementwise."""
+    value = (value ^ _shifted(value, 30)) * _signed(checksum.MIX_1)
+    value = (value ^ _shifted(value, 27)) * _signed(checksum.MIX_2)
+    return value ^ _shifted(value, 31)
+
+
+def raw_sum(flat: torch.Tensor, offset: int) -> torch.Tensor:
+    """The position-keyed sum over contiguous elements, the first at an index: a 0-dim int64."""
+    word, device = _words(flat), flat.device
+    place = offset * max(1, flat.element_size() // 4) + torch.arange(word.numel(), dtype=torch.int64, device=device)
+    if device not in _KEYS:
+        _KEYS[device] = _FACTORS.to(device), _SHIFTS.to(device)
+    factors, shifts = _KEYS[device]
+    lane, block = place % checksum.SPAN, place // checksum.SPAN + 1
+    z = word * factors[lane] + shifts[lane] + _mix(block * _signed(checksum.G))
+    return (_shifted(z, 32) * (z & _LOW)).sum() + z.sum()
+
+
+def has_values(dtype: torch.dtype) -> bool:
+    """Whether elements of this type are numbers one by one (packed and opaque types are not)."""
+    name = str(dtype)
+    return not ("_x2" in name or "bits" in name or name.removeprefix("torch.").startswith("q"))
+
+
+def _measured(flat: torch.Tensor) -> torch.Tensor:
+    """Elements as the numbers that statistics are of, as exact as the device has them; of complex ones, the sizes."""
+    wide = torch.float32 if flat.device.type == "mps" else torch.float64
+    if not flat.dtype.is_complex:
+        return flat.to(wide)
+    parts = torch.view_as_real(flat).to(wide)
+    return torch.hypot(parts[..., 0], parts[..., 1]).where(~parts.isnan().any(-1), float("nan"))
+
+
+def order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """Median and mode of the finite elements, shape (2,), NaN where not asked for or absent.
+
+    The median is the mean of the two middle elements; the mode is the smallest of the most frequent.
+    """
+    values = _measured(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
+    device = values.device
+    finite = values.isfinite()
+    n = finite.sum()
+    ordered = values.where(finite, float("inf")).sort().values
+    nan = torch.full((), float("nan"), dtype=values.dtype, device=device)
+    median = mode = nan
+    if "med" in names:
+        last = (n - 1).clamp(min=0)
+        middle = torch.stack([last // 2, (last + 1) // 2])
+        median = nan.where(n == 0, ordered.gather(0, middle).mean())
+    if "mode" in names:
+        # how many equal elements end at each place: its distance from where its run began
+        place = torch.arange(1, len(ordered) + 1, dtype=torch.int64, device=device)
+        began = place.where(torch.nn.functional.pad(ordered[1:] != ordered[:-1], (1, 0), value=True), 0)
+        lengths = (place - began.cummax(0).values).where(ordered.isfinite(), -1)
+        mode = nan.where(n == 0, ordered.gather(0, lengths.argmax()[None])[0])
+    return torch.stack([median, mode])
+
+
+def row(tensor: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None = None) -> torch.Tensor:
+    """Summarise a strided tensor.
+
+    Args:
+        tensor: any shape, strides, dtype and device; not quantized.
+        runs: the contiguous runs to summarise instead of the whole, each with the index of its first element in the
+            whole tensor: how a shard is keyed.
+
+    Returns:
+        The row (see `rows`), int64, shape (32,), on the tensor's device. Float words are float64 bits, or float32 bits
+        where the device has no float64; NaN where nothing is computed.
+    """
+    chunk = CHUNK // max(1, tensor.element_size() // 4)
+    raw = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    counts = raw.repeat(5)
+    low, high, small, total, sizes = _measured(tensor.new_zeros(5)).unbind()
+    low, high, small = low + float("inf"), high - float("inf"), small + float("inf")
+    for base, run in runs if runs is not None else pieces(tensor, chunk):
+        for start in range(0, run.numel(), chunk):
+            flat = run[start : start + chunk]
+            raw = raw + raw_sum(flat, base + start)
+            if has_values(tensor.dtype):
+                values = _measured(flat)
+                finite = values.isfinite()
+                kinds = (finite, values.isnan(), values.isposinf(), values.isneginf(), values == 0)
+                counts = counts + torch.stack([kind.sum() for kind in kinds])
+                low = torch.minimum(low, values.where(finite, float("inf")).min())
+                high = torch.maximum(high, values.where(finite, -float("inf")).max())
+                kept = values.where(finite, 0.0)
+                small = torch.minimum(small, kept.abs().where(finite, float("inf")).min())
+                total, sizes = total + kept.sum(), sizes + kept.abs().sum()
+    absent = torch.full((), float("nan"), dtype=total.dtype, device=tensor.device)
+    means = [total / counts[0].clamp(min=1), absent, absent, absent, sizes]
+    real = torch.stack([low, high, small, *means, *[absent] * 18])
+    bits = real.view(torch.int64) if real.dtype == torch.float64 else real.view(torch.int32).to(torch.int64)
+    return torch.cat([raw[None], counts, bits])
