@@ -474,6 +474,7 @@ class Reader:
         empty = self.make("Dict" if kind == "dict of" else "List", node, *lists)
         if len(names) != 1 or target is None or target.key != empty.key:
             return None
+        self.calls = [call for call in self.calls if call is not done.parts[0].parts[0]]
         element = self.make("pair", node, *given) if kind == "dict of" else given[0]
         rest = self.make("list", node, over), self.make("list", node, *conditions)
         return {names[0]: self.make(kind, node, element, *rest)}
@@ -653,11 +654,10 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
                 part = x or y
                 if x is not None and y is not None:
                     pending.append((x, y, around))
-                elif part is not None and not (part.kind == "unused" and part.parts[0].key in within[x is not None]):
+                elif part is not None:
                     note(Difference(x, y, None if part.kind in _STATEMENTS else around))
 
-    within = [_within(a), _within(b)]
-    both, uses = within[0] & within[1], _uses((*a, *b))
+    both, uses = _within(a) & _within(b), _uses((*a, *b))
     lists(a, b, heads)
     while pending:
         one, two, around = pending.pop()
@@ -735,10 +735,21 @@ def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None
 
 def _inner(one: Value, two: Value) -> tuple[Value, Value] | None:
     """Where something was put around a value, or taken away from around one: that value in both versions."""
+    if one.key in two.inside:
+        return one, _of_key(one.key, two)
+    if two.key in one.inside:
+        return _of_key(two.key, one), two
     candidates = [(part, two) for part in _parts(one)] + [(one, part) for part in _parts(two)]
     pairs = [(_likeness(x, y), x, y) for x, y in candidates if x.kind == y.kind]
     like, *pair = max(pairs, key=lambda each: each[0], default=(0.0, one, two))
     return (pair[0], pair[1]) if like > _WRAPPED else None
+
+
+def _of_key(key: int, value: Value) -> Value:
+    """The part of a value that has a key."""
+    while value.key != key:
+        value = next(part for part in value.parts if isinstance(part, Value) and key in part.inside)
+    return value
 
 
 def _parts(value: Value) -> Iterator[Value]:
