@@ -6,13 +6,13 @@ several pairs share is made once.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shlex
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -117,8 +117,6 @@ class Captures:
     def __init__(self, directory: Path, run: Command = introspect) -> None:
         self.directory = directory
         self.run = run
-        self._locks: dict[str, threading.Lock] = {}
-        self._guard = threading.Lock()
 
     def path(self, side: Side, *, again: bool = False) -> Path:
         """The run of this side; `again` is a second capture of the same command."""
@@ -127,14 +125,14 @@ class Captures:
 
     def made(self, name: str, make: Callable[[Path], object]) -> Path:
         """What has this name, made when it is first asked for."""
-        with self._guard:
-            lock = self._locks.setdefault(name, threading.Lock())
         target = self.directory / name
         finished = self.directory / f"{name}.done"
-        with lock:
-            if not finished.exists():
-                make(target)
-                finished.touch()
+        if not finished.exists():
+            with (self.directory / f"{name}.lock").open("w") as lock:  # of other processes, and of threads of this one
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not finished.exists():
+                    make(target)
+                    finished.touch()
         return target
 
     def _capture(self, side: Side, target: Path) -> None:

@@ -188,6 +188,7 @@ DOCUMENTS: dict[str, tuple[str, str, type, Any]] = {
 """Of each schema: the command, what it prints, the dataclass of its result, and what makes the document of one."""
 
 NAMED_OTHERWISE = {
+    ("DiffResult", "findings"): "explains",
     ("Divergence", "noise"): "floor",
     ("CodeChanges", "changes"): "ranked",
     ("CheckResult", "not_observed"): "unseen",

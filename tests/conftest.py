@@ -43,7 +43,11 @@ pytest_plugins = ["projects", "repositories"]  # fixtures that several files use
 PACKAGE = str(Path(introspect_cli.__file__).parent)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if "fresh_compiler" in item.fixturenames:
+            item.add_marker("compile")
     items.sort(key=lambda item: "longest" not in item.keywords)
 
 

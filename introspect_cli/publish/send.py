@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
 from introspect_cli.publish.share import ANOTHER, Share
-from introspect_cli.store.files.folders import ATTEMPT_NAME, LIMIT_DOCUMENT, MANIFEST, RANK_NAME, Folder, reason
-from introspect_cli.store.files.rank_folder import CLOSED, RankFolder
+from introspect_cli.store.files.folders import (
+    ATTEMPT_NAME,
+    CLOSED,
+    LIMIT_DOCUMENT,
+    MANIFEST,
+    RANK_NAME,
+    Folder,
+    RankFolder,
+    reason,
+)
 from introspect_cli.store.format import documents
 from introspect_cli.store.read.manifests import launch_of, read_manifest
 from introspect_cli.store.remote.objects import NothingThereError, Storage
@@ -92,7 +100,7 @@ class Sender:
             raise StoreError(f"cannot read {self._run}: {reason(error)}") from None
 
     def _begin(self, place: str) -> Share:
-        with RankFolder.at(str(self._run / place)) as folder:
+        with RankFolder(Folder.at(str(self._run / place))) as folder:
             run_id = str(read_manifest(folder).get("id"))
         self._shares[place] = share = Share(self._run, place, self.storage, run_id, sources=self._sources)
         return share

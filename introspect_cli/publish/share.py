@@ -6,7 +6,6 @@ whoever sends a run again, later, finds the catalogue and goes on from there.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import (
+    CLOSED,
     INDEX,
     LIMIT_DOCUMENT,
     MANIFEST,
@@ -23,10 +23,11 @@ from introspect_cli.store.files.folders import (
     RECORDS,
     STREAMS,
     DamageError,
+    Directory,
     Folder,
+    RankFolder,
     is_locked,
 )
-from introspect_cli.store.files.rank_folder import CLOSED, RankFolder
 from introspect_cli.store.format.documents import LABELS
 from introspect_cli.store.format.index import Index, parse_index, records_name
 from introspect_cli.store.format.schemas import ENTRY, HEADER, LIMIT_INDEX
@@ -39,7 +40,7 @@ from introspect_cli.sums import content_digest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.store.files.handles import Handle
+    from introspect_cli.store.files.handles import Source
     from introspect_cli.store.remote.objects import Storage
 
 PIECE = 16 << 20
@@ -156,7 +157,7 @@ class Share:
     # --- what there is
 
     def _look(self) -> _Look:
-        with RankFolder.at(str(self._path)) as folder:
+        with RankFolder(Folder.at(str(self._path))) as folder:
             over = not is_locked(folder)  # asked first: what is then read is all there will be
             inline = {MANIFEST: folder.read_file(MANIFEST, LIMIT_DOCUMENT)}
             lengths: dict[str, int] = {}
@@ -169,7 +170,7 @@ class Share:
         return _Look(over, inline, lengths, min(steps, default=0))
 
     def _look_at(
-        self, rank: Folder, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
+        self, rank: Directory, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
     ) -> int:
         """Take in what counts of a rank; its steps."""
         if INDEX not in rank:
@@ -218,7 +219,7 @@ class Share:
 
     def _stretches(self, look: _Look) -> Iterator[Stretch]:
         """What is not there yet: small files first, which are read together."""
-        with RankFolder.at(str(self._path)) as folder:
+        with RankFolder(Folder.at(str(self._path))) as folder:
             closed = folder.bundled()
         there = {*closed, *(name for name, _ in files_of(self._path, sources=self._sources) if name != CLOSED)}
         whole = [name for name in there if name not in look.inline and not _GROWS.fullmatch(name)]
@@ -240,7 +241,7 @@ class Share:
         """The length of a file that is replaced as a whole, after forgetting what was sent of another one."""
         with self._open(name) as file:
             size = file.size()
-            stamp = size, os.fstat(file.fd).st_mtime_ns
+            stamp = size, file.changed()
         if self._stamps.get(name) != stamp:
             at = 0
             for number, (_, extent) in enumerate(self._extents.get(name, [])):
@@ -253,9 +254,9 @@ class Share:
             self._stamps[name] = stamp
         return size
 
-    def _open(self, name: str) -> Handle:
+    def _open(self, name: str) -> Source:
         folders, _, last = name.rpartition("/")
-        with RankFolder.at(str(self._path)) as place:
+        with RankFolder(Folder.at(str(self._path))) as place:
             if not folders:
                 return place.file(last)
             with place.folder(folders) as folder:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, StripCell, Verdict

@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
-from introspect_cli.labels import step_words
-from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.render.blocks import Block, Column, Table, distance, line, rest_of
-from introspect_cli.render.divergence_text import detail_blocks, divergence_table
+from introspect_cli.compare.answer.causes import candidate_words
+from introspect_cli.compare.terms.findings import Certainty
+from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, Verdict
+from introspect_cli.render.blocks import Block, Column, Line, Table, cut, distance, line, rest_of, site_text
+from introspect_cli.render.divergence_text import detail_blocks, divergence_table, glance, module_of
 from introspect_cli.render.findings import findings_blocks
-from introspect_cli.texts import clean, count
+from introspect_cli.texts import begin_alike, clean, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.groups import Groups
+    from introspect_cli.compare.terms.result import Candidate
+    from introspect_cli.records import Site
 
 
 _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _SHOWN_TENSORS = 8
 _SHOWN_RANKS = 64
-_PHASES = {Phase.START: "at the start", Phase.RECOMPUTE: "computed again", Phase.EVAL: "in evaluation"}
 
 
 def diff_blocks(
@@ -37,30 +38,29 @@ def diff_blocks(
         result: the comparison.
         everything: whether to list all settings.
         verbose: whether to show what differs in each divergence that is listed.
-        grouped: whether the first divergence stands alone, and what follows from it in its step is counted by kind.
+        grouped: whether the answer is told in short: what explains the first divergence, and how much follows from it.
         more: how more divergences are listed; "" where nothing lists them.
     """
-    blocks: list[Block] = [line(clean(result.sentence), _VERDICT_STYLE[result.verdict])]
-    blocks += [line(f"- {clean(text)}", indent=2) for text in result.evidence]
+    short = grouped and bool(result.head)
+    blocks: list[Block] = [line(clean(result.head if short else result.sentence), _VERDICT_STYLE[result.verdict])]
+    blocks += why_lines(result) if short else [line(f"- {clean(text)}", indent=2) for text in result.evidence]
     by_rank = result.candidates if len(result.candidates) > 1 else ()
     if by_rank:
         blocks += [line(), line("First on each rank, by step and phase (no other order is known):", "heading")]
         shown = by_rank if everything else by_rank[:_SHOWN_RANKS]
         blocks.append(divergence_table(shown, ranks=True))
         blocks += rest_of(len(by_rank), len(shown), "--all lists them", what="more ranks")
-    blocks += findings_blocks(result, everything=everything)
+    blocks += findings_blocks(result, everything=everything, short=short)
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
+    elif result.divergences and short:
+        blocks += [] if by_rank else [line(), follows_table(result)]
     elif result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
         already = {_place(divergence) for divergence in by_rank}
-        listed = [one for one in result.divergences[: 1 if grouped else None] if _place(one) not in already]
+        listed = [one for one in result.divergences if _place(one) not in already]
         if listed:
             blocks += [line(), divergence_table(listed, ranks=several)]
-        if grouped:
-            blocks += _by_kind(
-                result.divergences, f" on rank {result.divergences[0].rank}" if by_rank and not several else ""
-            )
         if verbose:
             blocks += detail_blocks(result)
         blocks += _rest(result, len(by_rank) + len(listed), more)
@@ -74,6 +74,98 @@ def diff_blocks(
         blocks += [line(), line("Modules that look alike under different names; to compare them:", "heading")]
         blocks += [line(clean(str(renaming)), indent=2, wrap=False) for renaming in result.suggestions]
     return blocks
+
+
+# --- the answer in short
+
+
+_LABEL = 9
+_KNOWN = ("equal", "within", "unseen")
+_LIKELY = 3
+
+
+def why_lines(result: DiffResult) -> list[Block]:
+    """What is equal, what explains the first divergence, and what likely caused it, each with a label in front."""
+    rows: list[tuple[str, str, str]] = []
+    for known in _KNOWN:
+        things = [fact.text for fact in result.rests_on if fact.known == known]
+        rows += [(known, ", ".join(things), "")] if things else []
+    proved = [one.text for one in result.explains if one.certainty is Certainty.PROVED]
+    rows += [("cause" * (not place), text, "on record") for place, text in enumerate(proved)]
+    left = [one.text for one in result.explains if one.certainty is Certainty.LEFT]
+    rows += [("left", ", ".join(left), "")] if left else []
+    likely = [(one.text, "") for one in result.explains if one.certainty is Certainty.LIKELY]
+    said = " ".join(proved)
+    likely += [shown for cause in result.causes if (shown := cause_text(cause))[0] not in said]
+    rows += [("likely" * (not place), *shown) for place, shown in enumerate(likely[:_LIKELY])]
+    blocks: list[Block] = [
+        Line(
+            ((f"{label:{_LABEL}}", "dim"), (clean(text, 400), ""), (f"  {tail}" if tail else "", "dim")),
+            2,
+            hang=_LABEL + 2,
+        )
+        for label, text, tail in rows
+    ]
+    statements = sum(cause.kind == "statement" for cause in result.causes)
+    if not statements and result.code is not None and result.code.ranked:
+        every = len(result.code.ranked)
+        places = ", ".join(one.change.place for one in result.code.ranked[:_LIKELY])
+        text = f"{count(every, 'statement')} changed, none named here: {places}{', ...' * (every > _LIKELY)}"
+        blocks.append(line(f"{clean(text)} (--changes)", "dim", 2))
+    if statements > 1:
+        text = f"{statements} changed statements reach this place: `introspect bisect --changes a b` finds which"
+        blocks.append(line(text, "dim", 2))
+    return [*blocks, *(line(clean(text), "dim", 2) for text in result.also)]
+
+
+def cause_text(cause: Candidate) -> tuple[str, str]:
+    """What may be the cause, and where it stands: a statement with both texts, or a setting with its sources."""
+    if cause.kind != "statement":
+        return candidate_words(cause), f"({cause.line})"
+    texts = [" ".join((text or "").split()) for text in (cause.a, cause.b)]
+    start = max(begin_alike(*texts) - _AROUND, 0) if min(map(len, texts)) > _WIDE else 0
+    a, b = (cut(f"{'…' * bool(start)}{text[start:]}" if text else "(nothing)", _WIDE) for text in texts)
+    where = f"{cause.line}{f' ({cause.name})' if cause.name else ''}"
+    return f"{where}   {a} -> {b}", ""
+
+
+_AROUND, _WIDE = 12, 48
+
+
+def follows_table(result: DiffResult) -> Table:
+    """The first divergence, and how much follows from it in the pass at hand and after that, at most three rows."""
+    first, *rest = result.divergences
+    words = (module_of(first), site_text(first.site), *glance(first), distance(first.rel_l2), first.role.value)
+    rows = [(str(first.step), first.site.phase.value, *words)]
+    same = [d for d in rest if d.step == first.step]
+    for members in (
+        [d for d in same if d.site.phase is first.site.phase],
+        [d for d in same if d.site.phase is not first.site.phase],
+    ):
+        if members:
+            largest = max(members, key=lambda d: d.rel_l2 or 0.0)
+            phases = list(dict.fromkeys(d.site.phase.value for d in members))
+            follow = f"{count(len(members), 'more record')} follow{'s' * (len(members) == 1)}"
+            most = f"to {distance(largest.rel_l2)}" if largest.rel_l2 else "-"
+            rows.append(
+                (
+                    str(first.step),
+                    phases[0],
+                    follow,
+                    "",
+                    "",
+                    "",
+                    most,
+                    f"at {clean(largest.site.fqn)}" if largest.rel_l2 else "",
+                )
+            )
+    titles = ("step", "phase", "module", "what", "a", "b", "rel. L2", "")
+    columns = tuple(
+        Column(title, right=title in {"step", "rel. L2"}, least=14 if title in {"module", "what"} else 1)
+        for title in titles
+    )
+    style = "origin" if first.role is Role.ORIGIN else ""
+    return Table(columns, tuple(rows), (style, *[""] * (len(rows) - 1)))
 
 
 def first_blocks(result: DiffResult) -> list[Block]:
@@ -94,48 +186,6 @@ def _tensors(result: DiffResult, *, everything: bool, verbose: bool) -> list[Blo
 
 def _place(divergence: Divergence) -> tuple[int, int, Site]:
     return divergence.rank, divergence.step, divergence.site
-
-
-def _by_kind(divergences: tuple[Divergence, ...], where: str) -> list[Block]:
-    """What else diverges in the step of the first divergence, a line for each kind, in the order they began.
-
-    Args:
-        divergences: all that are listed.
-        where: the rank, where they are of one of several.
-    """
-    first = divergences[0]
-    groups: dict[str, list[Divergence]] = {}
-    for divergence in divergences[1:]:
-        if divergence.step == first.step:
-            groups.setdefault(_group(divergence), []).append(divergence)
-    if not groups:
-        return []
-    rows = []
-    for name, members in groups.items():
-        measured = [divergence for divergence in members if divergence.rel_l2 is not None]
-        low, high = (distance(pick((d.rel_l2 or 0.0 for d in measured), default=0.0)) for pick in (min, max))
-        reach = low if low == high else f"{low} to {high}"
-        largest = max(measured, key=lambda divergence: divergence.rel_l2 or 0.0, default=members[0])
-        sides = [sum(getattr(divergence, side) is None for divergence in members) for side in ("b", "a")]
-        one_sided = ", ".join(f"{number} only in {side}" for number, side in zip(sides, "ab", strict=True) if number)
-        records = f"{len(members):,}{f' ({one_sided})' if one_sided else ''}"
-        rows.append((name, records, reach if measured else "-", clean(largest.site.fqn)))
-    columns = (
-        Column(f"also at {step_words(first.step, first.labels)}{where}", least=16),
-        Column("records", right=True, least=7),
-        Column("rel. L2", right=True),
-        Column("largest at" if any(row[2] != "-" for row in rows) else "first at", least=14),
-    )
-    return [line(), Table(columns, tuple(rows))]
-
-
-def _group(divergence: Divergence) -> str:
-    """What a divergence is one of: a kind, with the phase where that is not told by the kind."""
-    site = divergence.site
-    name = site.kind.several
-    if site.kind in (Kind.PARAM, Kind.BUFFER) and site.phase is Phase.OPTIMIZER:
-        return f"{name} after the step"
-    return f"{name} ({_PHASES[site.phase]})" if site.phase in _PHASES else name
 
 
 def _rest(result: DiffResult, listed: int, how: str) -> list[Block]:

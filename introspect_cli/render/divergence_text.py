@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.changes.clues import CodeChanges, Ranked
     from introspect_cli.compare.changes.statements import Side
-    from introspect_cli.compare.element.elements import Elements
+    from introspect_cli.compare.elements import Elements
 
 _COMPARED = ("mean", "std", "amean", "min", "max")
 _TELLING = ("nans", "infs", "zeros", "mean", "std", "min", "max")
@@ -50,7 +50,7 @@ def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, 
         *([(Column("of b", right=True), lambda divergence: str(divergence.step_b))] if shifted else []),
         *([(Column("rank", right=True), lambda divergence: str(divergence.rank))] if ranks else []),
         (Column("phase", drop_at=2), lambda divergence: divergence.site.phase.value),
-        (Column("tensor" if moments else "module", least=18, brief=modules, brief_at=1), _module),
+        (Column("tensor" if moments else "module", least=18, brief=modules, brief_at=1), module_of),
         (Column("what", least=14, brief=kinds, brief_at=2), lambda divergence: site_text(divergence.site)),
         (Column("a", least=7, brief=briefs[0], brief_at=3), lambda divergence: glance(divergence)[0]),
         (Column("b", least=7, brief=briefs[1], brief_at=3), lambda divergence: glance(divergence)[1]),
@@ -74,7 +74,8 @@ def _size(divergence: Divergence) -> str:
     return "-" if divergence.size is None else "more" if divergence.size is Size.MORE else divergence.size.value
 
 
-def _module(divergence: Divergence) -> str:
+def module_of(divergence: Divergence) -> str:
+    """A module with its class, where that says more."""
     name, owner = clean(divergence.site.fqn), clean(divergence.module_class)
     return f"{name} ({owner})" if owner and owner != name else name
 
@@ -153,7 +154,7 @@ def detail_blocks(result: DiffResult) -> list[Block]:
     blocks: list[Block] = []
     for divergence in result.divergences:
         a, b = divergence.a, divergence.b
-        title = f"{divergence.step_words}: {site_text(divergence.site)} of {_module(divergence)}"
+        title = f"{divergence.step_words}: {site_text(divergence.site)} of {module_of(divergence)}"
         blocks += [line(), line(title, "origin" if divergence.role is Role.ORIGIN else "heading")]
         if a is None or b is None:
             blocks.append(line(f"only in {'a' if b is None else 'b'}: {_one_side(a or b)}", indent=2))

@@ -33,9 +33,10 @@ _LONGEST_CODE = 4000
 _STEPS = 8
 
 
-def findings_blocks(result: DiffResult, *, everything: bool) -> list[Block]:
-    """Each finding as lines."""
-    return [block for blocks_of in _TEXT for block in blocks_of(result, everything)]
+def findings_blocks(result: DiffResult, *, everything: bool, short: bool = False) -> list[Block]:
+    """Each finding as lines; in `short`, not what stands among the causes already."""
+    told = (_code_blocks, _settings_blocks) if short else ()
+    return [block for blocks_of in _TEXT if blocks_of not in told for block in blocks_of(result, everything)]
 
 
 def findings_html(result: DiffResult) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import CodeChanges, Nearness, Ranked
+from introspect_cli.compare.changes.clues import Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.render.blocks import Block, line
@@ -37,7 +36,7 @@ def culprit_blocks(culprit: Culprit) -> list[Block]:
         blocks += [line(), *_proven(culprit.proof)]
     blocks.append(line())
     if culprit.result is not None:
-        blocks += _diverging(culprit.result, culprit.proof)
+        blocks += _diverging(culprit.result) if culprit.proof is not None else first_blocks(culprit.result)
         blocks.append(line())
     return [*blocks, tried]
 
@@ -50,18 +49,15 @@ def proof_blocks(proof: Proof) -> list[Block]:
     """The smallest set of changes, what stands there in both versions, and what it makes diverge."""
     blocks = _proven(proof)
     if proof.result is not None:
-        blocks += [line(), *_diverging(proof.result, proof)]
+        blocks += [line(), *_diverging(proof.result)]
     undecided = f", {proof.undecided} of them answered nothing" if proof.undecided else ""
     return [*blocks, line(f"{proof.runs} runs{undecided}, in {clean(str(proof.directory))}", "dim")]
 
 
-def _diverging(result: DiffResult, proof: Proof | None) -> list[Block]:
-    """What a culprit makes diverge, and how to have more of it; proven statements stand above it."""
-    if proof is not None and proof.elements:
-        settings = tuple(change for change in result.settings if change.source != "sources")
-        result = replace(result.with_findings(CodeChanges, ()), settings=settings)
-    again = f"The options named above are those of: introspect diff {result.a} {result.b}"
-    return [*first_blocks(result), line(clean(again, 1200), "dim", wrap=False)]
+def _diverging(result: DiffResult) -> list[Block]:
+    """What a proven cause makes diverge, in a line, and how to have more of it."""
+    again = f"introspect diff {result.a} {result.b} has the rest."
+    return [line(clean(result.sentence, 1200)), line(clean(again, 1200), "dim", wrap=False)]
 
 
 def _proven(proof: Proof) -> list[Block]:

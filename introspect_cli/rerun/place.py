@@ -350,8 +350,8 @@ def placed(
         try:
             shutil.rmtree(at, ignore_errors=True)
             if not keep:
-                stack.callback(shutil.rmtree, at, ignore_errors=True)
-            keep_out_of_git(at.parent)
+                stack.callback(_remove, at)
+            at.parent.mkdir(parents=True, exist_ok=True)
             if revision is not None:
                 revision.check_out(place.moved(around.root), stack, keep=keep)
             for path in (*around.tops, around.directory, *(path.parent for path in texts)):
@@ -375,6 +375,12 @@ def placed(
             raise StoreError(f"cannot write {at}: {error.strerror or error}") from None
         root, directory = place.moved(around.root), place.moved(around.directory)
         yield replace(place, root=root, directory=directory, paths=search_path, large=tuple(large))
+
+
+def _remove(at: Path) -> None:
+    shutil.rmtree(at, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        at.parent.rmdir()  # where nothing else is kept
 
 
 def _rebuilt_below(place: Path, top: Path) -> Path:

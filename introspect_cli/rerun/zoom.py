@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.closeup import Closeup, closeup, comparable, is_outermost, worth_a_look
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.join.closeup import Closeup, closeup, comparable, is_outermost, worth_a_look
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.terms.words import some, what
 from introspect_cli.records import Kind
 from introspect_cli.rerun.changes.texts import Texts, encoded, opened_files, texts_of
-from introspect_cli.rerun.place import Place, placed, survey, tracked_files
+from introspect_cli.rerun.place import Place, keep_out_of_git, placed, survey, tracked_files
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import Variant, briefly, capture
 from introspect_cli.schedule.rules import Schedule
@@ -118,6 +118,7 @@ def zoom(
         if before.first is None:
             return Zoomed(before)
         directory = (output or Path(RUNS) / f"zoom-{a.name}-{b.name}").resolve()
+        keep_out_of_git(directory)
         everything = replace(options, steps=None, kinds=frozenset(), modules=(), limit=None, want_map=False)
         return _Rerun((one, two), before, everything, directory, links, tell).look_at(before.first)
 

@@ -14,7 +14,7 @@ from introspect_cli.capture.against import Announced, Announcement
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 
-pytestmark = pytest.mark.usefixtures("quick_python")
+pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("quick_python")]
 
 TRAIN = """
 import sys, time, torch, torch.distributed as dist

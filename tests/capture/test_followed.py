@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from artefacts import artefact
+from kept_runs import PACKAGE
 from sweeps import sliced
 
 from introspect_cli.capture.processes import Role, command_of, described, instead
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import open_run
+
+pytestmark = pytest.mark.launch
 
 TRAIN = """\
 import os, sys
@@ -104,18 +110,21 @@ FOLLOWED += ["fabric run", "uv run", "shell script", "make", "pytest"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("followed")
+    """Links to what each command recorded."""
+    return tmp_path_factory.mktemp("followed")
+
+
+def write_files(folder):
     for name, text in FILES.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     (folder / "run.sh").chmod(0o755)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def ended(folder):
-    """What came of each command, run once under capture when it is first asked for."""
+    """What came of each command, run once under capture."""
 
     @cache
     def run(name):
@@ -123,19 +132,29 @@ def ended(folder):
             pytest.skip(f"there is no {COMMANDS[name][0]}")
         if name in FOLLOWED:
             run("direct")
-        bin_ = str(Path(sys.executable).parent)
-        paths = [str(Path(__file__).parents[2]), *([str(folder / "own")] if name == "site" else [])]
-        variables = {"PATH": os.pathsep.join([bin_, os.environ["PATH"]]), "PYTHONPATH": os.pathsep.join(paths)}
-        return subprocess.run(
-            [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "-o", f"run {name}", *COMMANDS[name]],
-            cwd=folder,
-            env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        made = artefact("followed", partial(follow, name=name), PACKAGE / "commands", PACKAGE / "cli.py")
+        if (made / f"run {name}").exists():
+            (folder / f"run {name}").symlink_to(made / f"run {name}")
+        return SimpleNamespace(folder=made, **json.loads((made / "ended.json").read_text()))
 
     return run
+
+
+def follow(folder, name):
+    write_files(folder)
+    bin_ = str(Path(sys.executable).parent)
+    paths = [str(PACKAGE.parent), *([str(folder / "own")] if name == "site" else [])]
+    variables = {"PATH": os.pathsep.join([bin_, os.environ["PATH"]]), "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "-o", f"run {name}", *COMMANDS[name]],
+        cwd=folder,
+        env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    ended = {"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+    (folder / "ended.json").write_text(json.dumps(ended))
 
 
 def same_as_direct(folder, name):
@@ -176,7 +195,7 @@ def test_the_command_line_of_a_launcher_is_recorded(folder, ended):
     assert ended("torchrun").returncode == 0
     with open_run(folder / "run torchrun") as run:
         launcher = run.settings["command"]["launcher"]
-    assert launcher == {"arguments": COMMANDS["torchrun"], "directory": str(folder)}
+    assert launcher == {"arguments": COMMANDS["torchrun"], "directory": str(ended("torchrun").folder)}
 
 
 def test_a_second_script_is_a_child_of_the_run(folder, ended):

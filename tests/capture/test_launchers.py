@@ -17,7 +17,7 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 
-pytestmark = pytest.mark.usefixtures("quick_python")
+pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("quick_python")]
 
 TRAIN = (
     TRAINED

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launches import needs
+from launches import DISTRIBUTED, needs
 from neutrality import assert_neutral, mlp, watched
 from torch import nn
 
@@ -19,7 +19,7 @@ from introspect_cli.capture.ranks.sharing import DataParallel
 from introspect_cli.records import Kind
 
 dist = torch.distributed
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 
 @pytest.fixture

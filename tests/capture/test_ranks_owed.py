@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from launches import launch, needs, recorded
+from artefacts import launched
+from launches import DISTRIBUTED, needs
 
 import introspect_cli
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 SCRIPT = """
 import sys
@@ -52,11 +55,8 @@ optimizer.step()
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     needs("tp")
-    folder = tmp_path_factory.mktemp("owed")
-    (folder / "train.py").write_text(SCRIPT)
-    for name in ("reduced", "owed"):
-        recorded(folder, {name: launch(folder, name, 2, name, script=folder / "train.py")})
-    return folder
+    runs = {name: (2, name) for name in ("reduced", "owed")}
+    return launched(tmp_path_factory.mktemp("owed"), runs, script=SCRIPT)
 
 
 @pytest.mark.parametrize(("names", "side"), [(("reduced", "owed"), "b"), (("owed", "reduced"), "a")])

@@ -6,7 +6,8 @@ import textwrap
 
 import pytest
 import torch
-from launches import finish, launch, needs, recorded
+from artefacts import launched
+from launches import DISTRIBUTED, needs
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -17,7 +18,10 @@ from introspect_cli.store.ranks.tasks import as_one
 from introspect_cli.store.read.manifests import Stages, stages_of
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 QUIET = ("--no-packages", "--no-env", "--no-source")
 
@@ -98,9 +102,7 @@ ORDERS = {
 def test_a_call_has_the_number_of_its_microbatch(tmp_path, orders):
     """And of how often the microbatch has called the module: layers are called twice here."""
     needs("gpipe")
-    script = tmp_path / "train.py"
-    script.write_text(ORDERED)
-    said = finish(launch(tmp_path, "run", 1, *orders, options=QUIET, script=script))
+    launched(tmp_path, {"run": (1, *orders)}, options=QUIET, script=ORDERED)
     x = torch.arange(32.0).view(8, 4).chunk(8)
     once = len(orders) == 1  # before the first step nobody knows how often a microbatch calls a layer
     with open_run(tmp_path / "run") as run:
@@ -108,7 +110,7 @@ def test_a_call_has_the_number_of_its_microbatch(tmp_path, orders):
         records = list(run.rank(0).records(step))
     given = {r.site.call: r.summary for r in records if r.site.kind is Kind.INPUT and r.site.fqn == "Net"}
     wanted = {int(chunk) + 4 * (turn > 3) for turn, chunk in enumerate(orders[-1])}
-    assert set(given) == wanted, said
+    assert set(given) == wanted
     for call, summary in given.items():
         assert summary.stats["mean"] == pytest.approx(x[call].mean().item())
     if not once:
@@ -122,9 +124,7 @@ def runs(tmp_path_factory):
     needs("interleaved")
     folder = tmp_path_factory.mktemp("pipelines")
     worlds = {"single": 1, "1f1b": 2, "interleaved": 2}
-    started = {name: launch(folder, name, world, name, "--steps", "2", options=QUIET) for name, world in worlds.items()}
-    recorded(folder, started)
-    return folder
+    return launched(folder, {name: (world, name, "--steps", "2") for name, world in worlds.items()}, options=QUIET)
 
 
 def test_stages_of_one_rank_are_pieces_of_one_model(runs):
@@ -164,14 +164,7 @@ def test_a_root_has_a_number_of_its_own_where_the_first_is_no_stage():
 def cut(tmp_path_factory):
     """A sequence, alone and cut into two stages that count their layers from 0 each."""
     needs("gpipe")
-    folder = tmp_path_factory.mktemp("cut")
-    script = folder / "train.py"
-    script.write_text(SEQUENCE)
-    started = {
-        name: launch(folder, name, world, options=QUIET, script=script) for name, world in (("one", 1), ("two", 2))
-    }
-    recorded(folder, started)
-    return folder
+    return launched(tmp_path_factory.mktemp("cut"), {"one": (1,), "two": (2,)}, options=QUIET, script=SEQUENCE)
 
 
 def test_equal_names_in_two_stages_are_no_copies(cut):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from launches import SCRIPT, launch, recorded
+from artefacts import LEAN, launched
+from launches import DISTRIBUTED, SCRIPT
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -13,7 +13,10 @@ from introspect_cli.records import Kind
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 RUNS = {"single": (1,), "ddp": (2,), "once": (2, "once")}
 
@@ -21,11 +24,7 @@ RUNS = {"single": (1,), "ddp": (2,), "once": (2, "once")}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shares")
-    options = ("--no-packages", "--no-env", "--no-source")
-    script = SCRIPT.parent / "shares.py"
-    started = {name: launch(folder, name, *RUNS[name], options=options, script=script) for name in RUNS}
-    recorded(folder, started)
-    return folder
+    return launched(folder, RUNS, options=LEAN, script=SCRIPT.parent / "shares.py")
 
 
 @pytest.mark.parametrize(("a", "b", "large", "small"), [("single", "ddp", "a", "b"), ("ddp", "single", "b", "a")])

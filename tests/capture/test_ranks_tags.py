@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launches import SCRIPT, launch, needs, recorded
+from artefacts import launched
+from launches import DISTRIBUTED, SCRIPT, needs
 from opcapture import compared
 
 from introspect_cli.capture import torch_distributed
@@ -20,7 +21,10 @@ from introspect_cli.render.divergence_text import glance, statistics_words
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 FLOWING = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_OUTPUT)
 
@@ -42,9 +46,8 @@ KEPT = {
 
 def captured(folder, **runs):
     needs(*runs)
-    options = ("--no-packages", "--no-env", "--no-source", "--steps", "0")
-    started = {name: launch(folder, name, world, name, "--steps", "2", options=options) for name, world in runs.items()}
-    recorded(folder, started)
+    words = {name: (world, name, "--steps", "2") for name, world in runs.items()}
+    launched(folder, words, options=(*QUIET, "--steps", "0"))
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +123,8 @@ def test_a_tensor_that_no_call_made_has_no_place():
 def nested(folder, *words, options=(), **runs):
     """Captures of the model whose modules hand on shares in tuples, dictionaries and dataclasses."""
     needs(*(layout for layout, _ in runs.values()))
-    started = {
-        name: launch(folder, name, world, layout, *words, options=(*QUIET, *options), script=NESTED)
-        for name, (layout, world) in runs.items()
-    }
-    recorded(folder, started)
+    ranks = {name: (world, layout, *words) for name, (layout, world) in runs.items()}
+    launched(folder, ranks, options=(*QUIET, *options), script=NESTED)
 
 
 @pytest.fixture(scope="module")

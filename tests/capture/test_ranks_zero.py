@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import opcapture
 import pytest
-import torch
-from launches import launch, recorded
+from artefacts import LEAN, launched
+from launches import DISTRIBUTED
 
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 RUNS = {
     "single": (1, "single", "--groups"),
@@ -35,10 +38,7 @@ FAULTS = [("zero2", "fault", "GPT.blocks.1.up.weight"), ("zero3", "zero3-fault",
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("zero")
-    options = ("--no-packages", "--no-env", "--no-source")
-    recorded(folder, {name: launch(folder, name, *run, options=options) for name, run in RUNS.items()})
-    return folder
+    return launched(tmp_path_factory.mktemp("zero"), RUNS, options=LEAN)
 
 
 def whole(folder, name, step):

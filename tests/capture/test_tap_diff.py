@@ -59,7 +59,8 @@ def run(path, build, **settings):
     return captured(path, work, compile="keep")
 
 
-@pytest.mark.parametrize("build", sliced(MODELS, (Attending,)))
+@pytest.mark.sweep
+@pytest.mark.parametrize("build", MODELS)
 def test_rounding_passes_as_rounding(tmp_path, build):
     eager = run(tmp_path / "eager", build)
     assert compared(eager, run(tmp_path / "same", build, backend="aot_eager")).verdict is Verdict.SAME
@@ -72,7 +73,7 @@ def test_rounding_passes_as_rounding(tmp_path, build):
     assert exact.verdict is Verdict.SAME or "rounding" in exact.sentence or "less than 1e-7" in exact.sentence
 
 
-@pytest.mark.parametrize("build", MODELS)
+@pytest.mark.parametrize("build", sliced(MODELS, (Attending,)))
 def test_a_wrong_decomposition_is_found_at_the_module_that_runs_it(tmp_path, build):
     eager = run(tmp_path / "eager", build)
     result = compared(eager, run(tmp_path / "wrong", build, backend=wrong_backend()), rtol=1e-4)

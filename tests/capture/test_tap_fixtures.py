@@ -12,7 +12,8 @@ from introspect_cli.records import Kind
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-@pytest.mark.parametrize("name", [pytest.param("train_cnn", marks=pytest.mark.sweep), "train_gpt"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["train_cnn", "train_gpt"])
 def test_eager_and_compiled_are_the_same(tmp_path, monkeypatch, name):
     eager = run(tmp_path / "eager", monkeypatch, name)
     same = compared(eager, run(tmp_path / "same", monkeypatch, name, backend="aot_eager"))

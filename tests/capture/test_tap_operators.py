@@ -170,7 +170,7 @@ def test_operators_have_the_sites_and_values_of_eager(tmp_path, build):
     assert "all that both runs saw agrees" in result.sentence
 
 
-@pytest.mark.parametrize("build", MODELS)
+@pytest.mark.parametrize("build", sliced(MODELS, (Loops, Unused, Breaks)))
 def test_a_compiled_function_is_never_said_to_part_where_it_was_not_seen(tmp_path, build):
     eager = run(tmp_path / "eager", build, function=True)
     kept = run(tmp_path / "kept", build, function=True, backend="aot_eager")
@@ -179,7 +179,7 @@ def test_a_compiled_function_is_never_said_to_part_where_it_was_not_seen(tmp_pat
     assert "all that both runs saw agrees" in result.sentence
 
 
-@pytest.mark.parametrize("build", [Several, ThreeAxes, Loops])
+@pytest.mark.parametrize("build", sliced([Several, ThreeAxes, Loops], [ThreeAxes]))
 def test_the_sizes_of_a_compiled_model_may_change(tmp_path, build):
     eager = run(tmp_path / "eager", build, sizes=(8, 12, 20))
     kept = run(tmp_path / "kept", build, sizes=(8, 12, 20), backend="aot_eager", dynamic=True)
@@ -214,6 +214,7 @@ def test_a_wrong_decomposition_is_found_at_its_operator(tmp_path):
     assert {item.role.value for item in result.divergences[1:] if item.step == 0} == {"propagated"}
 
 
+@pytest.mark.sweep
 def test_a_wrong_decomposition_in_a_fixture_is_found_at_its_operator(tmp_path, monkeypatch):
     eager = run_fixture(tmp_path / "eager", monkeypatch, "train_gpt", level="op")
     wrong = run_fixture(tmp_path / "wrong", monkeypatch, "train_gpt", level="op", backend=wrong_backend())
@@ -311,7 +312,7 @@ def test_checkpointing_inside_a_region_shifts_no_call(tmp_path):
 
 
 @pytest.mark.parametrize("build", MODELS)
-@pytest.mark.parametrize("function", [False, True])
+@pytest.mark.parametrize("function", sliced([False, True], [False]))
 def test_training_is_the_bare_one(tmp_path, build, function):
     train = work(build, function=function, backend="aot_eager")
     bare = trajectory(train)

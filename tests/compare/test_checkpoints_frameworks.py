@@ -8,8 +8,9 @@ import warnings
 from pathlib import Path
 
 import pytest
+from artefacts import LEAN, launched
 from checkpoint_runs import Net, said
-from launches import launch, needs, recorded
+from launches import needs
 from opcapture import captured
 
 from introspect_cli.exchange.checkpoints import open_any
@@ -181,13 +182,13 @@ SAVED = Path(__file__).parents[2] / "fixtures" / "ranks" / "saved.py"
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
 def test_a_run_of_two_ranks_says_at_which_step_it_was_a_checkpoint_whole_or_in_parts(tmp_path, layout):
     needs(layout)
-    options = ("-q", "--no-packages", "--no-env", "--no-source")
-    recorded(tmp_path, {"run": launch(tmp_path, "run", 2, layout, options=options, script=SAVED)})
+    made = launched(tmp_path, {"run": (2, layout)}, options=("-q", *LEAN), script=SAVED) / "run"
+    folder = made.resolve().parent
     for saved in (f"{layout}.pt", f"{layout}-parts"):
-        verdict, sentence, _ = said(tmp_path / "run", tmp_path / saved)
+        verdict, sentence, _ = said(tmp_path / "run", folder / saved)
         assert verdict == "same", sentence
         assert "has the parameters that run a has after step 2: all 6 tensors of the model and 18 values of" in sentence
-    state = torch.load(tmp_path / f"{layout}.pt")
+    state = torch.load(folder / f"{layout}.pt")
     name = next(name for name in state["model"] if name.endswith("2.weight"))
     state["model"][name][-1, -1] += 1  # what the last rank holds of it, where parts are held
     torch.save(state, tmp_path / "other.pt")

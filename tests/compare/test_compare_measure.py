@@ -5,7 +5,7 @@ import pytest
 from synthetic import row, sketch, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.settings.differences import Difference, describe
 from introspect_cli.compare.settings.documents import command_options
 from introspect_cli.compare.settings.hyperparameters import Optimizers, optimizer_differences

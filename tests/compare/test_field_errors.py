@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 
+import artefacts
 import cases
 import claims
 import pytest
@@ -20,8 +21,8 @@ CASES = cases.load_field_cases()
 
 
 @pytest.fixture(scope="module")
-def captures(tmp_path_factory, forks):
-    return cases.Captures(tmp_path_factory.mktemp("field"), forks)
+def captures(forks):
+    return artefacts.captures(forks)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ torch.save(net.state_dict(), "net.pt")
 """,
         1,
         (
-            "Linear.weight differs later in the step (relative L2 0.043), although everything recorded before agrees; "
-            "the script updates it by hand after the backward pass of step 1"
+            "the parameter Linear.weight differs later in the step (relative L2 0.043); left: the script's "
+            "update by hand"
         ),
     ),
     "the last update by hand of a tensor that no module holds": (
@@ -96,7 +96,7 @@ for step in range(3):
     optimizer.zero_grad()
 """,
         1,
-        "the parameter SGD.group0.2 was changed outside of an optimizer step in b only",
+        "only b has the parameter SGD.group0.2 when the step begins; cause: b alone changed it",
     ),
     "a hyper-parameter that one run changes": (
         """
@@ -104,7 +104,7 @@ optimizer = torch.optim.AdamW(net.parameters())
 train(net, optimizer, 3, lambda step: optimizer.param_groups[0].update(betas=(0.8 if other and step else 0.9, 0.999)))
 """,
         1,
-        "the cause is AdamW's betas [0.9, 0.999] -> [0.8, 0.999]",
+        "cause: betas [0.9, 0.999] -> [0.8, 0.999]",
     ),
     "a sparse tensor with its values elsewhere": (
         HOLDS + "fit(torch.eye(4)[2 if other else 1].to_sparse())",
@@ -138,8 +138,8 @@ for step in range(3):
 """,
         1,
         (
-            "is equal (the batches and what models computed without gradients were not recorded); the cause is in the "
-            "loss code (reduction, mask, weighting, scale) or the targets"
+            "is equal (the batches and what models computed without gradients were not recorded); left: the loss code "
+            "(reduction, mask, weighting, scale) or the targets"
         ),
     ),
     "a step that the same exception ends in both runs": (
@@ -187,7 +187,7 @@ def test_a_run_that_was_copied_in_part_says_so(tmp_path, introspect):
 
 @pytest.mark.parametrize("stepped", [False, True])
 def test_a_rate_weighs_the_same_on_the_command_line_and_in_a_file(stepped):
-    from introspect_cli.compare.reasons.base import reason_named
+    from introspect_cli.compare.reasons.judge import reason_named
 
     given = Difference("command", "--optim.lr", 1, 2), Difference("files", "conf.yaml: optim.lr", 1, 2, "optim.lr")
     for reason in ("optimizer", "module", "initial", "outside"):

@@ -27,7 +27,7 @@ def test_a_warm_up_that_begins_with_zero_is_named_by_its_learning_rates(tmp_path
     runs = [train(tmp_path / "a", rates=(0.0, 0.05)), train(tmp_path / "b", rates=(0.05, 0.1))]
     sentence = introspect_cli.diff(*(reversed(runs) if backwards else runs)).sentence
     change, side = ("lr 0.05 -> 0", "b") if backwards else ("lr 0 -> 0.05", "a")
-    assert f"the cause is {change}: with lr 0, AdamW leaves it as it was in {side}." in sentence
+    assert f"cause: {change}; in {side} the optimizer leaves it as it was." in sentence
     assert "not among its parameters" not in sentence
 
 
@@ -75,9 +75,13 @@ def adversarial(path, *, fault, record="default"):
     ("fault", "record", "said"),
     [
         ("twice", "default", "step in a different order (Adam#2 in a; Adam in b)."),
-        ("always", "default", "Adam steps here in b, and in a Adam#2, which does not have this parameter."),
-        ("left out", "default", "an optimizer that has ModuleDict.d.bias steps first, in b one that has ModuleDict.g."),
-        ("left out", "param,grad,loss", "the Adam that has it steps here, and in b the one that has ModuleDict.g."),
+        ("always", "default", "Adam steps here in b, and in a Adam#2, without this parameter."),
+        ("left out", "default", "the optimizers step in a different order (ModuleDict.d.bias in a; ModuleDict.g."),
+        (
+            "left out",
+            "param,grad,loss",
+            "in a the optimizer that has it steps here, and in b the one that has ModuleDict.g.",
+        ),
     ],
 )
 def test_the_step_of_another_optimizer_is_reported_as_one(tmp_path, fault, record, said):
@@ -115,7 +119,7 @@ def by_closure(path, *, zero_grad=True):
 def test_zero_grad_that_is_missing_in_a_closure_is_named_though_later_evaluations_differ_too(tmp_path):
     runs = by_closure(tmp_path / "a"), by_closure(tmp_path / "b", zero_grad=False)
     sentence = introspect_cli.diff(*runs).sentence
-    assert "in evaluation 1 of the optimizer's closure" in sentence
+    assert "in evaluation 1 of its closure" in sentence
     assert "plus that of the evaluation before: zero_grad is missing or late in b" in sentence
 
 
@@ -133,9 +137,9 @@ optimizer.step()
     for name, rate in (("a", "0.1"), ("b", "0.2")):
         introspect("capture", "-q", "-o", name, "--record", record, "train.py", rate)
     answer = introspect("diff", "a", "b").stdout.split("\n\n")[0]
-    certain = "the cause is AdamW's lr 0.1 -> 0.2. It likely comes from argument 1: 0.1 -> 0.2" in answer
+    certain = any(line.split()[:2] == ["cause", "lr"] for line in answer.splitlines())
     assert certain is (record == "default"), answer
-    assert ("or its hyper-parameters, or lies in what was not recorded" in answer) is (record != "default"), answer
+    assert ("left     the optimizer, what was not recorded" in answer) is (record != "default"), answer
 
 
 @pytest.mark.parametrize("record", ["default", "param,grad,loss"])

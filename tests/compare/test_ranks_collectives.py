@@ -7,7 +7,8 @@ import time
 
 import pytest
 import torch
-from launches import SCRIPT, finish, lacks, launch, needs, recorded, together
+from artefacts import artefact, launched
+from launches import DISTRIBUTED, SCRIPT, finish, lacks, launch, needs, together
 from opcapture import compared
 
 from introspect_cli.compare.diff import compare_runs
@@ -20,7 +21,10 @@ from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write.launch import IN_FLIGHT
 from introspect_cli.texts import group_label, group_size
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 FAULTS = SCRIPT.parent / "faults.py"
 LINES = FAULTS.read_text().splitlines()
@@ -44,15 +48,17 @@ def line_of(function):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("collectives")
+def runs():
+    return artefact("collectives", made)
+
+
+def made(folder):
     cases = [f"calls-{fault}~collectives" for fault in ("none", *(fault for fault, *_ in FOUND))]
     cases += [f"{layout}{how}" for layout in LAYOUTS for how in ("", "~collectives")]
     cases = [case for case in cases if not lacks(case)]
     said = finish(together(folder, 2, folder, *cases, script=FAULTS), timeout=600)
     missing = [case for case in cases if not (folder / case / "rank1" / "records.arrow").exists()]
     assert not missing, (missing, said)
-    return folder
 
 
 def collectives(run, rank=0, step=0):
@@ -287,7 +293,7 @@ def test_a_missing_no_sync_is_seen_by_the_number_of_collectives_alone(tmp_path):
         ("waits~", watched, ["--no-sync"]),
         ("each~", watched, []),
     ):
-        recorded(tmp_path, {name: launch(tmp_path, name, 2, *words, *more, options=options)})
+        launched(tmp_path, {name: (2, *words, *more)}, options=options)
     plain = compared(tmp_path / "waits", tmp_path / "each")
     assert (plain.first.site.kind, plain.first.size) == (Kind.GRAD, Size.ROUNDING)
     assert "Rounding alone can make such a difference" in plain.sentence

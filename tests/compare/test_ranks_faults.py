@@ -10,8 +10,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import torch
-from launches import SCRIPT, finish, lacks, needs, together
+from artefacts import artefact
+from launches import DISTRIBUTED, SCRIPT, finish, lacks, needs, together
 
 from introspect_cli.compare.answer.compared import copies_note
 from introspect_cli.compare.diff import compare_runs
@@ -25,7 +25,10 @@ from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 ALONE = ("hand-none", "hand-batchnorm", "hand-uneven")
 FLAGS = ("hand", "ddp", "fsdp2", "tp")
@@ -209,8 +212,11 @@ SOUND = ("sp-none", "ddp-experts", "hand-none", "hand-dropout", "hand-experts",
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("faults")
+def runs():
+    return artefact("faults", made)
+
+
+def made(folder):
     script = SCRIPT.parent / "faults.py"
     cases = sorted({*SOUND, *(case for case, *_ in FOUND), *(case for case, *_ in TOLD)})
     four = {"hand-none", "fsdp2-none", "fsdp2tp-none", "hand-sum", *(case for case, *_ in FOUR)}
@@ -219,7 +225,6 @@ def runs(tmp_path_factory):
         said = finish(together(folder, world, folder / str(world), *wanted, script=script))
         missing = [case for case in wanted if not (folder / str(world) / case / "manifest.yaml").exists()]
         assert not missing, (missing, said)
-    return folder
 
 
 def other_run(runs, case, against):

@@ -6,8 +6,8 @@ import sys
 
 import opcapture
 import pytest
-import torch
-from launches import SCRIPT, finish, launch, needs
+from artefacts import LEAN, launched, said_by
+from launches import DISTRIBUTED, SCRIPT, needs
 from sweeps import sliced
 
 from introspect_cli.compare.terms.result import Verdict
@@ -23,7 +23,10 @@ from introspect_cli.store.read.run import open_run
 sys.path.append(str(SCRIPT.parent))
 from train_ranks import Tokens
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 ONE = ("--ranks", "one-per-replica")
 SAMPLES = ("--per-sample",)
@@ -48,29 +51,25 @@ ASKED = {
 
 
 def captured(folder, runs):
-    options = ("--no-packages", "--no-env", "--no-source")
-    started = {}
+    needs(*runs)
     for name, (world, layout, more) in runs.items():
-        needs(name)
-        started[name] = launch(folder, name, world, *layout.split(), "--steps", "2", options=(*options, *more))
-    return {name: finish(processes) for name, processes in started.items()}
+        launched(folder, {name: (world, *layout.split(), "--steps", "2")}, options=(*LEAN, *more))
+    return folder
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("joined")
-    return folder, captured(folder, RUNS)
+    return captured(tmp_path_factory.mktemp("joined"), RUNS)
 
 
 def have(runs, *names):
     """Capture runs that only some tests want, once."""
-    missing = {name: ASKED[name] for name in names if not (runs[0] / name).exists()}
-    runs[1].update(captured(runs[0], missing))
+    captured(runs, {name: ASKED[name] for name in names if not (runs / name).exists()})
 
 
 def compared(runs, a, b, **options):
     have(runs, a, b)
-    return opcapture.compared(runs[0] / a, runs[0] / b, **options)
+    return opcapture.compared(runs / a, runs / b, **options)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_steps_of_layouts_that_agree_have_one_digest(runs):
     have(runs, "ddp", "fsdp2")
     digests = []
     for name in ("ddp", "fsdp2"):
-        with open_run(runs[0] / name) as run:
+        with open_run(runs / name) as run:
             digests.append([entry.digest for entry in as_one(run).steps])
     assert digests[0] == digests[1]
 
@@ -98,8 +97,8 @@ def test_steps_of_layouts_that_agree_have_one_digest(runs):
 @pytest.mark.parametrize("name", ["ddp", "rolled"])
 def test_ranks_that_were_put_together_give_the_answer_that_they_give_themselves(runs, tmp_path, name):
     whole = tmp_path / "whole"
-    reduce_run(runs[0] / name, whole, Engine().run)
-    ranks, together = (opcapture.compared(runs[0] / "single", b) for b in (runs[0] / name, whole))
+    reduce_run(runs / name, whole, Engine().run)
+    ranks, together = (opcapture.compared(runs / "single", b) for b in (runs / name, whole))
     assert (together.verdict, together.sentence, together.counts) == (ranks.verdict, ranks.sentence, ranks.counts)
     assert "b: 2 ranks put together" in together.notes[0]
 
@@ -120,7 +119,7 @@ def test_another_order_of_summation_is_not_called_equal_bits(runs):
 )
 def test_one_rank_for_each_part_of_the_model_is_recorded(runs, name, kept):
     have(runs, name)
-    with open_run(runs[0] / name) as run:
+    with open_run(runs / name) as run:
         assert {rank for rank in run.ranks if len(run.rank(rank))} == kept
         assert set(run.ranks) - run.left_out == kept
         assert run.endings == []
@@ -128,9 +127,9 @@ def test_one_rank_for_each_part_of_the_model_is_recorded(runs, name, kept):
 
 
 def test_where_no_wrapper_says_which_ranks_are_copies_that_is_said(runs):
-    said = "".join(runs[1]["manual-one"])
+    said = said_by(runs / "manual-one")
     assert "no wrapper (DDP, FSDP) said which ranks are copies of one another, so all are recorded" in said
-    assert "no wrapper" not in "".join(runs[1]["ddp-one"])
+    assert "no wrapper" not in said_by(runs / "ddp-one")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ def test_calls_of_a_stage_are_numbered_as_its_microbatches(runs, layout):
     """In whatever order a schedule runs them, and with the losses and gradients of each."""
     have(runs, layout)
     expected = Tokens(2).ids[:8, :-1].chunk(4)
-    with open_run(runs[0] / layout) as run:
+    with open_run(runs / layout) as run:
         for rank in (0, 1):
             records = list(run.rank(rank).records(0))
             calls = {record.site.call for record in records if record.site.kind is Kind.OUTPUT}

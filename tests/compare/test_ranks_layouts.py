@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import opcapture
 import pytest
-import torch
-from launches import lacks, launch, needs, recorded
+from artefacts import LEAN, launched
+from launches import DISTRIBUTED, lacks, needs
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -15,7 +15,10 @@ from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 RUNS = {
     "single": (1, "single"),
@@ -79,12 +82,7 @@ BESIDE = {
 
 
 def captured(folder, runs):
-    options = ("--no-packages", "--no-env", "--no-source")
-    possible = [name for name in runs if not lacks(name)]
-    for batch in (possible[at : at + 4] for at in range(0, len(possible), 4)):
-        started = {name: launch(folder, name, *runs[name], options=options) for name in batch}
-        recorded(folder, started)
-    return folder
+    return launched(folder, {name: words for name, words in runs.items() if not lacks(name)}, options=LEAN)
 
 
 def capture_now(folder, name):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from launches import launch, needs, recorded
+from artefacts import artefact
+from launches import DISTRIBUTED, launch, needs, recorded
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -13,7 +14,10 @@ from introspect_cli.health import training
 from introspect_cli.health.check import check
 from introspect_cli.store.read.run import open_run
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.launch,
+    DISTRIBUTED,
+]
 
 SCRIPT = """
 import os, sys
@@ -96,13 +100,15 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rounding")
+def runs():
+    return artefact("rounding", made)
+
+
+def made(folder):
     (folder / "train.py").write_text(SCRIPT)
     early = [name for name in RUNS if name != "resumed" and not (name in ("fsdp2", "ignored") and _lacks())]
     for names in (early, ["resumed"]):
         recorded(folder, {name: launch(folder, name, *RUNS[name], script=folder / "train.py") for name in names})
-    return folder
 
 
 def _lacks():

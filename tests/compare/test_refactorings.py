@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from artefacts import artefact
 from opcapture import captured
 from sweeps import sliced
 
@@ -30,17 +31,18 @@ MODELS, EDITS, OWN = _load("models"), _load("edits"), _load("own_edits")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of a model after edits, captured once; the one without any is shared."""
-    directory = tmp_path_factory.mktemp("refactorings")
+def run():
+    """A run of a model after edits."""
 
     def find(model, name="plain", edits=()):
-        path = directory / f"{model}-{name}"
-        if not path.exists():
+        text = MODELS.program(model, *edits)
+
+        def made(folder):
             scope = {}
-            exec(compile(MODELS.program(model, *edits), f"{model}.py", "exec"), scope)
-            captured(path, scope["train"])
-        return path
+            exec(compile(text, f"{model}.py", "exec"), scope)
+            captured(folder / f"{model}-{name}", scope["train"])
+
+        return artefact("refactored", made) / f"{model}-{name}"
 
     return find
 

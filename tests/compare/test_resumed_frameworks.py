@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from artefacts import artefact
 from opcapture import compared
 from safetensors.torch import load_file, save_file
 from sweeps import sliced
@@ -73,33 +74,32 @@ def forks():
 
 
 @pytest.fixture(scope="module")
-def resume(tmp_path_factory, forks):
+def resume(forks):
     """Compare a run that was not interrupted with one that goes on from its checkpoint, without some parts."""
-    folder, made = tmp_path_factory.mktemp("resumed"), {}
 
-    def capture(name, framework, words):
-        command = ["capture", *QUICK, "-o", folder / name, SCRIPT, framework, folder / f"{name}-saved", *words]
-        done = forks(*map(str, command), cwd=folder)
-        assert done.returncode == 0, done.stderr
-        return folder / name
+    def capture(framework, words, before=lambda place: ()):
+        def made(place):
+            command = ["capture", *QUICK, "-o", "run", SCRIPT, framework, place / "saved", *words, *before(place)]
+            done = forks(*map(str, command), cwd=place)
+            assert done.returncode == 0, done.stderr
+
+        return artefact("resumed", made)
 
     def resumed(framework, parts=(), at=4, *, shuffle=True, workers=0):
         pytest.importorskip(LIBRARIES[framework])
         loop = [*["--shuffle"] * shuffle, "--workers", workers]
-        name = f"{framework}-{int(shuffle)}-{workers}"
-        if name not in made:
-            made[name] = capture(name, framework, loop)
+        whole = capture(framework, loop)
         saved = f"step={at}.ckpt" if framework == "lightning" else f"checkpoint-{at}"
-        run_name = f"{name}-{at}-{'-'.join(parts)}"
-        if run_name not in made:
-            place = folder / f"{run_name}-from" / saved
-            place.parent.mkdir()
+
+        def with_less(place):
+            begins = place / "from" / saved
+            begins.parent.mkdir()
             copy = shutil.copytree if framework != "lightning" else shutil.copy2
-            copy(folder / f"{name}-saved" / saved, place)
-            lose(framework, place, parts)
-            asked = [word for part in parts for word in ("--lose", part)]
-            made[run_name] = capture(run_name, framework, [*loop, "--resume", place, *asked])
-        return compared(made[name], made[run_name])
+            copy(whole / "saved" / saved, begins)
+            lose(framework, begins, parts)
+            return ["--resume", begins, *(word for part in parts for word in ("--lose", part))]
+
+        return compared(whole / "run", capture(framework, loop, with_less) / "run")
 
     return resumed
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from artefacts import run_of
 
 import introspect_cli
 
@@ -16,15 +17,13 @@ SCRIPT = Path(__file__).resolve().parents[2] / "fixtures" / "rl" / "grpo.py"
 
 
 @pytest.fixture
-def sides(tmp_path, forks):
+def sides(forks):
     """The run of the trainer's numbers and that of the engine's."""
+    options = ("--no-packages", "--save-tensors", "score/*")
 
     def run(*words):
-        for side in ("trainer", "engine"):
-            arguments = ("--no-packages", "--save-tensors", "score/*", "-o", tmp_path / side, SCRIPT, "--score", side)
-            done = forks("capture", *map(str, arguments), "--iterations", "2", *words)
-            assert done.returncode == 0, done.stderr
-        return tmp_path / "trainer", tmp_path / "engine"
+        more = ("--iterations", 2, *words)
+        return [run_of(forks, SCRIPT, "--score", side, *more, options=options) for side in ("trainer", "engine")]
 
     return run
 

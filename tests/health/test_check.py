@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import json
 import re
@@ -12,7 +13,9 @@ import numpy as np
 import opcapture
 import pytest
 import torch
+from artefacts import artefact
 from synthetic import row, write_run
+from torch import nn
 
 import introspect_cli
 from introspect_cli.errors import UsageError
@@ -65,18 +68,21 @@ def found(path):
         return check(run)
 
 
-def captured(train, path, illness, steps=30):
+def trained(train, illness, steps=30):
+    """The run of a training with an illness."""
     from introspect_cli.api import capture
 
-    with capture(None, path):
-        train(illness, 60 if illness.startswith("batchnorm") else steps)
-    return found(path)
+    def made(folder):
+        with capture(None, folder / "run"):
+            train(illness, 60 if illness.startswith("batchnorm") else steps)
+
+    return artefact("ill", made, ILL) / "run"
 
 
 @pytest.mark.parametrize("illness", ILLNESSES)
 def test_a_planted_illness_is_named(train, tmp_path, illness):
     rule, step, site = ILLNESSES[illness]
-    findings = {finding.rule: finding for finding in captured(train, tmp_path / "run", illness).findings}
+    findings = {finding.rule: finding for finding in found(trained(train, illness)).findings}
     assert rule in findings
     assert findings[rule].step == step
     assert site in findings[rule].site
@@ -102,7 +108,7 @@ def test_a_frozen_parameter_that_an_optimizer_holds_has_no_gradient_and_none_of_
 
 @pytest.mark.parametrize("kind", ["none", "two-heads", "batchnorm"])
 def test_nothing_is_found_in_a_healthy_one(train, tmp_path, kind):
-    assert captured(train, tmp_path / "run", kind).findings == ()
+    assert found(trained(train, kind)).findings == ()
 
 
 HEALTHY = ("train_gpt", "train_cnn", "train_accum", "train_amp", "train_gan", "train_rnn", "train_distill")
@@ -118,7 +124,7 @@ def test_nothing_is_found_in_healthy_scripts(introspect, tmp_path, script):
 
 
 def test_the_site_that_made_the_first_nan_is_reported_from_those_that_passed_it_on(train, tmp_path):
-    finding = captured(train, tmp_path / "run", "nan-module").findings
+    finding = found(trained(train, "nan-module")).findings
     made = next(f for f in finding if f.rule == "nonfinite")
     assert "Root Net.act made them" in made.evidence
 
@@ -135,14 +141,14 @@ def test_the_command_says_what_it_found(introspect):
     assert "repeated-batch" in document["checked"]
 
 
-def test_exit_codes_follow_the_level_asked_for(introspect, train, tmp_path):
-    captured(train, tmp_path / "run", "repeated-batch", steps=4)
-    assert introspect("check", "run", "--rule", "repeated-batch").returncode == 1
-    assert introspect("check", "run", "--rule", "repeated-batch", "--fail-on", "error").returncode == 0
-    assert introspect("check", "run", "--rule", "repeated-*", "--fail-on", "info").returncode == 1
-    assert introspect("check", "run", "--ignore", "*").returncode == 2
+def test_exit_codes_follow_the_level_asked_for(introspect, train):
+    path = trained(train, "repeated-batch", steps=4)
+    assert introspect("check", path, "--rule", "repeated-batch").returncode == 1
+    assert introspect("check", path, "--rule", "repeated-batch", "--fail-on", "error").returncode == 0
+    assert introspect("check", path, "--rule", "repeated-*", "--fail-on", "info").returncode == 1
+    assert introspect("check", path, "--ignore", "*").returncode == 2
     assert introspect("check", "nowhere").returncode == 2
-    done = introspect("check", "run", "--rule", "repeated-batc")
+    done = introspect("check", path, "--rule", "repeated-batc")
     assert done.returncode == 2
     assert "did you mean repeated-batch?" in done.stderr
 
@@ -289,3 +295,34 @@ def test_a_norm_leaves_out_what_is_not_finite(tmp_path):
         (record,) = run.rank(0).records(0)
     assert table.norms([0])[:, 0] == pytest.approx([5.0])
     assert record.summary.stats["l2"] == pytest.approx(5.0)
+
+
+class Idioms(nn.Module):
+    """A bound of +Inf, a constant log-determinant beside the output, and an averaged copy of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+        self.register_buffer("bound", torch.tensor(float("inf")))
+
+    def forward(self, x):
+        return self.net(x), torch.zeros(len(x))
+
+
+def test_what_is_so_by_construction_is_no_illness(tmp_path):
+    def work():
+        torch.manual_seed(0)
+        model = Idioms()
+        optimizer = torch.optim.SGD(model.net.parameters(), lr=0.1)
+        for _ in range(25):
+            out, volume = model(torch.randn(8, 4))
+            (out.square().mean() + volume.mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for average, one in zip(model.average.parameters(), model.net.parameters(), strict=True):
+                    average.lerp_(one, 0.1)
+
+    opcapture.captured(tmp_path / "run", work)
+    assert {finding.rule for finding in found(tmp_path / "run").findings} <= {"tiny-updates", "loss-stuck"}

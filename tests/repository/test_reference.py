@@ -14,7 +14,7 @@ from answer_schema import schema
 from pages import step_rows
 from synthetic import write_run
 
-from introspect_cli.compare.reasons.base import reasons
+from introspect_cli.compare.reasons.judge import reasons
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,7 +46,7 @@ def test_the_reference_is_made_without_torch():
 
 
 def test_every_reason_says_what_it_means():
-    assert [reason.word for reason in reasons() if not str(reason.__doc__).strip().endswith(".")] == []
+    assert [reason.word for reason in reasons() if not reason.about.strip().endswith(".")] == []
 
 
 def test_every_environment_variable_that_is_read_is_explained():

@@ -14,12 +14,12 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files import rank_folder
 from introspect_cli.store.files.folders import Folder
 from introspect_cli.store.ranks.merge import merge
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.remote.pack import pack
+from introspect_cli.store.write import closing
 from introspect_cli.store.write.launch import Launch
 from introspect_cli.store.write.run_writer import StoreWriter
 
@@ -71,7 +71,7 @@ class Stopped(BaseException):
 
 
 def test_a_rank_that_is_stopped_between_any_two_calls_keeps_all_that_it_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_folder, "close_rank", lambda _: None)
+    monkeypatch.setattr(closing, "close_rank", lambda _: None)
     monkeypatch.setattr("introspect_cli.store.write.run_writer.close_rank", lambda _: None)
     before = write(tmp_path / "before", 2, ALL, steps=2)
     monkeypatch.undo()
@@ -97,7 +97,7 @@ def test_a_rank_that_is_stopped_between_any_two_calls_keeps_all_that_it_recorded
                 for name in names:
                     patch.setattr(os, name, partial(call, getattr(os, name)))
                 with suppress(Stopped):
-                    rank_folder.close_rank(folder)
+                    closing.close_rank(folder)
             calls += 1
             with open_run(run) as two:
                 assert two.state is RunState.COMPLETE, calls
@@ -165,10 +165,10 @@ def test_what_was_harmed_is_named(tmp_path, name):
 def test_no_table_leads_out_of_a_run(tmp_path, name, where):
     run = write(tmp_path / "run", 1, ALL)
     with Folder.at(str(run / "rank0")) as folder:
-        rank_folder._write(folder, {}, {})
+        closing._write(folder, {}, {})
         data = (run / "rank0/closed.bin").read_bytes()
-        text = rank_folder.json.dumps({name: where, "index.bin": where}).encode()
-        header = rank_folder._HEADER.pack(data[:8], 2, rank_folder.zlib.crc32(text), len(text))
+        text = closing.json.dumps({name: where, "index.bin": where}).encode()
+        header = closing.BUNDLE_HEADER.pack(data[:8], 2, closing.zlib.crc32(text), len(text))
         (run / "rank0/closed.bin").write_bytes(header + text + bytes(100))
     with pytest.raises(StoreError, match="its table cannot be read"):
         open_run(run)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import numpy as np
-import pytest
 from click.testing import CliRunner
 from store_attacks import TENSOR, build
 from synthetic import row, write_run
 
 from introspect_cli.commands.stores import verify
 from introspect_cli.errors import StoreError
-from introspect_cli.records import Kind
-from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.run import RunState
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write import rank_writer
-
-FORMAT_2 = Path(__file__).parents[1] / "stores" / "format2"
 
 
 def test_a_sound_run_is_called_sound(tmp_path):
@@ -143,28 +136,3 @@ def test_records_cut_short_leave_the_steps_before_them_sound(tmp_path, introspec
     shown = introspect("show", "run")
     assert shown.returncode == 2
     assert "it ends before step 3" in shown.stderr
-
-
-def test_a_store_of_format_2_is_read_for_ever(tmp_path):
-    """Written by introspect 0.1 and kept as it was; a reader that cannot read it needs a new format."""
-    shutil.copytree(FORMAT_2, tmp_path / "run")
-    report = verify_run(tmp_path / "run")
-    assert report.findings == ()
-    with open_run(tmp_path / "run") as run:
-        assert run.state is RunState.COMPLETE
-        assert run.manifest["format"] == 2
-        assert run.settings["environment"] == {"HOME": "x", "LIST": [1, 2.5, None, True]}
-        np.testing.assert_array_equal(run.tensor(TENSOR), np.arange(12, dtype=np.float32).reshape(3, 4))
-        reader = run.rank(1)
-        assert reader.entry(3).chain.hex() == "85b079968915ddfc875cd867ab3590dd"
-        records = list(reader.records(2))
-    assert [record.site.kind for record in records] == [
-        Kind.BATCH,
-        Kind.OUTPUT,
-        Kind.LOSS,
-        Kind.HYPERPARAMETER,
-        Kind.GRAD_OUTPUT,
-    ]
-    assert records[1].summary.stats["mean"] == 2.0
-    assert records[1].summary.stats["l2"] == pytest.approx(4.0)
-    assert records[2].summary.text == "1.0"

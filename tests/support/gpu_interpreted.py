@@ -98,15 +98,17 @@ def at(first, tensor):
     return by_torch(tensor, runs=[(first, tensor)])
 
 
-@pytest.mark.parametrize("dtype", EVERY, ids=str)
+FEW = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, torch.bool, torch.complex64, *EIGHTS[:1])
+
+
+@pytest.mark.parametrize("dtype", sliced(EVERY, FEW), ids=str)
 def test_every_type(made, dtype):
-    for count in (17, 2500):
-        x = example(dtype, (count,))
-        assert_same(made.one(x), by_torch(x))
+    x = example(dtype, (2500,))
+    assert_same(made.one(x), by_torch(x))
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("count", [2, 15, 16, 511, 512, 2047, 2048, 2049, 70_003])
+@pytest.mark.parametrize("count", [2, 15, 16, 17, 511, 512, 2047, 2048, 2049, 70_003])
 @pytest.mark.parametrize("dtype", EVERY, ids=str)
 def test_every_type_and_many_sizes(made, dtype, count):
     x = example(dtype, (count,))
@@ -115,7 +117,7 @@ def test_every_type_and_many_sizes(made, dtype, count):
 
 @pytest.mark.parametrize(
     "dtype",
-    sliced([torch.float32, torch.float16, torch.int64, torch.complex64, torch.uint8], (torch.float32, torch.complex64)),
+    sliced([torch.float32, torch.float16, torch.int64, torch.complex64, torch.uint8], (torch.float32,)),
     ids=str,
 )
 @pytest.mark.parametrize("stride", STRIDED)
@@ -142,7 +144,7 @@ MATRICES = {
 }
 
 
-@pytest.mark.parametrize("what", MATRICES)
+@pytest.mark.parametrize("what", sliced(MATRICES, ("of odd sizes", "at an odd address")))
 def test_matrices_are_transposed_to_the_bit(made, what):
     dtype, shape, laid_out = MATRICES[what]
     x = laid_out(example(dtype, shape))
@@ -184,7 +186,9 @@ def test_indices_beyond_32_bits_in_a_strided_tensor(made):
 
 
 @pytest.mark.parametrize("first", sliced([1, 16, 511, 512, 3000, (1 << 33) + 77, (1 << 40) + 512], (1, (1 << 33) + 77)))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", sliced([torch.float32, torch.bfloat16, torch.float64, torch.complex64], (torch.float32,)), ids=str
+)
 def test_elements_are_keyed_by_their_index_in_the_whole(made, dtype, first):
     x = example(dtype, (1100,))
     assert_same(made.one(x, first), at(first, x))
@@ -229,7 +233,13 @@ def test_what_comes_again_is_summarised_again_only_where_it_changed(made):
     assert launched == [True, False, True, False, True], "the checksum first, where it may be the same"
 
 
-@pytest.mark.parametrize("case", CASES)
+TROUBLE = (
+    "nothing finite", "a far mean", "one outlier", "subnormal", "finite ones among others", "unsigned",
+    "complex with infinities",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sliced(CASES, TROUBLE))
 def test_numbers_that_make_trouble(made, case):
     x = CASES[case]
     mine, wanted = made.one(x), by_torch(x)
@@ -246,7 +256,7 @@ def test_numbers_that_make_trouble(made, case):
         assert a[r.M2] == a[r.M3] == a[r.M4] == 0.0
 
 
-@pytest.mark.parametrize("dtype", EIGHTS, ids=str)
+@pytest.mark.parametrize("dtype", sliced(EIGHTS, EIGHTS[:1]), ids=str)
 def test_every_byte_of_a_small_type(made, dtype):
     x = torch.arange(256, dtype=torch.uint8).view(dtype)
     assert_same(made.one(x), by_torch(x))
@@ -294,7 +304,12 @@ def test_the_row_does_not_depend_on_how_many_programs_share_it_but_for_rounding(
         assert_same(Made().one(x), by_torch(x))
 
 
-@pytest.mark.parametrize("box", [((0, 0), (9, 40)), ((3, 0), (5, 40)), ((2, 7), (6, 13)), ((0, 39), (9, 1))])
+BOXES = [((0, 0), (9, 40)), ((3, 0), (5, 40)), ((2, 7), (6, 13)), ((0, 39), (9, 1))]
+
+
+@pytest.mark.parametrize(
+    "box", [pytest.param(box, marks=() if box == BOXES[2] else pytest.mark.sweep) for box in BOXES]
+)
 def test_shards_are_summarised_in_one_launch(made, box):
     whole = example(torch.float32, (9, 40))
     (top, left), (height, width) = box

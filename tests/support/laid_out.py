@@ -6,7 +6,7 @@ import numpy as np
 
 from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.files.rank_folder import CLOSED, RankFolder
+from introspect_cli.store.files.folders import CLOSED, Folder, RankFolder
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.write.launch import Launch
 from introspect_cli.store.write.run_writer import StoreWriter
@@ -178,7 +178,7 @@ def write_changed(folder, layouts=("whole", "shared", "rows", "alone")):
 
 def as_while_it_ran(rank):
     """Give a rank that has ended the small files back that it had before; its directory."""
-    with RankFolder.at(str(rank)) as folder:
+    with RankFolder(Folder.at(str(rank))) as folder:
         for name in folder.bundled():
             (rank / name).parent.mkdir(exist_ok=True)
             place = folder.folder("settings") if "/" in name else folder

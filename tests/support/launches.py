@@ -33,6 +33,8 @@ def steps(rank, count):
 """
 """How a script begins whose ranks train a small model, each on a batch of its own: `steps` yields after each."""
 
+DISTRIBUTED = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+
 SCRIPT = Path(__file__).parents[2] / "fixtures" / "ranks" / "train_ranks.py"
 
 _IMPORTED = """

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from introspect_cli.tensors import fallback
 from introspect_cli.tensors import rows as r
 
+pytestmark = pytest.mark.gpu
+
 LIMIT = 64 << 20
 ELEMENTS = (1024, 4096)
 """Eight chunks: a temporary of the whole would stand out."""

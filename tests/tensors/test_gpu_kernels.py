@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from artefacts import ROOT as ROOT_OF_RUNS
 from sweeps import sliced
+
+pytestmark = pytest.mark.gpu
 
 pytest.importorskip("triton")
 compiler = pytest.importorskip("triton.compiler")
@@ -57,11 +60,11 @@ def offline():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-    yield
-    patch.undo()
+def _compiled_before():
+    """What Triton compiled of the same source for the same device; it finds that by a digest of both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(ROOT_OF_RUNS / "triton"))
+        yield
 
 
 SPILLED = 200

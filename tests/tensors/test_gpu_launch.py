@@ -24,6 +24,8 @@ from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
 from introspect_cli.tensors.summarizer import Summarizer
 
+pytestmark = pytest.mark.gpu
+
 CPU = torch.device("cpu")
 
 
@@ -275,7 +277,7 @@ class Rank:
         return hash(layout) % 1000
 
     def message(self, rows):
-        return Message(record_columns(samples=True), rows)
+        return Message(record_columns(), rows)
 
     def append(self, step, message, labels=None):
         self.steps.append((step, {name: column.tolist() for name, column in message.columns.items()}))

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, cut_short
 from introspect_cli.compare.changes.clues import Clues, CodeChanges
-from introspect_cli.compare.reasons.gradient import Handling, excluded, user_of
-from introspect_cli.compare.reasons.module import other_class
-from introspect_cli.compare.reasons.script import drawn_otherwise
-from introspect_cli.compare.reasons.stale import stale_side
+from introspect_cli.compare.reasons.back import Handling, excluded, stale_share
+from introspect_cli.compare.reasons.draws import drawn_otherwise
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.changes.clues import Line
     from introspect_cli.compare.changes.statements import Change
-    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.reasons.view import View
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.read.run import Run
 
@@ -52,7 +50,7 @@ _MOST = 1 << 19
 """Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
 
-def code_changes(a: Run, b: Run, scene: Scene | None, ended: Raised | None) -> CodeChanges | None:
+def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> CodeChanges | None:
     """How the source files of two runs differ; None where either run has no digests of its files.
 
     Raises:
@@ -183,14 +181,14 @@ _LINE = re.compile(r"(.+):(\d+)\Z")
 _INDEX = re.compile(r"\d+")
 
 
-def clues_of(scene: Scene) -> Clues:
+def clues_of(scene: View) -> Clues:
     """What the records say of the first divergence."""
     cause, site = scene.cause, scene.site
     tree = scene.step.modules[0] | scene.step.modules[1]
     subject = cause.module or cause.subject or site.fqn
     around = owner_of(subject) if cause.reason == "structure" else subject
-    replaced = other_class(scene, around) if cause.reason in {"structure", "own_code", "module"} else ()
-    subject = user_of(scene) if cause.reason == "gradient" else around if replaced else subject
+    replaced = scene.classes_of(around) if cause.reason in {"structure", "own_code", "module"} else ()
+    subject = scene.parameter_user if cause.reason == "gradient" else around if replaced else subject
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
     tuned = optimizer_settings(scene) if cause.reason == "optimizer" else scene.hyperparameters
     words = {word for change in tuned for word in (change.name.rpartition(".")[2], change.about)}
@@ -255,7 +253,7 @@ def clues_of(scene: Scene) -> Clues:
     )
 
 
-def _bounds(scene: Scene) -> tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]]:
+def _bounds(scene: View) -> tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]]:
     """The lines between which the first divergence came about, of a and of b."""
     from introspect_cli.compare.changes.where import lines_around
 
@@ -265,9 +263,9 @@ def _bounds(scene: Scene) -> tuple[tuple[Line | None, Line | None], tuple[Line |
     return (one[0], one[1]), (two[0], two[1])
 
 
-def _handling(scene: Scene) -> set[str]:
+def _handling(scene: View) -> set[str]:
     """Names of what a script calls to do to gradients what the records leave possible."""
-    if stale_side(scene.step, scene.position):
+    if stale_share(scene.step, scene.position)[0]:
         return set(Handling.ZERO_GRAD.calls)
     gone = excluded(scene)
     names = {word for handling in Handling if handling not in gone for word in handling.calls}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, one_raised, raised
 from introspect_cli.compare.reasons.ranks import upstream
-from introspect_cli.compare.reasons.scene import Scene
-from introspect_cli.compare.reasons.update import Optimizer, changes
+from introspect_cli.compare.reasons.update import changes
+from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
 from introspect_cli.compare.step.structure import changes_of
 from introspect_cli.compare.terms.evidence import Known
@@ -30,11 +30,11 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.join.wholes import Splits
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.findings import Reach, StructureChange
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.read.run import Run
 
 
@@ -133,11 +133,11 @@ class Compared:
         """
         diverging = [(upstream(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
         best = min(diverging, key=lambda pair: pair[0], default=(None, None))
-        if best[1] is None or best[1].cause is None or best[1].cause.reason != Optimizer.word:
+        if best[1] is None or best[1].cause is None or best[1].cause.reason != "optimizer":
             return best[1]
         tied = [outcome for key, outcome in sorted(diverging, key=lambda pair: pair[0]) if key[:-1] == best[0][:-1]]
         tied = [outcome for outcome in tied if outcome.step is not None]  # what was compared elsewhere has none
-        return next((each for each in tied if changes(Scene(each, tied))), best[1])
+        return next((each for each in tied if changes(View(each, tied))), best[1])
 
     @cached_property
     def reach(self) -> Reach | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.reasons.view import View
     from introspect_cli.store.read.run import Run
 
 _LONGEST = 160
@@ -71,7 +71,7 @@ def one_raised(one: Raised | None, two: Raised | None) -> Raised | None:
     return two or one
 
 
-def cut_short(scene: Scene) -> Raised | None:
+def cut_short(scene: View) -> Raised | None:
     """The exception that cut off the step of the first divergence; None where none did.
 
     Where another one ended the other run later, it is not this one.
@@ -81,7 +81,7 @@ def cut_short(scene: Scene) -> Raised | None:
     return next((ending for ending in endings if ending is not None and _cuts(ending, scene)), None)
 
 
-def _cuts(ending: Raised, scene: Scene) -> bool:
+def _cuts(ending: Raised, scene: View) -> bool:
     first, in_b = scene.first, ending.side == "b"
     cut = scene.lacks == ending.side or scene.runs[in_b].manifest.get("remainder") is True
     reader, step = (scene.step.comparison.b, first.step_b) if in_b else (scene.step.comparison.a, first.step)

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import cut_short
-from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.scene import Scene
-from introspect_cli.compare.resumed.parts import RATES
+from introspect_cli.compare.reasons.explain import explained
+from introspect_cli.compare.reasons.view import View
+from introspect_cli.compare.resumed import RATES
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Origin, Role, Verdict
 from introspect_cli.compare.terms.words import listed
-from introspect_cli.compare.walk.choose import shows
+from introspect_cli.compare.walk import shows
 from introspect_cli.records import Kind
 from introspect_cli.texts import count
 
@@ -52,12 +52,12 @@ def _origins(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin
     assert best.first is not None and best.cause is not None  # noqa: PT018 - they are set together
     if best.first.role is not Role.ORIGIN:
         return ()
-    every, ending = [], cut_short(Scene(best, outcomes))
+    every, ending = [], cut_short(View(best, outcomes))
     for divergence, cause in ((best.first, best.cause), *best.origins):
-        scene = Scene(replace(best, first=divergence, cause=cause), outcomes)
+        scene = View(replace(best, first=divergence, cause=cause), outcomes)
         if ending is not None and scene.lacks == ending.side:
             continue
-        every.append(Origin(reason_named(scene.tells).sentence(scene), divergence))
+        every.append(Origin(explained(scene).sentence(), divergence))
     return tuple(every)
 
 

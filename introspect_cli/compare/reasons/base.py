@@ -1,125 +1,86 @@
-"""What a reason is: when it applies, what it rests on, its sentence, and which settings explain it.
+"""What a reason is: when it applies, what it rests on, what may be found of it, and which settings explain it.
 
 A record that differs is an origin where everything that went into it was seen and does not differ. Each reason knows
 what goes into the records it is about, and hands that over as evidence; `judge` alone decides what follows from it, so
-that no reason can take what was not recorded for equal. A reason is a class with a word in a file of this folder; a
-new file needs no entry anywhere.
+that no reason can take what was not recorded for equal. A reason is a row of `rows.py`; what it may find are functions
+from a view of the place to findings, and what is left where none is on record is a list of alternatives.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from introspect_cli.compare import reasons as folder
 from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
-from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, those
+from introspect_cli.compare.terms.evidence import Cause, Evidence
 from introspect_cli.compare.terms.result import Role
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Mapping
 
-    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.findings import Finding
     from introspect_cli.records import Kind
 
 KERNEL_WEIGHTS = {"runtime": 0.75, "packages": 0.6, "hardware": 0.55}
 """How well settings explain what a kernel computes."""
 
+Find = Callable[["View"], Iterable["Finding"]]
+Left = Callable[["View"], Iterable[str]]
+Fed = Callable[["Step", int], bool]
+Applies = Callable[["Step", int], "Cause | None"]
 
+
+def anything_before(step: Step, position: int) -> bool:
+    """Whether anything differs that came before a divergence in its step."""
+    return step.anything_before(step.order_at(position)) or step.rng_differs()
+
+
+@dataclass(frozen=True)
 class Reason:
-    """A reason that a record can differ for; the docstring of each is what the reference says of it.
+    """A reason that a record can differ for.
 
     Attributes:
         word: its name in `--format json`.
+        about: what the reference says of it.
         place: where the cause lies, in words: `the loss code`.
         kinds: kinds of the records it is about; empty for all.
         priority: of several that could apply, the smallest is asked first.
+        is_fed: whether something that may have gone into a divergence differs.
+        applies: what makes a divergence one, resting on evidence, None where something that went into it differs;
+            without one, that nothing has fed it.
+        find: what may be found of it, each function from a view of the place to findings.
+        left: the codes of what may have made it where nothing is found on record.
         weights: how well a setting explains it, 0 to 1, by the setting's source.
         names: settings whose names match explain it a little better.
     """
 
-    word: str = ""
+    word: str
+    about: str
     place: str = ""
     kinds: frozenset[Kind] = frozenset()
     priority: int = 50
-    weights: ClassVar[Mapping[str, float]] = {}
+    is_fed: Fed = anything_before
+    applies: Applies | None = None
+    find: tuple[Find, ...] = ()
+    left: Left = lambda _: ()
+    weights: Mapping[str, float] = field(default_factory=dict)
     names: re.Pattern[str] | None = None
 
-    def applies(self, step: Step, position: int) -> Cause | None:
-        """What makes a divergence one, resting on evidence; None where something that went into it differs."""
-        if self.is_fed(step, position):
-            return None
-        return self.cause(*self.rests_on(step, position))
-
-    def rests_on(self, step: Step, position: int) -> list[Evidence]:
-        """What is known of all that a divergence rests on."""
-        return rests_on(step, Place(step.sites[position], step.order_at(position)), RESTS_ON[self.word])
-
-    def is_fed(self, step: Step, position: int) -> bool:
-        """Whether something that may have gone into a divergence differs: here, anything before it in the step."""
-        return step.anything_before(step.order_at(position)) or step.rng_differs()
-
-    def where(self, module: str = "", scene: Scene | None = None) -> str:
-        """`place`, where another module than the record's is blamed, without what a scene's records exclude."""
-        del module, scene
-        return self.place
-
-    def sentence(self, scene: Scene) -> str:
-        """What follows `First divergence at step 3: `."""
-        raise NotImplementedError
-
-    def evidence(self, scene: Scene) -> list[str]:
-        """Lines under the sentence beside those of the cause's evidence."""
-        del scene
-        return []
-
-    def cause(self, *evidence: Evidence, role: Role = Role.ORIGIN, **where: str) -> Cause:
-        """This reason as a cause."""
-        return Cause(role, self.word, evidence, **where)
+    def cause_of(self, step: Step, position: int) -> Cause | None:
+        """What makes a divergence one; None where something that went into it differs."""
+        if self.applies is not None:
+            return self.applies(step, position)
+        return None if self.is_fed(step, position) else cause(self.word, *evidence_of(self.word, step, position))
 
 
-@cache
-def reasons() -> tuple[Reason, ...]:
-    """All reasons there are, in the order in which they are asked."""
-    every: list[Reason] = []
-    for module in pkgutil.iter_modules(folder.__path__, folder.__name__ + "."):
-        names = vars(importlib.import_module(module.name)).values()
-        classes = [one for one in names if isinstance(one, type) and issubclass(one, Reason) and one.word]
-        every += [one() for one in classes if one.__module__ == module.name]
-    return tuple(sorted(every, key=lambda reason: (reason.priority, reason.word)))
+def evidence_of(word: str, step: Step, position: int) -> list[Evidence]:
+    """What is known of all that a divergence rests on, by the declaration for a reason."""
+    return rests_on(step, Place(step.sites[position], step.order_at(position)), RESTS_ON[word])
 
 
-@cache
-def _about(kind: Kind) -> tuple[Reason, ...]:
-    return tuple(reason for reason in reasons() if not reason.kinds or kind in reason.kinds)
-
-
-@cache
-def reason_named(word: str) -> Reason:
-    """The reason of a cause."""
-    return next(reason for reason in reasons() if reason.word == word)
-
-
-def judge(step: Step, position: int) -> Cause:
-    """Role and reason of one divergence of a step."""
-    gap: Cause | None = None
-    for reason in _about(step.sites[position].kind):
-        if gap is not None and reason.priority < 90:
-            continue
-        cause = reason.applies(step, position)
-        if cause is None or those(cause.evidence, Known.DIFFERS):
-            continue
-        if cause.role is Role.ORIGIN and any(fact.needed for fact in those(cause.evidence, Known.UNSEEN)):
-            gap = replace(cause, role=Role.PROPAGATED, reason="gap", instead=reason.word)
-            if gap.module not in {"", step.sites[position].fqn}:
-                gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))
-            continue
-        if gap is None or reason.word == "resumed":
-            return cause
-        return gap
-    raise AssertionError(step.sites[position])  # `propagated` always applies
+def cause(word: str, *evidence: Evidence, role: Role = Role.ORIGIN, **where: str) -> Cause:
+    """A reason as a cause."""
+    return Cause(role, word, evidence, **where)

@@ -10,15 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.say import event_words, found
 from introspect_cli.compare.settings.differences import MOST_RANKS
-from introspect_cli.compare.settings.seedings import GENERATORS, seeding_words, seedings_change
+from introspect_cli.compare.settings.seedings import GENERATORS, seedings_change
 from introspect_cli.compare.terms.watched import passes_over
-from introspect_cli.texts import begin_alike, count, rank_list
+from introspect_cli.texts import begin_alike, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
+    from introspect_cli.compare.terms.findings import Finding
     from introspect_cli.store.read.run import Run
 
 DOCUMENT = "beginning"
@@ -66,73 +68,58 @@ class Event:
         return self.seed, self.by, self.name
 
     def __str__(self) -> str:
-        """A clause: `normal_ of GPT.wte.weight (model.py:15)`."""
-        at = f" ({self.line})" if self.line else ""
-        if self.by in MODES:
-            return f"one in {self.name}, called in {self.by} mode before the first step{at}"
-        if self.seed:
-            return seeding_words(self.by, self.seed, self.line)
-        if not self.by:
-            return f"a draw before {self.line}" if self.line else "a draw just before the first step"
-        return f"{self.by} of {self.name}{at}" if self.name else f"{self.by}{at}"
+        """What it is, in short: `normal_ of GPT.wte.weight (model.py:15)`."""
+        return event_words(self.by, self.seed, self.name, self.line, mode=self.by in MODES)
 
 
-def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
-    """The first seeding or draw before the first step that differs, as a clause; "" where the records do not tell."""
+def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
+    """The first seeding or draw before the first step that differs; nothing where the records do not tell."""
     a, b = (_events(run, rank, generator) for run in runs)
     if a is None or b is None:
-        return ""
+        return
     same = _agreeing(a, b)
     rest = a[same:], b[same:]
     one, two = (events[0] if events else None for events in rest)
-    before = sum(not event.seed for event in a[:same])
     if one is two is None and b and b[-1].is_unseen:  # the state after the last draw is that which differs
-        same, before = same - 1, before - 1
-        one, two = a[-1], b[-1]
-    agree = f"; {count(before, 'draw')} before it {'agrees' if before == 1 else 'agree'}" if before else ""
+        same, one, two = same - 1, a[-1], b[-1]
+    before = sum(not event.seed for event in a[:same])
     if one is not None and two is not None:
         if one.seed and two.seed and one.by == two.by:
-            return seedings_change(one.by, one.seed, two.seed, two.line or one.line)
-        if one.what == two.what and one.is_unseen:
-            since = f"after {b[same - 1]}" if same else "from the beginning on"
-            return f"{since}, something else draws differently in a and b{agree}"
-        if one.what == two.what and not same:
-            return f"{two} draws from another state, and nothing on record seeded it before"
+            yield seedings_change(one.by, one.seed, two.seed, two.line or one.line)
+            return
         if one.what == two.what:
-            return f"{two} draws from another state: {b[same - 1]} took another number of draws{agree}"
-    later = _place(one, rest[1]), _place(two, rest[0])
-    if later[0] != later[1]:
+            code = "draw-unseen" if one.is_unseen else "draw-from-other-state" if same else "draw-unseeded"
+            yield found(code, draw=str(two), since=str(b[same - 1]) if same else "", before=before)
+            return
+    places = _place(one, rest[1]), _place(two, rest[0])
+    if places[0] != places[1]:
         side, event, place, others = (
-            ("b", two, *later[1:], rest[0]) if later[0] < later[1] else ("a", one, later[0], rest[1])
+            ("b", two, places[1], rest[0]) if places[0] < places[1] else ("a", one, places[0], rest[1])
         )
-        events = a if side == "a" else b
         instead = others[0] if others and event is not None and place >= len(others) else None
-        if instead is not None and instead.is_unseen and event is not None and instead.state == event.state:
-            return f"the first draw that differs is {one} in a and {two} in b{agree}"  # it may be the same one, unseen
-        if event is not None and event.is_unseen and event.line and same and events[same - 1].line:
-            between = f"one between {events[same - 1].line} and {event.line}"
-            return f"the first draw that differs is {between}, in {side} only{agree}"
-        kind = "seeding" if event is not None and event.seed else "draw"
-        return f"the first {kind} that differs is {event}{_elsewhere(side, others, place)}{agree}"
-    return f"the first draw that differs is {one} in a and {two} in b{agree}" if one and two else ""
+        if not (instead is not None and instead.is_unseen and event is not None and instead.state == event.state):
+            events = a if side == "a" else b
+            if event is not None and event.is_unseen and event.line and same and events[same - 1].line:
+                between = f"{events[same - 1].line} - {event.line}"
+                yield found("draw-between-lines", lines=between, side=side, before=before)
+            elif place >= len(others):
+                code = "first-seeding" if event is not None and event.seed else "first-draw"
+                yield found(code, event=str(event), side=side, before=before)
+            else:
+                draws = sum(not other.seed for other in others[:place])
+                yield found(
+                    "draw-later", event=str(event), side=side, draws=draws, line=others[place].line, before=before
+                )
+            return
+    if one and two:
+        yield found("draws-differ", a=str(one), b=str(two), before=before)
 
 
-def begins_later(runs: tuple[Run, Run], steps: tuple[int, int]) -> str:
-    """That one run alone ran models without gradients before its step, so that this begins at another call."""
+def begins_later(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
+    """One run alone ran models without gradients before its step, so that this begins at another call."""
     ran = [passes_over(run.manifest, step) for run, step in zip(runs, steps, strict=True)]
-    if ran[0] == ran[1]:
-        return ""
-    side, other = "ab" if ran[0] else "ba"
-    return f" Models ran without gradients before the step of {side} begins: {other} may draw the same within its step."
-
-
-def _elsewhere(side: str, others: Sequence[Event], place: int) -> str:
-    """That one run alone has an event, or where among its own the other has the same one."""
-    if place >= len(others):
-        return f", in {side} only"
-    line = f" ({others[place].line})" if others[place].line else ""
-    draws = count(sum(not event.seed for event in others[:place]), "draw")
-    return f" in {side}; {'b' if side == 'a' else 'a'} has it after {draws}{line}"
+    if ran[0] != ran[1]:
+        yield found("begins-later", side="a" if ran[0] else "b")
 
 
 def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
@@ -164,21 +151,23 @@ def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[
     return per_run
 
 
-def script_generators(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> str:
-    """What differs of generators that the script made itself, as a clause; "" for nothing on record, or no seed."""
+def script_generators(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> Iterator[Finding]:
+    """What differs of generators that the script made itself; of `seeds` alone, where these are asked for."""
     one, two = ([*events, None][0] for events in seedings_that_differ(runs, rank))
     if one is not None and two is not None and one.by == two.by:
-        return f"{one.by} {one.seed} -> {two.seed} ({two.line})"
-    if one is not None or two is not None:
-        return f"{one or two}, in {'a' if one else 'b'} only" if not (one and two) else f"{one} in a, {two} in b"
-    for name, kept in variables_that_differ(runs, rank).items():
-        (label, seed, _), (_, seed_b, _) = kept
-        if seed != seed_b:
-            return f"{label} {seed} -> {seed_b} (in {name})"
-        if seeds:
-            return ""
-        return f"the {label} in {name} is in another state when the first step begins"
-    return ""
+        yield seedings_change(one.by, one.seed, two.seed, two.line)
+    elif one is not None and two is not None:
+        yield found("draws-differ", a=str(one), b=str(two), before=0)
+    elif one is not None or two is not None:
+        yield found("first-seeding", event=str(one or two), side="a" if one else "b", before=0)
+    else:
+        for name, kept in variables_that_differ(runs, rank).items():
+            (label, seed, _), (_, seed_b, _) = kept
+            if seed != seed_b:
+                yield found("seeded", by=label, a=seed, b=seed_b, line=name)
+            elif not seeds:
+                yield found("generator-state", by=label, name=name)
+            return
 
 
 def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -248,42 +237,39 @@ def _place(event: Event | None, events: Sequence[Event]) -> int:
     return next((place for place, other in enumerate(events) if other.what == event.what), 1 << 30)
 
 
-def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
-    """What filled a parameter differently before the first step, as a clause; "" where the records do not tell."""
+def filled(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
+    """What filled a parameter differently before the first step; nothing where the records do not tell."""
     sides = [_events(run, rank, "") for run in runs]
     if sides[0] is None or sides[1] is None:
-        return ""
-    one, two = (_fillings(events, name) for events in (sides[0], sides[1]))
-    if not one and not two:
-        return ""
-    if not one or not two:
-        return f"{(one or two)[-1]} initialises it in {'a' if one else 'b'} only"
-    if one[-1].state != two[-1].state and (one[-1].of_script or two[-1].of_script):
-        if one[-1].of_script and two[-1].of_script:
-            return f"{two[-1]} draws it from a generator that the script made, in another state"
-        return f"{one[-1]} initialises it in a, {two[-1]} in b; one of them draws from a generator that the script made"
-    if one[-1].state != two[-1].state:
-        states = [{event.state for event in events} for events in (one, two)]
-        for side, last, other in (("a", one[-1], two[-1]), ("b", two[-1], one[-1])):
-            if other.what == last.what and other.state in states[side == "b"]:
-                return f"{last} initialises it again in {side} only"
-        if one[-1].state in states[1] or two[-1].state in states[0]:
-            return f"{one[-1]} is the last to initialise it in a, {two[-1]} in b"
-        return first_draw(runs, rank, "torch")
-    if one[-1].by != two[-1].by:
-        return f"{one[-1]} initialises it in a, {two[-1]} in b"
-    given = one[-1].arguments, two[-1].arguments
-    if given[0] != given[1] and None not in given:
-        return f"{two[-1]} initialises it with {given[0] or 'no arguments'} in a, {given[1] or 'with none'} in b"
-    if one[-1].arguments is not None and given[0] == given[1]:
-        return (
-            f"{two[-1]} drew it from one random state and with the same arguments in both runs, so the script changed "
-            "it before it was recorded"
-        )
-    return (
-        f"{two[-1]} drew it from the same random state, so it had other arguments, or the script changed it before it "
-        "was recorded"
-    )
+        return
+    of_a, of_b = (_fillings(events, name) for events in (sides[0], sides[1]))
+    if not of_a or not of_b:
+        if of_a or of_b:
+            yield found("filled-in-one", by=str((of_a or of_b)[-1]), side="a" if of_a else "b")
+        return
+    one, two = of_a[-1], of_b[-1]
+    if one.state != two.state:
+        states = [{event.state for event in events} for events in (of_a, of_b)]
+        again = [
+            side
+            for side, last, other in (("a", one, two), ("b", two, one))
+            if other.what == last.what and other.state in states[side == "b"]
+        ]
+        if one.of_script or two.of_script:
+            yield found("filled-from-script", a=str(one), b=str(two))
+        elif again:
+            yield found("filled-again", by=str(one if again[0] == "a" else two), side=again[0])
+        elif one.state in states[1] or two.state in states[0]:
+            yield found("filled-by", a=str(one), b=str(two))
+        else:
+            yield from first_difference(runs, rank, "torch")
+    elif one.by != two.by:
+        yield found("filled-by", a=str(one), b=str(two))
+    elif one.arguments != two.arguments and None not in (one.arguments, two.arguments):
+        yield found("filled-with", by=str(two), a=one.arguments or "-", b=two.arguments or "-")
+    else:
+        alike = one.arguments is not None and one.arguments == two.arguments
+        yield found("changed-after-draw" if alike else "drawn-alike", by=str(two))
 
 
 def drawn_alike(runs: tuple[Run, Run], rank: int, name: str) -> bool:
@@ -327,11 +313,11 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
     return events
 
 
-def filled_on_ranks(run: Run, side: str, name: str) -> str:
-    """That ranks of a run drew a parameter from other random states, as a clause; "" where the records do not tell."""
+def filled_on_ranks(run: Run, side: str, name: str) -> Iterator[Finding]:
+    """Ranks of a run drew a parameter from other random states; nothing where the records do not tell."""
     fillings = {rank: _fillings(_events(run, rank, "") or [], name)[-1:] for rank in run.recorded[:MOST_RANKS]}
     last = {rank: events[0] for rank, events in fillings.items() if events}
     base = min(last, default=0)
     others = [rank for rank, event in last.items() if event.state != last[base].state]
-    text = f"draws it from another random state on {rank_list(others)} of {side} than on rank {base}"
-    return f"{last[base]} {text}" if others else ""
+    if others:
+        yield found("filled-on-ranks", by=str(last[base]), side=side, ranks=rank_list(others), base=base)

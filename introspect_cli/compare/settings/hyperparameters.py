@@ -16,7 +16,7 @@ from introspect_cli.records import SCALER, SETTING_KINDS
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from introspect_cli.compare.terms.table import Table
 
@@ -133,17 +133,15 @@ class Optimizers:
             numbers.append(groups.index(id(held[parameter])))
         return names[0], numbers[0], numbers[1]
 
-    def other_for(self, parameter: str) -> str:
-        """Which of several optimizers steps a parameter in either run, as a clause; "" where it is the same one.
+    def other_for(self, parameter: str) -> tuple[list[str], list[str]] | None:
+        """Which of several optimizers steps a parameter in a and in b; None where it is the same one.
 
         Only where both runs have the same optimizers, so that it is the parameter that changed hands.
         """
         if self.paired[0].keys() != self.paired[1].keys() or len(self.paired[0]) < 2:
-            return ""
+            return None
         one, two = ([name for name, held in side.items() if parameter in held] for side in self.paired)
-        if not one or not two or one == two:
-            return ""
-        return f"{' and '.join(one)} {'steps' if len(one) == 1 else 'step'} it in a, {' and '.join(two)} in b"
+        return None if not one or not two or one == two else (one, two)
 
 
 def learning_rates(settings: Any) -> Iterator[float]:
@@ -221,10 +219,3 @@ def _folded(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[D
         alone = [parameter for parameter in mine if parameter not in other]
         if alone:
             yield Difference(OPTIMIZERS, f"parameter {prefix}{some(alone, 1)}", *values)
-
-
-def in_words(changes: Sequence[Difference]) -> str:
-    """Differing hyper-parameters in brackets after a blank, for the middle of a sentence."""
-    if not changes:
-        return " (equal where recorded)"
-    return f" ({', '.join(f'{change.name} {change.a} -> {change.b}' for change in changes[:3])})"

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.say import event_words, found
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from introspect_cli.compare.terms.findings import Finding
     from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.store.read.run import Run
 
@@ -54,20 +56,15 @@ class Setting:
     line: str
 
     def __str__(self) -> str:
-        """A clause: `torch.manual_seed(17) (train.py:12)`."""
-        return seeding_words(self.by, self.seed, "" if self.line == "-" else self.line)
+        """The function with its seed and its line: `torch.manual_seed(17) (train.py:12)`."""
+        return event_words(self.by, self.seed, "", "" if self.line == "-" else self.line)
 
 
-def seeding_words(by: str, seed: str, line: str) -> str:
-    """A function that sets a state, with its seed and its line: `torch.set_rng_state (train.py:12)`."""
-    given = "" if seed.startswith("#") else f"({seed})"
-    return f"{by}{given}{f' ({line})' if line else ''}"
-
-
-def seedings_change(by: str, one: str, two: str, line: str) -> str:
-    """That a function is given one seed or state in a and another in b: `torch.manual_seed 1 -> 2 (train.py:12)`."""
-    at = f" ({line})" if line else ""
-    return f"{by} sets another state{at}" if two.startswith("#") else f"{by} {one} -> {two}{at}"
+def seedings_change(by: str, one: str, two: str, line: str) -> Finding:
+    """A function is given one seed or state in a and another in b."""
+    if two.startswith("#"):
+        return found("set-state", by=by, line=line)
+    return found("seeded", by=by, a=one, b=two, line=line)
 
 
 def set_differently(
@@ -96,13 +93,14 @@ def set_at(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Setting], lis
     return set_differently(runs, first.rank, generator_of(first.site), steps, begins=begins)
 
 
-def set_words(one: list[Setting], two: list[Setting]) -> str:
-    """What set a state in one run only, or otherwise, as a clause; "" for nothing."""
+def set_finding(one: list[Setting], two: list[Setting]) -> Iterator[Finding]:
+    """What set a state in one run only, or otherwise."""
     if one and two and one[0].by == two[0].by:
-        return seedings_change(one[0].by, one[0].seed, two[0].seed, two[0].line)
-    if one and two:
-        return f"{one[0]} sets it in a, {two[0]} in b"
-    return f"{(one or two)[0]} sets it in {'a' if one else 'b'} only" if one or two else ""
+        yield seedings_change(one[0].by, one[0].seed, two[0].seed, two[0].line)
+    elif one and two:
+        yield found("set-by", a=str(one[0]), b=str(two[0]))
+    elif one or two:
+        yield found("set-in-one", by=str((one or two)[0]), side="a" if one else "b")
 
 
 def _within(setting: Setting, first: int, last: int) -> bool:

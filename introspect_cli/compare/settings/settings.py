@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from introspect_cli.compare.settings.differences import Difference, on_one_line
 from introspect_cli.compare.settings.documents import RUN_NOISE, differences
@@ -86,8 +86,13 @@ SAYS_NOTHING = 0.1
 class Explained(Protocol):
     """What a reason says of the settings that explain it."""
 
-    weights: ClassVar[Mapping[str, float]]
-    names: re.Pattern[str] | None
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """How well a setting explains it, by the setting's source."""
+
+    @property
+    def names(self) -> re.Pattern[str] | None:
+        """Settings whose names match explain it a little better."""
 
 
 def _says_where(name: str) -> bool:

@@ -7,10 +7,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from introspect_cli.records import Site
+
+
+class Certainty(str, Enum):
+    """How sure an explanation is."""
+
+    PROVED = "on record"
+    """The records of both runs show it."""
+    LEFT = "what is left"
+    """Nothing else remains of what could have made it, as far as was recorded."""
+    LIKELY = "likely"
+    """It fits, and other explanations remain."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that the records show of the first divergence, and that explains it.
+
+    Attributes:
+        code: what it is; `say.py` has the words of each.
+        certainty: whether it is on record, or likely.
+        fields: names, sides and numbers that fill the words.
+        text: the words, as a clause.
+    """
+
+    code: str
+    certainty: Certainty
+    fields: Mapping[str, Any]
+    text: str
 
 
 @dataclass(frozen=True)

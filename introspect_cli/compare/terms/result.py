@@ -11,13 +11,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.clues import CodeChanges
-from introspect_cli.compare.terms.findings import Reach, Resumption, StructureChange
+from introspect_cli.compare.terms.findings import Certainty, Finding, Reach, Resumption, StructureChange
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.element.elements import Elements
+    from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.terms.names import Renaming
     from introspect_cli.records import Site, Summary
 
@@ -129,6 +129,46 @@ class SettingChange:
     b: str | None
     explains: bool = False
     weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that the first divergence rests on.
+
+    Attributes:
+        thing: what it is: `inputs`, `parameters`, `random_at_start`, ...
+        known: `equal`, `within`, `unseen` or `form`.
+        of: the module whose it is, where that is not the diverging one.
+        inside: the module inside which it was looked for.
+        text: the thing in words.
+    """
+
+    thing: str
+    known: str
+    of: str
+    inside: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What may have caused the first divergence: a changed statement, or a setting that differs.
+
+    Attributes:
+        kind: `statement` or `setting`.
+        name: the statement's scope, or the setting.
+        a: its value in run a, or its text there; None where only b has it.
+        b: the same of b.
+        certainty: on record, where the records show that it is this setting; else likely.
+        line: `file:line` of a statement; of a setting, the sources that have it.
+    """
+
+    kind: str
+    name: str
+    a: str | None
+    b: str | None
+    certainty: Certainty
+    line: str
 
 
 @dataclass(frozen=True)
@@ -251,10 +291,10 @@ class Origin:
     part: str = ""
 
 
-Finding: TypeAlias = StructureChange | CodeChanges | Origin | Resumption | Reach
+Beside: TypeAlias = StructureChange | CodeChanges | Origin | Resumption | Reach
 """What a comparison finds beside divergences and settings; `render/findings.py` has the forms of each type."""
 
-F = TypeVar("F", bound=Finding)
+F = TypeVar("F", bound=Beside)
 
 
 @dataclass(frozen=True)
@@ -267,6 +307,11 @@ class DiffResult:
         verdict: same, diverged or undecided.
         sentence: the answer in plain words.
         why: of the sentence, what follows the place of the first divergence; "" where it names none.
+        head: the place with what differs there and by how much, in one line; "" where nothing diverges.
+        also: sentences that belong to the answer and to none of what follows: training or evaluation alone, roundings.
+        rests_on: what the first divergence rests on, each with what is known of it: equal, not recorded, ...
+        explains: what explains the first divergence: on record, what is left where nothing is, and what is likely.
+        causes: statements and settings that may have caused it, in one list, the likeliest first.
         evidence: what was equal and what was not, that makes the first divergence what it is.
         before: of the evidence, what agrees before the first divergence.
         first: the first divergence; None unless diverged.
@@ -290,6 +335,11 @@ class DiffResult:
     verdict: Verdict
     sentence: str
     why: str = ""
+    head: str = ""
+    also: tuple[str, ...] = ()
+    rests_on: tuple[Fact, ...] = ()
+    explains: tuple[Finding, ...] = ()
+    causes: tuple[Candidate, ...] = ()
     evidence: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     first: Divergence | None = None
@@ -302,7 +352,7 @@ class DiffResult:
     map: DivergenceMap | None = None
     tree: tuple[TreeNode, ...] = ()
     strip: tuple[StripCell, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Beside, ...] = ()
     training: Separate | None = None
     evaluation: Separate | None = None
     subject: str = "runs"

@@ -1,4 +1,4 @@
-"""Open descriptors of a store that a script cannot close unnoticed, and the locks on them.
+"""Sources of bytes, open descriptors of a store that a script cannot close unnoticed, and the locks on them.
 
 Who writes a store holds a lock (`flock`) on a descriptor that it keeps open, which the system drops with the process,
 however that ends; a file system without locks behaves as if nobody ever held one.
@@ -11,6 +11,7 @@ import fcntl
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,7 +52,67 @@ def _away(fd: int) -> int:
     return high
 
 
-class Handle:
+class Source(ABC):
+    """Bytes that are read by ranges: a file, what lies within one, or pieces in object storage.
+
+    Attributes:
+        path: where they are, for messages.
+    """
+
+    path: str
+
+    @abstractmethod
+    def size(self) -> int:
+        """How many there are now."""
+
+    @abstractmethod
+    def read(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`, fewer where they end before."""
+
+    @property
+    def unfinished(self) -> float:
+        """When they were sent to object storage, in seconds since 1970, if more was to follow; else 0."""
+        return 0.0
+
+    def is_locked(self) -> bool:
+        """Whether more may still come."""
+        return False
+
+    def place(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
+        """Where a byte lies, for messages."""
+        return self.path
+
+    def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
+        """The bytes from `begin` to `end`, at most so many at once, fewer where the file ends before."""
+        end = self.size() if end is None else end
+        while begin < end and (data := self.read(begin, min(most, end - begin))):
+            yield data
+            begin += len(data)
+
+    def changed(self) -> int:
+        """When they were changed, in nanoseconds; 0 where that is not known."""
+        return 0
+
+    def on_disk(self) -> Handle:
+        """A file with these bytes, to be mapped into memory; without a name, where they are in none."""
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            file.writelines(self.blocks())
+            file.flush()
+            return Handle(os.dup(file.fileno()), self.path)
+
+    def close(self) -> None:  # noqa: B027 - of some nothing is open
+        """Close what is open; again is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+class Descriptor:
     """An open descriptor that closes with its owner, or at the end of a `with`.
 
     A script may close descriptors that are not its own (`os.closerange(3, 100)`, as daemons do) and get the numbers for
@@ -70,7 +131,7 @@ class Handle:
         """Whether the descriptor is still the file that was opened."""
         return self.fd >= 0 and _identity(self.fd) == self._file
 
-    def is_at(self, folder: Handle, name: str) -> bool:
+    def is_at(self, folder: Descriptor, name: str) -> bool:
         """Whether the file that was opened is the one of a name."""
         status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
         return (status.st_dev, status.st_ino) == self._file
@@ -99,10 +160,17 @@ class Handle:
         if not _ends():  # python has begun to take modules apart; the system closes what is left
             self.close()
 
-    @property
-    def unfinished(self) -> float:
-        """When it was sent to object storage, in seconds since 1970, if more was to follow; else 0."""
-        return 0.0
+
+class Handle(Descriptor, Source):
+    """A file that is open."""
+
+    def changed(self) -> int:
+        """When it was changed, in nanoseconds."""
+        return os.fstat(self.fd).st_mtime_ns
+
+    def on_disk(self) -> Handle:
+        """Itself."""
+        return self
 
     def is_locked(self) -> bool:
         """Whether a process is writing it, as far as its lock tells."""
@@ -112,10 +180,6 @@ class Handle:
         except OSError as error:
             return isinstance(error, BlockingIOError)
         return False
-
-    def place(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
-        """Where a byte lies, for messages."""
-        return self.path
 
     def size(self) -> int:
         """Bytes in the file now."""
@@ -132,13 +196,6 @@ class Handle:
             offset += len(piece)
             length -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
-        """The bytes from `begin` to `end`, at most so many at once, fewer where the file ends before."""
-        end = self.size() if end is None else end
-        while begin < end and (data := self.read(begin, min(most, end - begin))):
-            yield data
-            begin += len(data)
 
 
 def take_lock(fd: int) -> bool:

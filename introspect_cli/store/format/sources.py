@@ -19,7 +19,7 @@ from introspect_cli.store.files.folders import SOURCES, DamageError
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from introspect_cli.store.files.folders import Folder
+    from introspect_cli.store.files.folders import Directory
 
     class Run(Protocol):
         """What is asked of a run."""
@@ -134,7 +134,7 @@ def encode(data: bytes) -> bytes:
     return packing.compress(data) + packing.flush()
 
 
-def decode(folder: Folder, name: str) -> bytes:
+def decode(folder: Directory, name: str) -> bytes:
     """What a file holds.
 
     Args:
@@ -158,7 +158,7 @@ def decode(folder: Folder, name: str) -> bytes:
     return data
 
 
-def kept_in(place: Folder) -> frozenset[str]:
+def kept_in(place: Directory) -> frozenset[str]:
     """Digests of the source files that are kept below a directory.
 
     Raises:
@@ -171,7 +171,7 @@ def kept_in(place: Folder) -> frozenset[str]:
         return frozenset()
 
 
-def read_from(place: Folder, digest: str) -> bytes | None:
+def read_from(place: Directory, digest: str) -> bytes | None:
     """A source file that is kept below a directory; None where it is not.
 
     Raises:

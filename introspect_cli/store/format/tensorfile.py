@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.store.files.folders import Folder
-    from introspect_cli.store.files.handles import Handle
+    from introspect_cli.store.files.folders import Directory
+    from introspect_cli.store.files.handles import Handle, Source
 
 NAME = "tensor"
 
@@ -106,7 +106,7 @@ def _head(content: _Content) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def check(handle: Handle, checksum: int) -> None:
+def check(handle: Source, checksum: int) -> None:
     """Make sure that the file is as it was written, reading it a piece at a time.
 
     Raises:
@@ -134,7 +134,7 @@ def decode(handle: Handle, checksum: int) -> Any:
     return data if stored is None else widened(data.view(stored).reshape(content.shape), content.dtype)
 
 
-def _content(handle: Handle, checksum: int) -> tuple[_Content, int]:
+def _content(handle: Source, checksum: int) -> tuple[_Content, int]:
     """What the header says, and where the data begins."""
     size = handle.size()
     head = handle.read(0, 8)
@@ -193,14 +193,15 @@ def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, A
     return np.where(codes & 0x80, -values, values).astype(np.float32)
 
 
-def read(place: Folder, checksum: int) -> NDArray[Any] | None:
+def read(place: Directory, checksum: int) -> NDArray[Any] | None:
     """A tensor that is kept below a directory, if it is.
 
     Raises:
         StoreError: it cannot be read.
     """
     try:
-        with place.folder(TENSORS) as folder, folder.file(f"{checksum:016x}.safetensors") as handle:
+        name = f"{checksum:016x}.safetensors"
+        with place.folder(TENSORS) as folder, folder.file(name) as source, source.on_disk() as handle:
             tensor: NDArray[Any] = decode(handle, checksum)
     except FileNotFoundError:
         return None

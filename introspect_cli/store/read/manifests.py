@@ -21,10 +21,9 @@ from introspect_cli.store.files.folders import (
     MANIFEST,
     SETTINGS,
     DamageError,
-    Folder,
+    Directory,
     is_locked,
 )
-from introspect_cli.store.files.rank_folder import rank_folder
 from introspect_cli.store.format import documents
 from introspect_cli.store.format.index import newer_format
 from introspect_cli.texts import count, rank_list
@@ -41,7 +40,7 @@ _TYPES = {
 class Settings(Mapping[str, Any]):
     """The settings documents of a run by name, each read when first asked for."""
 
-    def __init__(self, folder: Folder | None, run_id: object) -> None:
+    def __init__(self, folder: Directory | None, run_id: object) -> None:
         self._folder = folder
         self._run_id = run_id
         matches = (SETTINGS_NAME.fullmatch(name) for name in folder.names()) if folder is not None else ()
@@ -79,11 +78,11 @@ class Settings(Mapping[str, Any]):
         return len(self._names)
 
 
-def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tuple[dict[int, dict[str, Any]], bool]:
+def read_rank_manifests(run: Directory, ranks: Iterable[int], run_id: object) -> tuple[dict[int, dict[str, Any]], bool]:
     """The manifests that ranks of a launch wrote, by number, and whether any of them is being written."""
     manifests, locked = {}, False
     for rank in ranks:
-        with rank_folder(run, rank) as folder:
+        with run.rank(rank) as folder:
             locked |= is_locked(folder)
             if MANIFEST in folder:  # a rank that was killed at its very start has none
                 manifests[rank] = read_manifest(folder)
@@ -92,7 +91,7 @@ def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tu
     return manifests, locked
 
 
-def last_attempt(folder: Folder) -> Folder:
+def last_attempt(folder: Directory) -> Directory:
     """The directory of the last attempt of a launch that was restarted; the run's own where it was not."""
     attempts = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
     for number in sorted(attempts, reverse=True):
@@ -104,7 +103,7 @@ def last_attempt(folder: Folder) -> Folder:
     return folder
 
 
-def only_launch(folder: Folder) -> Folder | None:
+def only_launch(folder: Directory) -> Directory | None:
     """The one child of a run that is a launch; None where there is none, or more than one."""
     if CHILDREN not in folder:
         return None
@@ -126,7 +125,7 @@ def only_launch(folder: Folder) -> Folder | None:
     return None
 
 
-def read_manifest(folder: Folder) -> dict[str, Any]:
+def read_manifest(folder: Directory) -> dict[str, Any]:
     """The manifest of the run in `folder`."""
     path = f"{folder.path}/{MANIFEST}"
     try:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo
-from introspect_cli.store.files.folders import DamageError, Folder, unreadable
-from introspect_cli.store.files.rank_folder import rank_folder
+from introspect_cli.store.files.folders import DamageError, Directory, unreadable
 from introspect_cli.store.format.arrow_decoder import Decoder
 from introspect_cli.store.format.arrow_schema import Malformed, schema_message
 from introspect_cli.store.format.columns import Lists, Texts, concatenated
@@ -45,7 +44,7 @@ class NameTables:
         self._tables: dict[tuple[str, Schema], tuple[dict[tuple[str, int, int, int], Any], Decoder]] = {}
 
     def read(
-        self, run: Folder, rank: int, index: Index, stream: str, made: Callable[[dict[str, ColumnData], str], Names]
+        self, run: Directory, rank: int, index: Index, stream: str, made: Callable[[dict[str, ColumnData], str], Names]
     ) -> Names:
         """What is made of the content of a rank's `sites`, `layouts` or `modules` that its index vouches for."""
         last, schema, path = index.last, getattr(index.columns, stream), f"{run.path}/rank{rank}/{stream}.arrow"
@@ -56,7 +55,7 @@ class NameTables:
             self._tables[stream, schema] = {}, Decoder(schema)
         kept, decoder = self._tables[stream, schema]
         try:
-            with rank_folder(run, rank) as folder:
+            with run.rank(rank) as folder:
                 key = folder.content(f"{stream}.arrow"), length, crc, count
                 if not key[0] or key not in kept:
                     with folder.file(f"{stream}.arrow") as handle:

@@ -15,27 +15,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import Layout, ModuleInfo, Status
-from introspect_cli.store.files.folders import INDEX, RECORDS, DamageError, Folder, unreadable
-from introspect_cli.store.files.rank_folder import rank_folder
+from introspect_cli.store.files.folders import INDEX, RECORDS, DamageError, Directory, unreadable
 from introspect_cli.store.format.arrow import END_OF_STREAM
 from introspect_cli.store.format.arrow_decoder import Decoder
 from introspect_cli.store.format.arrow_schema import Malformed, schema_message
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.format.documents import LABELS, LIMIT_LABELS, decode_labels
 from introspect_cli.store.format.index import EMPTY, Entries, Index, parse_index, records_name
-from introspect_cli.store.format.schemas import LIMIT_INDEX, SAMPLES
+from introspect_cli.store.format.schemas import LIMIT_INDEX
 from introspect_cli.store.format.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.format.totals import decode as decode_totals
 from introspect_cli.store.read.name_tables import NameTables, SiteTable, layouts_of, modules_of
 from introspect_cli.store.read.step_reader import StepReader
 from introspect_cli.store.remote.pieces import RemoteFile, fetch
-from introspect_cli.store.remote.remote_folder import RemoteFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from introspect_cli.labels import Labels
-    from introspect_cli.store.files.handles import Handle
+    from introspect_cli.store.files.handles import Source
     from introspect_cli.store.remote.pieces import Range
 
 _STATUSES = len(Status)
@@ -72,7 +70,7 @@ class RankReader(StepReader):
     """
 
     def __init__(
-        self, run: Folder, rank: int, *, damaged: bool = False, shared: Shared | None = None, many: int = 1
+        self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None, many: int = 1
     ) -> None:
         """Open a rank; a `damaged` one, whose records are cut off, up to the last step that is whole.
 
@@ -90,7 +88,7 @@ class RankReader(StepReader):
         self.rank = rank
         self.path = f"{run.path}/rank{rank}"
         self._run = run
-        self._records: Handle | None = None
+        self._records: Source | None = None
         index, self.running, self.unfinished = _read_index(run, rank)
         while True:
             try:
@@ -148,12 +146,12 @@ class RankReader(StepReader):
         Raises:
             FileNotFoundError: there is none.
         """
-        with rank_folder(self._run, self.rank) as folder:
+        with self._run.rank(self.rank) as folder:
             return folder.read_file(name, limit)
 
-    def _open(self, name: str) -> Handle:
+    def _open(self, name: str) -> Source:
         try:
-            with rank_folder(self._run, self.rank) as folder:
+            with self._run.rank(self.rank) as folder:
                 return folder.file(name)
         except FileNotFoundError:
             raise DamageError(f"{self.path}/{name}", "it is missing") from None
@@ -179,11 +177,6 @@ class RankReader(StepReader):
             raise DamageError(handle.path, "its end is not the one that was written")
 
     # --- steps
-
-    @property
-    def has_samples(self) -> bool:
-        """Whether sums of samples were kept."""
-        return any(column.name == SAMPLES.name for column in self._schema)
 
     def rows_in(self, rows: Any) -> int:
         """How many records some steps (positions among the entries) have."""
@@ -271,14 +264,13 @@ class RankReader(StepReader):
 
     def ranges(self, rows: Iterable[int]) -> list[Range]:
         """Where some steps lie in object storage; nothing where the run is on disk."""
-        if not isinstance(self._run, RemoteFolder) or not len(self):
+        records = self._records_open() if len(self) else None
+        if not isinstance(records, RemoteFile):
             return []
-        records = self._records_open()
-        assert isinstance(records, RemoteFile)
         places = [(int(self.entries["offset"][row]), int(self.entries["length"][row])) for row in rows]
         return [each for offset, length in places for each in records.ranges(offset, length)]
 
-    def _records_open(self) -> Handle:
+    def _records_open(self) -> Source:
         """The file of records, for which that of another rank may be closed."""
         if self._records is None:
             self._records = self._open(self._file_of_records)
@@ -300,10 +292,10 @@ def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> Iterator[St
         yield reader.read_row(row)
 
 
-def _read_index(run: Folder, rank: int) -> tuple[Index, bool, float]:
+def _read_index(run: Directory, rank: int) -> tuple[Index, bool, float]:
     """The index of a rank, whether a process is writing it, and when what is there was sent, if more was to follow."""
     try:
-        with rank_folder(run, rank) as folder, folder.file(INDEX) as handle:
+        with run.rank(rank) as folder, folder.file(INDEX) as handle:
             try:
                 running, unfinished = handle.is_locked(), handle.unfinished
                 if handle.size() > LIMIT_INDEX:

@@ -21,11 +21,10 @@ from introspect_cli.store.files.folders import (
     SETTINGS,
     TENSORS,
     DamageError,
-    Folder,
+    Directory,
     is_locked,
     reason,
 )
-from introspect_cli.store.files.rank_folder import rank_folder
 from introspect_cli.store.format import tensorfile
 from introspect_cli.store.format.sources import kept_in, read_from
 from introspect_cli.store.read.manifests import (
@@ -74,7 +73,7 @@ class Run:
         state: whether it is still being written, was closed properly, or ends where something stopped it.
     """
 
-    def __init__(self, path: str | Path, folder: Folder, only: Collection[int] | None = None) -> None:
+    def __init__(self, path: str | Path, folder: Directory, only: Collection[int] | None = None) -> None:
         self.path = path
         self._folder = folder
         self._on_close: list[Callable[[], None]] = []
@@ -94,7 +93,7 @@ class Run:
             self.manifest = merge_manifests(self.manifest, self.manifests)
         self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
 
-    def spawned(self) -> Folder | None:
+    def spawned(self) -> Directory | None:
         """The launch below a run that recorded no step itself, where there is one: what `mp.spawn` started."""
         return None if any(map(len, self._ranks.values())) else only_launch(self._folder)
 
@@ -220,10 +219,10 @@ class Run:
         """The settings documents of one rank; the run's, where one process wrote it."""
         if rank not in self.manifests:
             return self.settings
-        with rank_folder(self._folder, rank) as folder:
+        with self._folder.rank(rank) as folder:
             return self._settings(folder)
 
-    def _settings(self, folder: Folder) -> Settings:
+    def _settings(self, folder: Directory) -> Settings:
         try:
             return Settings(folder.folder(SETTINGS), self.manifest.get("id"))
         except FileNotFoundError:
@@ -266,13 +265,13 @@ class Run:
             ]
         return self._holding
 
-    def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Folder]:
+    def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Directory]:
         """The directories that hold whole tensors and source files: each rank's, where each has its own."""
         if not self.manifests:
             yield self._folder
             return
         for rank in self._all_ranks if ranks is None else ranks:
-            place = rank_folder(self._folder, rank)
+            place = self._folder.rank(rank)
             try:
                 yield place
             finally:

@@ -24,16 +24,17 @@ from introspect_cli.store.files.folders import (
     RECORDS,
     SETTINGS,
     SHARED,
+    SHARED_NAME,
     SOURCES,
     STREAMS,
     TENSORS,
     DamageError,
-    Folder,
+    Directory,
+    check_shared,
     is_locked,
     outside_cause,
     reason,
 )
-from introspect_cli.store.files.rank_folder import SHARED_NAME, check_shared, rank_folder
 from introspect_cli.store.format import documents, tensorfile
 from introspect_cli.store.format.index import step_digest
 from introspect_cli.store.format.sources import SOURCE_NAME, decode
@@ -108,7 +109,7 @@ def verify_run(path: str | Path) -> VerifyReport:
 class _Check:
     """Goes through a run and keeps count."""
 
-    def __init__(self, folder: Folder, *, is_child: bool = False) -> None:
+    def __init__(self, folder: Directory, *, is_child: bool = False) -> None:
         self._folder = folder
         self._is_child = is_child
         self._findings: list[str] = []
@@ -130,7 +131,7 @@ class _Check:
             self._documents += len(manifests)
             locked |= some_locked
             manifest = merge_manifests(manifest, manifests)
-            places = [rank_folder(self._folder, number) for number in numbers]
+            places = [self._folder.rank(number) for number in numbers]
         state = run_state(manifest, manifests, ranks, locked=locked)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._note(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
@@ -222,7 +223,9 @@ class _Check:
         reader.close()
         return reader
 
-    def _each(self, place: Folder, name: str, pattern: re.Pattern[str], check: Callable[[Folder, str], object]) -> int:
+    def _each(
+        self, place: Directory, name: str, pattern: re.Pattern[str], check: Callable[[Directory, str], object]
+    ) -> int:
         """How many files of a directory are sound; what is not one of its files is found."""
         sound = 0
         for folder, file in self._inside(place, name):
@@ -232,7 +235,7 @@ class _Check:
                 self._note(f"{folder.path}: {file!a} is not part of a run")
         return sound
 
-    def _inside(self, place: Folder, name: str) -> Iterator[tuple[Folder, str]]:
+    def _inside(self, place: Directory, name: str) -> Iterator[tuple[Directory, str]]:
         folder = self._try(place.folder, name)
         if folder is not None:
             for item in folder.names():
@@ -260,12 +263,12 @@ def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None)
     return len(batch)
 
 
-def _check_document(run_id: object, folder: Folder, name: str) -> None:
+def _check_document(run_id: object, folder: Directory, name: str) -> None:
     data = folder.read_file(name, LIMIT_DOCUMENT)
     documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
     documents.load(data, f"{folder.path}/{name}")
 
 
-def _check_tensor(folder: Folder, name: str) -> None:
+def _check_tensor(folder: Directory, name: str) -> None:
     with folder.file(name) as handle:
         tensorfile.check(handle, int(name[:16], 16))

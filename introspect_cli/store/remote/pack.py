@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files.folders import GOLDEN_RUN, LOCK, MANIFEST, NAMES, SOURCES, Folder, outside_cause, reason
+from introspect_cli.store.files.folders import (
+    GOLDEN_RUN,
+    LOCK,
+    MANIFEST,
+    NAMES,
+    SOURCES,
+    Directory,
+    Folder,
+    outside_cause,
+    reason,
+)
 from introspect_cli.store.remote.objects import NothingThereError, Storage, failure, is_remote
 from introspect_cli.store.remote.remote_folder import RemoteFolder, copy_of, open_remote
 
@@ -42,7 +52,7 @@ _FETCHED = "fetched"
 _MARKS = ("ETag", "etag", "mtime", "LastModified", "updated")  # what tells two files of one name apart
 
 
-def open_store(path: str | Path) -> Folder:
+def open_store(path: str | Path) -> Directory:
     """The directory of a run; of a packed one, which may lie elsewhere, that which it is unpacked into.
 
     Raises:

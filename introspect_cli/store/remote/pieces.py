@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import DamageError
-from introspect_cli.store.files.handles import Handle
+from introspect_cli.store.files.handles import Source
 from introspect_cli.store.remote.objects import (
     CATALOGUE,
     INLINE,
@@ -198,7 +198,7 @@ def fetch(wanted: Iterable[list[Range]]) -> int:
     return taken
 
 
-class RemoteFile(Handle):
+class RemoteFile(Source):
     """A file whose bytes lie in pieces."""
 
     def __init__(self, sent: Sent, extents: list[Extent], path: str) -> None:

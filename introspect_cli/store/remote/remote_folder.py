@@ -5,14 +5,12 @@ Of a run of many ranks, the catalogues are read at once, and nothing more until 
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files.folders import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, TENSORS, DamageError, Folder
-from introspect_cli.store.files.handles import Handle
+from introspect_cli.store.files.folders import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, DamageError, Directory
 from introspect_cli.store.remote.objects import (
     CATALOGUE,
     INLINE,
@@ -30,12 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from introspect_cli.store.files.handles import Source
+
 _FOLDER = re.compile(r"(rank|attempt)(0|[1-9]\d{0,5})")
 _TORN = 3
 _PAUSE = 0.1
 
 
-class RemoteFolder(Folder):
+class RemoteFolder(Directory):
     """A directory of a run in object storage.
 
     Attributes:
@@ -62,9 +62,6 @@ class RemoteFolder(Folder):
         self._waiting = set(waiting)
         self._ranks: dict[str, RemoteFolder] = {}
 
-    def close(self) -> None:
-        """Nothing is open."""
-
     @property
     def remote_size(self) -> int:
         """Bytes of the files whose catalogue was read."""
@@ -89,7 +86,7 @@ class RemoteFolder(Folder):
         for sent in ranks:
             sent.others = ranks
 
-    def folder(self, name: str) -> Folder:
+    def folder(self, name: str) -> RemoteFolder:
         """The directory `name` inside this one."""
         if name in self._waiting and name.startswith("attempt"):
             return _attempt(self._storage, name)
@@ -103,34 +100,21 @@ class RemoteFolder(Folder):
             raise DamageError(f"{self.path}/{name}", "it is a file where a directory belongs")
         return RemoteFolder(self._storage, below(self._place, name), self.sent, inside)
 
-    def file(self, name: str) -> Handle:
+    def file(self, name: str) -> Source:
         """The file `name` inside this directory, for reading."""
         extents = [] if name == LOCK else self._inside.get(name)  # the one tells whether it is over
         if not isinstance(extents, list) or self.sent is None:
             raise FileNotFoundError(name)
-        remote = RemoteFile(self.sent, extents, f"{self.path}/{name}")
-        return _copied(remote) if self._place.rpartition("/")[2] == TENSORS else remote
+        return RemoteFile(self.sent, extents, f"{self.path}/{name}")
 
-    def files(self) -> Iterator[tuple[str, Handle]]:
+    def files(self) -> Iterator[tuple[str, Source]]:
         """All files in it, by their paths."""
         self.expect(list(self._waiting))
         for name in self.names():
             if isinstance(self._inside.get(name), list):
                 yield name, self.file(name)
             else:
-                inside = self.folder(name)
-                assert isinstance(inside, RemoteFolder)
-                yield from ((f"{name}/{path}", file) for path, file in inside.files())
-
-
-def _copied(remote: RemoteFile) -> Handle:
-    """A whole tensor as a file without a name, since it is mapped into memory."""
-    import tempfile
-
-    with tempfile.TemporaryFile() as file:
-        file.writelines(remote.blocks())
-        file.flush()
-        return Handle(os.dup(file.fileno()), remote.path)
+                yield from ((f"{name}/{path}", file) for path, file in self.folder(name).files())
 
 
 def open_remote(url: str) -> RemoteFolder | None:

@@ -19,9 +19,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files.folders import FORMAT, LABEL, LOCK, MANIFEST, Folder, any_lock_held, reason, write_all
+from introspect_cli.store.files.folders import (
+    CLOSED,
+    FORMAT,
+    LABEL,
+    LOCK,
+    MANIFEST,
+    Folder,
+    any_lock_held,
+    reason,
+    write_all,
+)
 from introspect_cli.store.files.handles import Handle, take_lock
-from introspect_cli.store.files.rank_folder import CLOSED
 from introspect_cli.store.format import documents
 from introspect_cli.version import __version__
 
@@ -155,7 +164,8 @@ def write_label(path: str | Path, text: str) -> None:
 
     if is_remote(path):
         raise StoreError(f"cannot label {path}: label the run where it was recorded, and publish it again")
-    with open_store(path) as folder:
+    open_store(path).close()
+    with Folder.at(str(path)) as folder:
         try:
             if text:
                 folder.replace(LABEL, [text.encode()], 0o644)

@@ -28,9 +28,9 @@ from introspect_cli.store.files.folders import (
     reason,
 )
 from introspect_cli.store.files.handles import Handle, take_lock
-from introspect_cli.store.files.rank_folder import close_rank
 from introspect_cli.store.format import documents
 from introspect_cli.store.format.sources import encode
+from introspect_cli.store.write.closing import close_rank
 from introspect_cli.store.write.launch import join_launch, lock_file, refuse_unless, set_aside
 from introspect_cli.version import __version__
 

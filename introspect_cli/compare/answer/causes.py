@@ -1,0 +1,128 @@
+"""What may have caused the first divergence: changed statements and settings that differ, in one ranked list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.changes.clues import Nearness, statement_words
+from introspect_cli.compare.settings.differences import describe
+from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
+from introspect_cli.compare.terms.findings import Certainty
+from introspect_cli.compare.terms.result import Candidate, SettingChange
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
+
+    from introspect_cli.compare.changes.clues import CodeChanges
+    from introspect_cli.compare.reasons.explain import Explained
+
+
+_NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7), strict=False))
+_UNLIKELY = 0.45
+_IN_COMMENTS = 0.05
+
+
+def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
+    """The changes, where the one statement that changed is all that differs: names need not lead to the place then."""
+    if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
+        return code
+    others = (change for change in settings if change.source not in MADE_BY_CODE | {"nested"})
+    if any(change.weight > SAYS_NOTHING and change.source != "hardware" for change in others):
+        return code
+    return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),))
+
+
+def with_code(
+    settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
+) -> tuple[SettingChange, ...]:
+    """Settings that differ, a changed file by the statement of it that is most likely the cause.
+
+    One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
+
+    Args:
+        settings: the strongest explanation first.
+        code: how the source files differ.
+        rounding: whether the distance is of the size of rounding: flags and libraries that differ come before code.
+    """
+    if code is None:
+        return settings
+    rounding &= any(map(rounds_differently, settings))
+    only = len({(one.change.file, one.change.scope) for one in code.likely}) == 1
+    only &= not any(change.explains for change in settings if change.source not in MADE_BY_CODE)
+    best = {one.change.file: one for one in reversed(code.ranked)}
+    files = dict.fromkeys(one.change.file for one in code.ranked)
+    place = {file: number for number, file in enumerate(files)}  # of two files that weigh the same, the nearer one
+    weighed = []
+    for change in settings:
+        nearest = best.get(change.name) if change.source == "sources" else None
+        if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):
+            alone = "comments" if change.name in code.in_comments else "the names of variables"
+            change = replace(change, b=f"changed, in {alone} alone", explains=False, weight=_IN_COMMENTS)  # noqa: PLW2901
+        elif nearest is not None and change.explains and not nearest.likely:
+            change = replace(change, explains=False, weight=min(change.weight, _UNLIKELY))  # noqa: PLW2901
+        elif nearest is not None and change.explains:
+            where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
+            weight = change.weight if rounding else max(_NEAR[nearest.nearness], _NEAR[Nearness.BUILDS] * only)
+            other = change.a if nearest.change.unit == "file" else ""  # of a file that moved, too
+            change = replace(change, a=other, b=where, weight=weight)  # noqa: PLW2901
+        weighed.append((place.get(change.name, 0), change))
+    return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))
+
+
+_NO_CAUSE = frozenset({"git", "sources", "nested"})
+"""Sources whose changes are told by others: what a commit changed stands in the files."""
+_ROOM = 240
+"""Characters that the likely causes may take in a sentence."""
+
+
+def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[SettingChange]) -> tuple[Candidate, ...]:
+    """Statements that reach the place, and settings that can explain it: equal values of several sources are one."""
+    statements = [
+        Candidate(
+            "statement",
+            one.change.scope,
+            None if one.change.a is None else one.change.a.text,
+            None if one.change.b is None else one.change.b.text,
+            Certainty.LIKELY,
+            one.change.place,
+        )
+        for one in (code.likely if code is not None else ())
+    ]
+    on_record = {(str(one.fields.get("a")), str(one.fields.get("b"))) for one in told.proved if "name" in one.fields}
+    merged: dict[tuple[str | None, str | None] | tuple[str, str], list[SettingChange]] = {}
+    for change in settings:
+        file = change.source == "sources" and code is not None and (code.unread or not code.ranked)
+        if change.explains and (change.source not in _NO_CAUSE or file):
+            tells = None not in (change.a, change.b) and change.a != ""
+            merged.setdefault((change.a, change.b) if tells else (change.source, change.name), []).append(change)
+    return (*statements, *(_setting(members, on_record) for members in merged.values()))
+
+
+def _setting(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
+    """One setting, by the name that somebody gave it: of the command line before what was made of it."""
+    named = min(members, key=lambda change: change.source not in {"command", "environment", "options"})
+    certainty = Certainty.PROVED if (str(named.a), str(named.b)) in on_record else Certainty.LIKELY
+    sources = ", ".join(dict.fromkeys(change.source for change in members))
+    return Candidate("setting", named.name, named.a, named.b, certainty, sources)
+
+
+def likely_words(
+    told: Explained, causes: Sequence[Candidate], strong: AbstractSet[tuple[str, str]], settled: AbstractSet[str]
+) -> list[str]:
+    """The likeliest causes in words, at most three; nothing that the findings say already."""
+    said = "; ".join(one.text for one in told.proved)
+    names = {name for source, name in strong if source not in settled}
+    likely = [one for one in causes if one.kind == "statement" or one.name in names]
+    words = [text for one in likely if (text := candidate_words(one)) and text not in said][:3]
+    while len(words) > 1 and sum(map(len, words)) > _ROOM:
+        words.pop()
+    return words
+
+
+def candidate_words(one: Candidate) -> str:
+    """A cause in a line: `model.py:41 (Block.__init__)`, `--lr 0.05 -> 0.06`."""
+    if one.kind == "statement":
+        return f"{one.line}{f' ({one.name})' if one.name else ''}"
+    return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))

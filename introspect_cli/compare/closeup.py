@@ -1,0 +1,238 @@
+"""A divergence looked at element by element, with what went into it.
+
+A run that was captured with `--per-sample` keeps a checksum and a sketch for each index of a tensor's first dimension,
+so that no whole tensor is needed to know whether one sample is wrong or all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.elements import TensorDifference, difference
+from introspect_cli.compare.terms.at import At
+from introspect_cli.compare.terms.distance import Tensors, relative, sketch_norms
+from introspect_cli.compare.terms.sites import columns, kind_code
+from introspect_cli.compare.terms.words import what
+from introspect_cli.records import Kind, Phase, Record, Status
+from introspect_cli.sums import samples_key
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.compare.terms.result import DiffResult, Divergence
+    from introspect_cli.store.read.run import Run
+
+_ACTIVATIONS = frozenset(
+    {Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT, Kind.LOSS}
+)
+_NAMED = 6  # samples that are named
+
+
+@dataclass(frozen=True)
+class Given:
+    """Something that went into an operator.
+
+    Attributes:
+        text: what it is, in words.
+        state: `equal`, `differs` or `not recorded`.
+    """
+
+    text: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Closeup:
+    """A divergence, element by element.
+
+    Attributes:
+        difference: how the whole tensors differ; None where they are not both stored, or cannot be compared.
+        missing: why there is no difference; "" where there is one.
+        given: what went into the operator; empty for what is none, or where that is not known.
+    """
+
+    divergence: Divergence
+    difference: TensorDifference | None
+    missing: str
+    given: tuple[Given, ...] = ()
+
+
+def comparable(divergence: Divergence) -> bool:
+    """Whether both runs have a tensor there, of one shape."""
+    a, b = divergence.a, divergence.b
+    if a is None or b is None or divergence.site.kind is Kind.RNG:
+        return False
+    return a.layout.shape == b.layout.shape and Status.VALUE not in (a.status, b.status)
+
+
+def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Divergence, ...]:
+    """The first divergence; the first that both runs have, of one shape; and one that is asked for, where it is there.
+
+    An operator that only one run has is where they part, and has nothing to compare: what it changed is the next.
+    """
+    if result.first is None:
+        return ()
+    listed = [each for each in result.divergences if comparable(each)]
+    wanted = [result.first, *listed[:1]]
+    if also is not None:
+        wanted += [each for each in listed if (each.step, each.rank, each.site) == (also.step, also.rank, also.site)]
+    chosen: dict[tuple[int, ...], Divergence] = {}
+    for each in wanted:
+        sides = tuple(side.checksum if side is not None else 0 for side in (each.a, each.b))
+        chosen.setdefault(sides if all(sides) else (*sides, each.site.key()), each)
+    return tuple(chosen.values())
+
+
+def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
+    """Look at a divergence of two opened runs.
+
+    Raises:
+        StoreError: a stored tensor is damaged.
+    """
+    one, two = divergence.a, divergence.b
+    if one is None or two is None:
+        return Closeup(divergence, None, f"only run {'b' if one is None else 'a'} has it")
+    given = _given(a, b, divergence)
+    if Status.VALUE in (one.status, two.status):
+        return Closeup(divergence, None, f"it is a plain value: {one.text} in a, {two.text} in b", given)
+    if one.layout.shape != two.layout.shape:
+        shapes = f"its shape is {list(one.layout.shape)} in a and {list(two.layout.shape)} in b"
+        return Closeup(divergence, None, shapes, given)
+    stored = Tensors(a, b).both(one.checksum, two.checksum, one.layout.shape)
+    if stored is None:
+        sides = (a, one.checksum, "run a"), (b, two.checksum, "run b")
+        lacking = [name for run, checksum, name in sides if not checksum or run.tensor(checksum) is None]
+        if len(lacking) == 2:
+            return Closeup(divergence, None, "neither run stored it whole", given)
+        return Closeup(divergence, None, f"{(*lacking, 'one of the runs')[0]} has not stored it whole", given)
+    differs = difference(*stored, (one.layout.dtype, two.layout.dtype), samples=_by_samples(a, divergence))
+    return Closeup(
+        divergence, differs, "" if differs is not None else "it holds no numbers that can be compared", given
+    )
+
+
+def _by_samples(run: Run, divergence: Divergence) -> bool:
+    """Whether the first dimension of a tensor is that of the batch."""
+    shape = divergence.a.layout.shape if divergence.a is not None else ()
+    if divergence.site.kind not in _ACTIVATIONS or len(shape) < 2:
+        return False
+    return shape[0] == batch_size(fed(run.rank(divergence.rank).records(divergence.step)))
+
+
+def fed(records: Iterable[Record]) -> list[Record]:
+    """The batches of a step; where no loader gave any, what the outermost modules were given."""
+    given = [
+        record
+        for record in records
+        if record.site.kind is Kind.BATCH or is_outermost(record.site.kind, record.site.fqn)
+    ]
+    return [record for record in given if record.site.kind is Kind.BATCH] or given
+
+
+def is_outermost(kind: str, fqn: str) -> bool:
+    """Whether a site is the input of an outermost module."""
+    return kind == Kind.INPUT and "." not in fqn
+
+
+def batch_size(records: Iterable[Record]) -> int:
+    """How many samples the batches of a step have; 0 where they do not agree, or have one alone."""
+    shapes = [record.summary.layout.shape for record in records if record.site.kind is Kind.BATCH]
+    sizes = {shape[0] for shape in shapes if shape}
+    return max(sizes) if len(sizes) == 1 and max(sizes) > 1 else 0
+
+
+def _given(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:
+    """What went into an operator, and whether it is equal in both runs."""
+    if divergence.site.kind is not Kind.OP_OUTPUT:
+        return ()
+    reader = a.rank(divergence.rank)
+    records = {record.site: record for record in reader.records(divergence.step)}
+    others = {record.site: record for record in b.rank(divergence.rank).records(divergence.step_b)}
+    record = records.get(divergence.site)
+    if record is None or record.given is None:
+        return ()
+    inputs = []
+    for number in record.given.inputs:
+        if number < 0:
+            inputs.append(Given("a tensor that no recorded operator wrote", "not recorded"))
+            continue
+        site = reader.sites[number][0]
+        one, two = records.get(site), others.get(site)
+        if site.kind is Kind.PARAM and site.phase is Phase.START and one is two is None:
+            tensor = kind_code(Kind.PARAM), site.fqn, site.path
+            before = (reader, divergence.step - 1), (b.rank(divergence.rank), divergence.step_b - 1)
+            left = (At(rank, columns(rank.sites), step).tensors(Phase.OPTIMIZER) for rank, step in before)
+            checksums = [tensors.get(tensor, 0) for tensors in left]
+        else:
+            checksums = [side.summary.checksum if side is not None else 0 for side in (one, two)]
+        state = "not recorded" if not all(checksums) else "equal" if checksums[0] == checksums[1] else "differs"
+        inputs.append(Given(what(site), state))
+    return tuple(inputs)
+
+
+# --- which samples differ
+
+
+def samples_note(a: Run, b: Run, first: Divergence) -> str:
+    """Which samples differ and by how much, as a sentence; "" where that was not recorded.
+
+    Raises:
+        StoreError: what was stored of them is damaged.
+    """
+    if first.a is None or first.b is None or not first.a.layout.shape or first.a.layout.shape != first.b.layout.shape:
+        return ""
+    sides = [samples_of(run, side.checksum, side.layout.shape[0]) for run, side in ((a, first.a), (b, first.b))]
+    if sides[0] is None or sides[1] is None:
+        return ""
+    (sums_a, sketch_a), (sums_b, sketch_b) = sides[0], sides[1]
+    total, differing = len(sums_a), np.flatnonzero(sums_a != sums_b)
+    rel = _distances(sketch_a, sketch_b)
+    is_batch = total == batch_size(a.rank(first.rank).records(first.step))
+    word, plural = ("sample", "samples") if is_batch else ("index of dimension 0", "indices of dimension 0")
+    if len(differing) == total:
+        return f"All {total} {plural} differ{_range(rel, differing)}."
+    order = sorted(differing.tolist(), key=lambda at: -(rel[at] if rel is not None else 0.0))
+    shown = ", ".join(f"{at}{_far(rel, at)}" for at in order[:_NAMED])
+    more = f" and {len(order) - _NAMED} more" if len(order) > _NAMED else ""
+    rest = f"the other {total - len(differing)} are equal" if total - len(differing) > 1 else "the other one is equal"
+    verb = "differs" if len(differing) == 1 else "differ"
+    return f"Of {total} {plural}, {count(len(differing), word, plural)} {verb}: {shown}{more}; {rest}."
+
+
+def samples_of(run: Run, checksum: int, number: int) -> tuple[NDArray[np.uint64], NDArray[np.float32] | None] | None:
+    """Checksum and sketch of each sample of a tensor; None where they were not kept.
+
+    Raises:
+        StoreError: what was stored of them is damaged.
+    """
+    stored = run.tensor(samples_key(checksum)) if checksum else None
+    if stored is None or stored.dtype != np.uint8 or stored.shape not in ((number, 8), (number, 72)):
+        return None
+    rows = np.ascontiguousarray(stored)
+    sketch = np.ascontiguousarray(rows[:, 8:]).view("<f4") if rows.shape[1] > 8 else None
+    return np.ascontiguousarray(rows[:, :8]).view("<u8").reshape(-1), sketch
+
+
+def _distances(one: NDArray[np.float32] | None, two: NDArray[np.float32] | None) -> NDArray[np.float64] | None:
+    """Estimated relative L2 distance of each sample; None where there are no sketches."""
+    if one is None or two is None:
+        return None
+    distances = sketch_norms(one.astype(np.float64) - two.astype(np.float64))
+    return np.nan_to_num(relative(distances, np.maximum(sketch_norms(one), sketch_norms(two))), posinf=0.0)
+
+
+def _far(rel: NDArray[np.float64] | None, at: int) -> str:
+    return f" (relative L2 {rel[at]:.2g})" if rel is not None and rel[at] else ""
+
+
+def _range(rel: NDArray[np.float64] | None, distances: NDArray[np.int64]) -> str:
+    if rel is None or not rel[distances].any():
+        return ""
+    most = int(distances[np.argmax(rel[distances])])
+    return f" (relative L2 {rel[distances].min():.2g} to {rel[distances].max():.2g}, most at {most})"

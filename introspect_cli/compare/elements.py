@@ -1,0 +1,524 @@
+"""Two whole tensors, element by element: how many differ, by how much, and where; and how one follows from the other.
+
+"0.3 % of the elements differ" is a fact and no lead. That they are columns 96 to 127, one sample of the batch, or every
+fourth element is one. So the places that differ are held against the shapes that faults have. A shape is told only
+where it holds of every place that differs; "every element there" only where nothing in it is equal.
+
+Equal means the same bits, as everywhere: -0.0 differs from 0.0; a NaN equals a NaN here, since numpy has no payloads to
+show. How far two floating point numbers are apart is counted in numbers that could stand between them: a unit in the
+last place (ULP) is one representable number to the next. Rounding moves results by a few of them, whatever their size;
+a fault moves them by thousands.
+
+A relation (a factor, a narrower type, another order) is told only where it holds of every element that differs, or of
+the whole tensors; a factor to a few roundings of the dtype. Where none holds, it may be that nothing but rounding
+differs: another order of a sum moves its result by a few units in the last place, and by more where large terms cancel.
+So the differences are held against the largest element.
+
+*Where, as a grid small enough to look at.* A tensor is laid out as rows and columns, neighbouring elements share a
+cell, and a cell shows the largest difference in it, so that a single element that differs is never lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Mask = NDArray[np.bool_]
+
+ROWS, COLUMNS = 48, 96
+"""The most cells of a picture."""
+
+SIGN = 5e-324
+"""What the sign of a zero, which differs by nothing, is shown as where nothing else differs."""
+
+_NARROW = 8
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A grid of cells.
+
+    Attributes:
+        rows: what the rows are: the dimensions of the tensor that are counted through.
+        columns: what the columns are.
+        sizes: how many rows each of their dimensions makes, and how many columns.
+        tile: rows and columns of the tensor in a cell; at the end of a dimension fewer may be left.
+        cells: a row of cells each; a cell is 0.0 where all is equal, the largest |a - b| in it otherwise, infinite
+            where one of the two is not finite.
+    """
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], tuple[int, ...]]
+    tile: tuple[int, int]
+    cells: tuple[tuple[float, ...], ...]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all cells have as many elements."""
+        shape = len(self.cells), len(self.cells[0])
+        return all(
+            cells * tile == math.prod(sizes) for cells, tile, sizes in zip(shape, self.tile, self.sizes, strict=True)
+        )
+
+
+def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, int] = (ROWS, COLUMNS)) -> Picture:
+    """The grid of two tensors that differ by these distances where `mask` is true."""
+    split = _split(distances.shape)
+    above = distances[mask & (distances > 0)]
+    least = float(above.min()) if len(above) else SIGN
+    shown = np.where(mask, np.maximum(distances, least), 0.0)
+    sizes = distances.shape[:split] or (1,), distances.shape[split:] or (1,)
+    if not shown.size:
+        shown, sizes = np.zeros(1), ((1,), (1,))
+    grid = shown.reshape(math.prod(sizes[0]), math.prod(sizes[1]))
+    whole = Picture(tuple(range(split)), tuple(range(split, distances.ndim)), sizes, (1, 1), _cells(grid))
+    return smaller(whole, most, grid)
+
+
+def smaller(picture: Picture, most: tuple[int, int], grid: NDArray[np.float64] | None = None) -> Picture:
+    """The same with at most so many rows and columns, each cell the largest of what it covers."""
+    grid = np.array(picture.cells) if grid is None else grid
+    tiles = []
+    for axis, room in enumerate(most):
+        starts, tile = _fold(_cells_of(picture.sizes[axis], picture.tile[axis]), room)
+        if len(starts) < grid.shape[axis]:
+            grid = np.maximum.reduceat(grid, starts, axis=axis)
+        tiles.append(_joined(picture.sizes[axis][-1], picture.tile[axis], tile))
+    return replace(picture, tile=(tiles[0], tiles[1]), cells=_cells(grid))
+
+
+def _joined(inner: int, tile: int, cells: int) -> int:
+    """How many rows share a cell made of so many cells of `tile` rows; the last of a dimension may have less."""
+    covered = tile * -(-inner // tile)
+    return tile * cells // covered * inner if tile <= inner and tile * cells % covered == 0 else tile * cells
+
+
+def _cells(grid: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(map(float, row)) for row in grid)
+
+
+def _cells_of(sizes: tuple[int, ...], tile: int) -> tuple[int, ...]:
+    """How many cells each dimension has where so many of its elements share one, whole inner dimensions first."""
+    counts, left = [], tile
+    for size in reversed(sizes):
+        cells = -(-size // left)
+        counts.append(cells)
+        left = max(left // size, 1) if cells == 1 else 1
+    return tuple(reversed(counts))
+
+
+def _fold(sizes: tuple[int, ...], room: int) -> tuple[NDArray[np.intp], int]:
+    """Where the cells begin in what dimensions of such sizes make, and how many share one.
+
+    No cell goes over the end of a dimension as long as there is room for it, so that samples and heads stay apart: the
+    innermost dimension is folded into as many cells as each of the outer ones can have, and where that is less than
+    one, it becomes one cell, and the next dimension is folded.
+    """
+    *outer, inner = sizes
+    count = math.prod(outer)
+    if count * inner <= room:
+        return np.arange(count * inner), 1
+    if count > room:
+        starts, tile = _fold(tuple(outer), room)
+        return starts * inner, tile * inner
+    tile = tile_of(inner, room // count)
+    return (np.arange(count)[:, None] * inner + np.arange(0, inner, tile)).ravel(), tile
+
+
+def tile_of(size: int, room: int) -> int:
+    """How many share a cell: as many as divide them evenly, where such are near, so that cells end with dimensions."""
+    least = -(-size // room)
+    return next((tile for tile in range(least, 2 * least) if size % tile == 0), least)
+
+
+def _split(shape: tuple[int, ...]) -> int:
+    """How many leading dimensions are the rows: all but the last, or but two where the last is narrow."""
+    if len(shape) < 2:
+        return 0
+    if len(shape) > 2 and shape[-1] < _NARROW:
+        return len(shape) - 2
+    return len(shape) - 1
+
+
+# --- element by element
+
+
+_KEPT = 64
+
+MANTISSA = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
+"""Bits after the point that a number of a dtype has."""
+
+_LARGE_BIN = 24
+_ROUNDINGS = 16
+"""Units in the last place of the largest element up to which differences are of the size of rounding."""
+
+LARGEST = 6
+"""How many of the largest differences are listed."""
+
+_MOST_LISTED = 6
+
+
+@dataclass(frozen=True)
+class Elements:
+    """How two tensors of one shape differ.
+
+    Attributes:
+        total: elements of each.
+        differing: how many differ.
+        largest: largest |a - b| over the elements finite in both; None where there are none.
+        where: index of that element.
+        first: index of the first element that differs, in row-major order.
+        rows: up to 64 differing elements in row-major order: index, value in a, value in b.
+    """
+
+    total: int
+    differing: int
+    largest: float | None
+    where: tuple[int, ...]
+    first: tuple[int, ...]
+    rows: tuple[tuple[tuple[int, ...], complex, complex], ...]
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """How two tensors of one shape differ.
+
+    Attributes:
+        elements: how many differ, and where first and most.
+        largest: the largest differences, the largest first: index, value in a, value in b.
+        where: clauses on which elements differ; empty where they have no shape that is known here.
+        relation: clauses on how b follows from a.
+        ulps: how many elements differ by how many units in the last place: the bins' lower ends and counts.
+        unit: the dtype whose units these are; "" where there are none.
+        picture: where, as a grid.
+    """
+
+    shape: tuple[int, ...]
+    elements: Elements
+    largest: tuple[tuple[tuple[int, ...], complex, complex], ...]
+    where: tuple[str, ...]
+    relation: tuple[str, ...]
+    ulps: tuple[tuple[int, int], ...]
+    unit: str
+    picture: Picture
+
+
+def differing(a: NDArray[Any], b: NDArray[Any]) -> Mask:
+    """Where two arrays of one shape differ, row-major and flat."""
+    a, b = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
+    if a.dtype != b.dtype:
+        return np.asarray(a != b)
+    differs = np.asarray(a != b)
+    if a.dtype.kind in "fc":
+        differs &= ~(np.isnan(a) & np.isnan(b))
+        if a.dtype.kind == "f":
+            differs |= (a == b) & (np.signbit(a) != np.signbit(b))
+    return differs
+
+
+def index_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of an element that is counted through."""
+    return tuple(int(at) for at in np.unravel_index(flat, shape)) if shape else ()
+
+
+def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
+    """How two arrays differ; None where their shapes do, or they hold no numbers."""
+    if a.shape != b.shape or a.dtype.kind not in "biufc" or b.dtype.kind not in "biufc":
+        return None
+    mask = differing(a, b)
+    places = np.flatnonzero(mask)
+    wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+    one, two = (np.ascontiguousarray(side).reshape(-1)[places].astype(wide) for side in (a, b))
+    with np.errstate(all="ignore"):
+        distance = np.abs(one - two)
+    finite = np.flatnonzero(np.isfinite(distance))
+    best = int(finite[np.argmax(distance[finite])]) if len(finite) else None
+    return Elements(
+        total=int(mask.size),
+        differing=len(places),
+        largest=float(distance[best]) if best is not None else None,
+        where=index_of(int(places[best]), a.shape) if best is not None else (),
+        first=index_of(int(places[0]), a.shape) if len(places) else (),
+        rows=tuple(
+            (index_of(int(places[at]), a.shape), one[at].item(), two[at].item())
+            for at in range(min(len(places), _KEPT))
+        ),
+    )
+
+
+def difference(
+    a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str], *, samples: bool = False
+) -> TensorDifference | None:
+    """How two arrays differ; None where their shapes do, or they hold no numbers."""
+    largest = elements(a, b)
+    if largest is None:
+        return None
+    mask = differing(a, b).reshape(a.shape)
+    distances = _distances(a, b)
+    bins, unit = ulp_bins(a, b, dtypes)
+    return TensorDifference(
+        shape=a.shape,
+        elements=largest,
+        largest=_largest(a, b, distances, mask),
+        where=where(mask, samples=samples) if largest.differing else (),
+        relation=relation(a, b, mask, unit) if largest.differing else (),
+        ulps=bins,
+        unit=unit,
+        picture=picture_of(distances, mask),
+    )
+
+
+def _distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    """|a - b|; infinite where only one is finite, or neither and they are not equal."""
+    wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+    with np.errstate(all="ignore"):
+        distances = np.abs(a.astype(wide) - b.astype(wide))
+    return np.where(np.isfinite(distances), distances, np.inf)
+
+
+def _largest(
+    a: NDArray[Any], b: NDArray[Any], distances: NDArray[np.float64], mask: Mask
+) -> tuple[tuple[tuple[int, ...], complex, complex], ...]:
+    places = np.flatnonzero(mask)
+    order = places[np.argsort(-distances.reshape(-1)[places], kind="stable")[:LARGEST]]
+    largest = []
+    for flat in order.tolist():
+        index = index_of(flat, a.shape)
+        largest.append((index, a[index].item(), b[index].item()))
+    return tuple(largest)
+
+
+def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple[tuple[tuple[int, int], ...], str]:
+    """Differing finite elements by their distance in representable numbers: 1, 2, 3 to 4, 5 to 8, ... .
+
+    Returns:
+        The lowest number of each bin that has any, with its count, and the dtype that is counted in: the coarser one.
+        Elements that are equal in that dtype are not counted.
+    """
+    if dtypes[0] not in MANTISSA or dtypes[1] not in MANTISSA:
+        return (), ""
+    unit = min(dtypes, key=MANTISSA.__getitem__)
+    finite = np.isfinite(a) & np.isfinite(b)
+    steps = np.abs(_ordered(a[finite], unit) - _ordered(b[finite], unit))
+    steps = steps[steps > 0]
+    bins = np.minimum(np.ceil(np.log2(np.maximum(steps, 1))), _LARGE_BIN).astype(np.int64)
+    counts = np.bincount(bins, minlength=1)
+    lowest = [1, *(2**power + 1 for power in range(_LARGE_BIN))]
+    return tuple((lowest[place], int(counts[place])) for place in np.flatnonzero(counts).tolist()), unit
+
+
+def ulp_words(lowest: int) -> str:
+    """A bin in words: `1`, `3 to 4`, `over 8,388,608`."""
+    if lowest <= 2:
+        return str(lowest)
+    highest = 2 * (lowest - 1)
+    return f"over {lowest - 1:,}" if highest == 2**_LARGE_BIN else f"{lowest:,} to {highest:,}"
+
+
+def _ordered(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """The numbers as integers of which neighbours differ by one; float64's as long double, which holds them all."""
+    bits: Any
+    top: int
+    if dtype == "bfloat16":
+        bits = rounded(values, dtype).view(np.uint32) >> np.uint32(16)
+        top = 15
+    else:
+        wide = {"float64": np.uint64, "float32": np.uint32, "float16": np.uint16}[dtype]
+        with np.errstate(over="ignore"):
+            bits = np.ascontiguousarray(values.astype(np.dtype(dtype))).view(np.dtype(wide))
+        top = 8 * np.dtype(wide).itemsize - 1
+    rest = (bits & bits.dtype.type((1 << top) - 1)).astype(np.int64)
+    ordered: NDArray[Any] = np.where(bits >> bits.dtype.type(top) != 0, -rest, rest)
+    return ordered.astype(np.longdouble) if dtype == "float64" else ordered
+
+
+def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    """Numbers rounded to float16 or bfloat16, as float32; to nearest, ties to even."""
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(values.astype(np.float32))
+        if dtype == "float16":
+            return single.astype(np.float16).astype(np.float32)
+    bits: Any = single.view(np.uint32).astype(np.uint64)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return np.where(np.isfinite(single), bits.astype(np.uint32).view(np.float32), single).astype(np.float32)
+
+
+# --- which elements
+
+
+def where(mask: Mask, *, samples: bool = False) -> tuple[str, ...]:
+    """Which elements differ, as clauses, each true of all of them; `samples` where the first dimension is the batch's.
+
+    Told are boxes (an index or a range of a dimension), strides and ends.
+    """
+    places = np.flatnonzero(mask)
+    if mask.size == 1:
+        return ()
+    if len(places) == mask.size:
+        return ("all of them",)
+    if len(places) == 1:
+        return (f"one element alone, {list(index_of(int(places[0]), mask.shape))}",)
+    boxed = [np.flatnonzero(mask.any(axis=tuple(d for d in range(mask.ndim) if d != dim))) for dim in range(mask.ndim)]
+    narrow = [(dim, hit) for dim, hit in enumerate(boxed) if len(hit) < mask.shape[dim]]
+    clauses = [clause for dim, hit in narrow if (clause := _in_dimension(dim, hit, mask.shape, samples=samples))]
+    if math.prod(len(hit) for hit in boxed) != len(places):
+        return (*clauses, *filter(None, [_counted_through(places, mask.shape)]))
+    return (*clauses[:-1], f"{clauses[-1]}, every element there") if clauses else ()
+
+
+def _called(dim: int, shape: tuple[int, ...], *, samples: bool) -> tuple[str, str, str]:
+    """What a dimension's indices are called: one, several, and of which dimension."""
+    if dim == 0 and samples:
+        return "sample", "samples", ""
+    if len(shape) == 1:
+        return "element", "elements", ""
+    if dim == len(shape) - 1:
+        return "column", "columns", ""
+    if dim == 0 and len(shape) == 2:
+        return "row", "rows", ""
+    return "index", "indices", f" of dimension {dim}"
+
+
+def _in_dimension(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...], *, samples: bool) -> str:
+    """Which indices of a dimension are hit, as a clause; "" where they form no shape."""
+    size = shape[dim]
+    one, several, of = _called(dim, shape, samples=samples)
+    if len(hit) == 1:
+        return f"{one} {hit[0]}{of} alone (of {size:,})"
+    if len(hit) == size - 1:
+        missing = next(iter(set(range(size)) - set(hit.tolist())))
+        return f"all but {one} {missing}{of} (of {size:,})"
+    clause = _progression(hit, size, several, of)
+    if not clause and len(hit) <= _MOST_LISTED:
+        clause = f"{several} {', '.join(map(str, hit.tolist()))}{of} (of {size:,})"
+    return clause
+
+
+def _progression(hit: NDArray[np.intp], size: int, several: str, of: str) -> str:
+    """A range of indices, or every n-th of them; "" where they are none."""
+    low, high = int(hit[0]), int(hit[-1])
+    steps = np.diff(hit)
+    if (steps == 1).all():
+        if high == size - 1:
+            return f"the last {len(hit):,} of {size:,} {several}{of}"
+        return f"{several} {low} to {high}{of} (of {size:,})"
+    stride = int(steps[0])
+    if len(hit) > 2 and (steps == stride).all():
+        ends = "" if low < stride and high + stride >= size else f" to {high}"
+        return f"every {_th(stride)} of {size:,} {several}{of}, from {low}{ends}"
+    return ""
+
+
+def _th(number: int) -> str:
+    words = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+    return words[number - 2] if number <= 8 else f"{number}th"
+
+
+def _counted_through(places: NDArray[np.intp], shape: tuple[int, ...]) -> str:
+    """A stride or an end in the elements counted through, where no dimension alone tells it."""
+    size = math.prod(shape)
+    if len(shape) < 2 or len(places) < 3:
+        return ""
+    steps = np.diff(places)
+    stride = int(np.gcd.reduce(steps))
+    if stride > 1 and (steps == stride).all() and shape[-1] % stride:
+        return f"every {_th(stride)} element from {int(places[0])} on, counted through"
+    if (steps == 1).all() and int(places[-1]) == size - 1:
+        return f"the last {len(places):,} of {size:,} elements, counted through"
+    return ""
+
+
+# --- how one follows from the other
+
+
+def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tuple[str, ...]:
+    """How b follows from a, as clauses, each true of every element that differs (`mask`), or of the whole tensors.
+
+    The unit is torch's name of the dtype that both are rounded to; "" where there is none.
+    """
+    one, two = a[mask], b[mask]
+    if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf":
+        return ()
+    one, two = one.astype(np.float64), two.astype(np.float64)
+    infinite = _not_finite(one, two)
+    if infinite:
+        return (infinite,)
+    clauses = _constant(one, two), _proportion(one, two, a.dtype), _precision(a, b), _order(a, b)
+    return tuple(filter(None, clauses)) or _rounding(a, b, one, two, unit)
+
+
+def _not_finite(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
+    clauses = []
+    for name, side, other in (("a", one, two), ("b", two, one)):
+        for word, test in (("NaN", np.isnan), ("infinite", np.isinf)):
+            number = int((test(side) & ~test(other)).sum())
+            if number:
+                some = "in all of them" if number == len(side) else f"in {number:,} of them"
+                clauses.append(f"{name} is {word} {'there' if len(side) == 1 else some}")
+    return "; ".join(clauses)
+
+
+def _constant(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
+    if (one == two).all():
+        return "only the signs of zeros differ"
+    clauses = []
+    for name, side, other in (("a", one, two), ("b", two, one)):
+        if len(side) > 1 and (side == side[0]).all() and not (other == other[0]).all():
+            clauses.append(f"{name} is {side[0] + 0.0:.6g} in all of them")
+    return "; ".join(clauses)
+
+
+def _proportion(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dtype[Any]) -> str:
+    """One factor that makes b of a, to a few roundings of the dtype."""
+    if len(one) < 4 or len(np.unique(one)) < 3:
+        return ""
+    tiny = float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-52
+    if (two == -one).all():
+        return "b is -a"
+    nonzero = np.abs(one) > 0
+    if nonzero.all():
+        factor = float(np.median(two / one))
+        if factor and abs(factor - 1) > 64 * tiny and (np.abs(two - factor * one) <= 4 * tiny * np.abs(two)).all():
+            return f"b is {factor:.7g} times a"
+    return ""
+
+
+def _precision(a: NDArray[Any], b: NDArray[Any]) -> str:
+    """Whether one is the other rounded to a narrower type."""
+    for name in ("bfloat16", "float16") if a.dtype == b.dtype == np.float32 else ():
+        if not differing(rounded(a, name), b).any():
+            return f"b is a rounded to {name}"
+        if not differing(rounded(b, name), a).any():
+            return f"a is b rounded to {name}"
+    return ""
+
+
+def _rounding(
+    a: NDArray[Any], b: NDArray[Any], one: NDArray[np.float64], two: NDArray[np.float64], unit: str
+) -> tuple[str, ...]:
+    """Whether the differences are of the size of rounding, by the largest element of both."""
+    if unit not in MANTISSA:
+        return ()
+    size = max(float(np.abs(side[np.isfinite(side)]).max(initial=0.0)) for side in (a, b))
+    step = float(np.ldexp(1.0, int(np.frexp(size)[1]) - 1 - MANTISSA[unit]))
+    ulps = float(np.abs(one - two).max()) / step if step else np.inf
+    if ulps > _ROUNDINGS:
+        return ()
+    return (f"no difference is larger than {ulps:.2g} ULPs of the largest element, as where only rounding differs",)
+
+
+def _order(a: NDArray[Any], b: NDArray[Any]) -> str:
+    """Whether b holds the values of a at other places."""
+    if a.size < 4 or a.dtype != b.dtype or not np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)):
+        return ""
+    if len(np.unique(a)) < 3:
+        return ""
+    turned = a.ndim == 2 and np.array_equal(a.T, b)
+    return "b is a transposed" if turned else "b holds the values of a in another order"

@@ -1,0 +1,292 @@
+"""What ranks gathered or microbatches share out, compared as the whole that it is.
+
+Where the samples of both runs are equal, whichever rank has which, so are the records; of other values that were
+gathered from several ranks, extrema and means are compared, and no more is claimed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.closeup import samples_of
+from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
+from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.records import Joined, Kind, Layout, Phase, Status
+from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.steps import Sides
+    from introspect_cli.compare.terms.table import Learned, Table
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.run import Run
+
+    Both = tuple[Sequence[Layout], Sequence[Layout]]
+
+_FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+_RAN_INSIDE = (Kind.INPUT, Kind.OUTPUT, *_FLOWING_BACK)
+_MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
+_SURE = 1e-3
+
+
+class Gathered:
+    """Compares what was gathered from several ranks."""
+
+    def __init__(self, sides: Sides) -> None:
+        """Take both runs; the readers know how often either computes its loss in a step."""
+        a, b, splits = sides.a, sides.b, sides.splits
+        self._readers, self._runs = (a, b), (sides.tensors.a, sides.tensors.b)
+        self._each = all(manifest.get("options", {}).get("per_sample") is True for manifest in sides.manifests)
+        self._ranks = shares(b) / shares(a)
+        self._alone = a.many == b.many == 1
+        self.by_samples = splits is not None and splits.differ
+        self._layouts = a.layouts, b.layouts
+
+    def learn(self, table: Table, learned: Learned) -> Learned:
+        """What a step shows of the factor by which gradients flow back."""
+        if not _has_means(table):
+            return learned
+        back = of_kinds(table.kinds, _FLOWING_BACK) & self._by_moments(table)
+        rows = np.flatnonzero(back & ~_scalar(table, self._layouts))  # a loss's gradient is what the script makes it
+        factor = learned.factor if learned.factor is not None else _factor(table, rows)
+        flows = learned.flows_back or bool((back & table.chosen[table.differing]).any())
+        return learned._replace(factor=factor, flows_back=flows)
+
+    def same_samples(self, table: Table) -> Mask:
+        """Differing rows whose samples were all kept and are equal, whichever rank has them."""
+        same = np.zeros(len(table.rows_a), np.bool_)
+        for at in np.flatnonzero(_how(table, Joined.GATHERED) & self._each).tolist():
+            bags = self._bags(table, int(table.rows_a[at]), int(table.rows_b[at]))
+            same[at] = bags is not None and bags[0] == bags[1]
+        return same
+
+    def samples_note(self, table: Table, rows: tuple[int, int], kind: Kind) -> list[str]:
+        """How many samples of a are in b too, of a divergence of which both kept them; rows of -1 are in one run."""
+        bags = None if min(rows) < 0 else self._bags(table, *rows)
+        both = 0 if bags is None else (bags[0] & bags[1]).total()
+        if bags is None or (not both and kind is not Kind.BATCH):
+            return []  # sums in another order leave no sample equal
+        return [f"Of {count(bags[0].total(), 'sample')} of a, {both} {'is' if both == 1 else 'are'} in b too."]
+
+    def _bags(self, table: Table, row_a: int, row_b: int) -> tuple[Counter[int], Counter[int]] | None:
+        """The samples of both sides, by checksum; None where not all were kept, or there are other numbers of them."""
+        if not self._each:
+            return None
+        sides = zip(
+            self._runs, self._readers, (table.a, table.b), (table.step, table.step_b), (row_a, row_b), strict=True
+        )
+        one, two = (_bag(*side) for side in sides)
+        return (one, two) if one is not None and two is not None and one.total() == two.total() else None
+
+    def of_one_dtype(self, table: Table) -> Mask:
+        """Differing rows but those of what ran inside in another dtype, on any rank: no other order makes that."""
+        pairs = zip(self._layouts, table.pairs, strict=True)
+        one, two = (Layouts(layouts).dtype[batch.layout[rows]] for layouts, (batch, rows) in pairs)
+        return np.asarray((one == two) | ~of_kinds(table.kinds, _RAN_INSIDE))
+
+    def _by_moments(self, table: Table) -> Mask:
+        """Differing rows that are compared by extrema and means: one side at least was gathered, or is a number."""
+        gathered = _how(table, Joined.GATHERED) | _equal_parts(table, self._layouts)
+        gathered |= _single(table, self._layouts) & _how(table, Joined.ALIKE)
+        if not _has_sketches(table):
+            gathered |= _added_up(table, self._layouts)
+        if self._each:  # the same samples or another batch: no rounding is in it
+            gathered &= ~((table.kinds == kind_code(Kind.BATCH)) & _how(table, Joined.GATHERED))
+        return gathered
+
+    def agree(self, table: Table, rtol: Floats, learned: Learned) -> Mask:
+        """Differing rows of which one side at least was gathered, and whose extrema and means agree."""
+        out, rows = self._sums(table, rtol, learned), np.flatnonzero(self._by_moments(table))
+        if not len(rows) or not _has_means(table):
+            return out
+        single = _single(table, self._layouts)[rows]
+        factor = np.where(of_kinds(table.kinds, _FLOWING_BACK), learned.smaller, 1.0)[rows]
+        often = tuple(_often(batch, of_run[rows]) for batch, of_run in table.pairs)
+        size = np.maximum(*(_size(batch, of_run[rows]) for batch, of_run in table.pairs))
+        limit = rtol[rows]
+        close = np.ones(len(rows), np.bool_)
+        for name in _MOMENTS:
+            one, two = (values[rows] for values in _values(table, name))
+            if name == "var":  # in the unit of the others
+                one, two = np.sqrt(one), np.sqrt(two)
+            with np.errstate(invalid="ignore"):
+                distance = np.abs(one - two * factor)
+                near = (distance <= limit * size * np.maximum(factor, 1.0)) | (np.isnan(one) & np.isnan(two))
+            if name == "mean":
+                near |= single & self._add_up(one, two, (often[0], often[1]), limit)
+            close &= near | (single & (name != "mean"))
+        out[rows] |= close
+        return out
+
+    def _sums(self, table: Table, rtol: Floats, learned: Learned) -> Mask:
+        """Gradients that the ranks' own add up to, or one rank has, by the factor that all gradients have."""
+        out = np.zeros(len(table.rows_a), np.bool_)
+        if not _has_sketches(table):
+            return out
+        pairs = zip(self._layouts, table.pairs, strict=True)
+        shapes = (Layouts(layouts).shape[batch.layout[rows]] for layouts, (batch, rows) in pairs)
+        whole = ~_how(table, Joined.GATHERED) & np.equal(*shapes)
+        rows = np.flatnonzero(of_kinds(table.kinds, _FLOWING_BACK) & (_how(table, Joined.OWED) | whole))
+        one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
+        distance, size = (np.linalg.norm(values, axis=1) for values in (one - two * learned.smaller, one))
+        with np.errstate(invalid="ignore"):
+            out[rows] = distance <= rtol[rows] * size
+        return out
+
+    def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: Floats) -> Mask:
+        """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are."""
+        total, other = one * often[0], two * often[1]
+        near = [np.abs(total - other) <= rtol * np.abs(total), np.abs(total - two) <= rtol * np.abs(total)]
+        return np.asarray(near[0] | near[1] | (np.abs(one - other) <= rtol * np.abs(one)))
+
+    def notes(self, learned: Learned) -> list[str]:
+        """What to say of the factor, and of what was compared sample by sample."""
+        lines = []
+        if learned.exact:
+            many = count(len(learned.exact), "value")
+            those, one = ("microbatches", "microbatch") if self._alone else ("ranks", "rank")
+            lines.append(f"{many} that {those} share out by samples: every sample is equal, whichever {one} has it.")
+        factor, times = learned.factor, learned.times
+        if factor is None or times is None or abs(factor) == 1 or not learned.flows_back:
+            return lines
+        small, large = ("b", "a") if factor > 0 else ("a", "b")
+        text = f"Gradients inside the backward pass of run {large} are {abs(factor)} x those of run {small}: "
+        if self.by_samples and abs(times - self._ranks) > _SURE:  # no ranks make that factor
+            text += (
+                "the losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
+                "nevertheless, they were divided (a pipeline's schedule does that) or clipped after it."
+            )
+        else:
+            text += "there the loss is a mean over fewer samples. That is taken into account."
+        return [*lines, text]
+
+
+def _factor(table: Table, rows: Ids) -> int | None:
+    """The whole number by which gradients of b are smaller that most sites show, negative for larger; None for none."""
+    one, two = (values[rows] for values in _values(table, "amean"))
+    seen: Counter[int] = Counter()
+    positive = (one > 0) & (two > 0)
+    for ratio in (one[positive] / two[positive]).tolist():
+        larger = round(max(ratio, 1 / ratio))
+        if abs(max(ratio, 1 / ratio) / larger - 1) < _SURE:
+            seen[larger if ratio >= 1 else -larger] += 1
+    return seen.most_common(1)[0][0] if seen else None
+
+
+# --- which differing rows
+
+
+def _added_up(table: Table, both: Both) -> Mask:
+    """Rows that sums in another order may explain, where no sketch tells how far they are apart.
+
+    What a step begins with is no sum.
+    """
+    out = table.alignment.phase[table.site[table.differing]] != phase_code(Phase.START)
+    shapes = []
+    for layouts, (batch, rows) in zip(map(Layouts, both), table.pairs, strict=True):
+        numbers = batch.layout[rows]
+        out &= layouts.floating[numbers] & ~_joined(batch, rows, Joined.COPIES)
+        shapes.append(layouts.shape[numbers])
+    return np.asarray(out & (shapes[0] == shapes[1]) & (table.kinds != kind_code(Kind.BATCH)))
+
+
+def _equal_parts(table: Table, layouts: Both) -> Mask:
+    """Rows that may be parts on several ranks which happen to be equal: all zeros, as a layer begins."""
+    out = np.zeros(len(table.rows_a), np.bool_)
+    if table.a.how is None and table.b.how is None:
+        return out
+    numbers = [batch.layout[rows] for batch, rows in table.pairs]
+    for one, two in {*zip(*(of_run.tolist() for of_run in numbers), strict=True)}:
+        pair = layouts[0][one], layouts[1][two]
+        if pair[0].shape != pair[1].shape:
+            for at in np.flatnonzero((numbers[0] == one) & (numbers[1] == two)).tolist():
+                held = _held(table.a, table.rows_a[at]), _held(table.b, table.rows_b[at])
+                out[at] = Joined.ALIKE in {joined for joined, _ in held} and not other_shapes(pair, held)
+    return out
+
+
+def _single(table: Table, layouts: Both) -> Mask:
+    """Rows of single numbers, one of each call: losses, and those that a model computes itself."""
+    several = np.logical_or(*(_often(batch, rows) > 1 for batch, rows in table.pairs))
+    single = several & _scalar(table, layouts) if several.any() else several
+    return np.asarray((table.kinds == kind_code(Kind.LOSS)) | single)
+
+
+def _scalar(table: Table, layouts: Both) -> Mask:
+    """Rows that are a single number in both runs."""
+    pairs = zip(map(Layouts, layouts), table.pairs, strict=True)
+    one, two = (of_run.scalar[batch.layout[rows]] for of_run, (batch, rows) in pairs)
+    return np.asarray(one & two)
+
+
+# --- columns
+
+
+def _values(table: Table, name: str) -> tuple[Floats, Floats]:
+    """A statistic of the differing rows, in a and in b."""
+    one, two = (np.asarray(batch.floats[name], np.float64)[rows] for batch, rows in table.pairs)
+    return one, two
+
+
+def _has_means(table: Table) -> bool:
+    return "mean" in table.a.floats and "mean" in table.b.floats
+
+
+def _has_sketches(table: Table) -> bool:
+    return table.a.sketch is not None and table.b.sketch is not None
+
+
+def _how(table: Table, how: int) -> Mask:
+    """Rows of which ranks' records became one so, in either run."""
+    return np.asarray(np.logical_or(*(_joined(batch, rows, how) for batch, rows in table.pairs)))
+
+
+def _joined(batch: StepBatch, rows: Ids, how: int) -> Mask:
+    return np.zeros(len(rows), np.bool_) if batch.how is None else np.asarray(batch.how)[rows] == how
+
+
+def _often(batch: StepBatch, rows: Ids) -> Ids:
+    """How many calls of one rank became each row."""
+    return np.ones(len(rows), np.int64) if batch.calls is None else np.asarray(batch.calls)[rows]
+
+
+def _held(batch: StepBatch, row: int) -> tuple[int, int]:
+    """How ranks hold a record: how theirs became one, and how many have one value."""
+    return (0, 0) if batch.how is None or batch.ranks is None else (int(batch.how[row]), int(batch.ranks[row]))
+
+
+def _size(batch: StepBatch, rows: Ids) -> Floats:
+    """The largest absolute value of each row's tensor."""
+    low, high = (np.abs(np.asarray(batch.floats[name], np.float64)[rows]) for name in ("min", "max"))
+    return np.fmax(low, high)
+
+
+# --- samples
+
+
+def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Counter[int] | None:
+    """The samples of one record, of all ranks that have some of it; equal tensors are copies and count once."""
+    site = int(batch.site[row])
+    if isinstance(reader, WholeReader):
+        values = reader.values_of(step, site)
+    else:
+        seen = not reader.is_whole or batch.status[row] == Status.OBSERVED
+        values = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape if seen else ()}
+    out: Counter[int] = Counter()
+    for checksum, shape in values.items():
+        samples = samples_of(run, checksum, shape[0]) if shape else None
+        if samples is None:
+            return None
+        out.update(samples[0].tolist())
+    return out
+
+
+def shares(reader: Reader) -> float:
+    """Into how many shares of its samples ranks cut a batch: stages of a pipeline are given the same ones."""
+    stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
+    return reader.many / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

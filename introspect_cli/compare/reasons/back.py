@@ -1,0 +1,294 @@
+"""Gradients: of what flows through modules, and of parameters as an optimizer step finds them.
+
+Clipping by a norm, unscaling and averaging over accumulated batches multiply all gradients of an optimizer by one
+factor. So where a gradient differs by no factor, or where another one that is not zero is equal, they were not what
+changed. A missing zero_grad adds the gradient of the step before, which the sketches show. Several ranks or several
+backward passes in a step are left out of this: what clips a part of a gradient before it is added up leaves no factor
+in the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.reasons.base import cause, evidence_of
+from introspect_cli.compare.reasons.ranks import reduction_factor, share_of_ranks
+from introspect_cli.compare.say import found
+from introspect_cli.compare.step.rests_on import PASSES
+from introspect_cli.compare.terms.distance import ROUNDING
+from introspect_cli.compare.terms.evidence import Cause, Known, Thing, those
+from introspect_cli.compare.terms.sites import PHASES
+from introspect_cli.compare.terms.table import EQUAL, OTHER
+from introspect_cli.records import Kind, Phase
+from introspect_cli.store.format.batch import fitted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.compare.reasons.view import View
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.findings import Finding
+    from introspect_cli.compare.terms.table import Table
+
+
+_REST = 1e-5
+"""What is left of a gradient beside the best multiple of the other, where that is no rounding of a factor."""
+
+_MEASURED, _OF_THE_REST = 1e-4, 0.3
+_NO_MULTIPLE = 1e-2
+
+
+class Handling(Enum):
+    """What is done to gradients between the backward pass and the update: its code, and the names that scripts call."""
+
+    CLIPPING = (
+        "clipping",
+        ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grads_with_norm_"),
+    )
+    UNSCALING = "unscaling", ("unscale_",)
+    ACCUMULATION = "accumulation", ("accumulate", "no_sync")
+    ZERO_GRAD = "zero-grad", ("zero_grad", "set_to_none")
+    BY_HAND = "gradient-by-hand", ()
+
+    def __init__(self, code: str, calls: tuple[str, ...]) -> None:
+        self.code = code
+        self.calls = calls
+
+
+TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATION})
+"""What multiplies all gradients by one factor, where a step has one backward pass."""
+
+
+def excluded(at: View) -> frozenset[Handling]:
+    """What the records show not to have made the gradient differ."""
+    several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
+    if several or at.site.call or _sparse_sides(at):
+        return frozenset()
+    some_equal = max(map(len, at.optimizers)) < 2 and others_equal(at)
+    gone = TOGETHER if some_equal or _no_factor(at) else frozenset()
+    nothing_left = some_equal and (not at.first.step or others_equal(at, also_before=True))
+    return gone | {Handling.ZERO_GRAD} if nothing_left or _not_of_before(at) else gone
+
+
+def _sparse_sides(at: View) -> str:
+    """The runs that have it as a sparse tensor, of which a sketch has the entries, and not where they stand."""
+    both = zip("ab", (at.first.a, at.first.b), strict=True)
+    return "".join(side for side, summary in both if summary is not None and summary.layout.is_sparse)
+
+
+def others_equal(at: View, *, also_before: bool = False) -> bool:
+    """Whether a gradient of the same optimizer step that is not zero, nor was in the step before, is equal."""
+    unions = map(int, at.step.of(Kind.GRAD, frozenset({at.site.phase})))
+    tables = [at.table, *([at.step.before] if also_before else [])]
+    return any(at.step.state[union] == EQUAL and all(_is_some(table, union) for table in tables) for union in unions)
+
+
+def _is_some(table: Table | None, union: int) -> bool:
+    """Whether run a has a gradient there that is not zero."""
+    row, means = (None, None) if table is None else (table.rows_of("a").get(union), table.a.floats.get("amean"))
+    return row is not None and means is not None and float(means[row]) > 0
+
+
+def _not_of_before(at: View) -> bool:
+    """Whether what a gradient differs by is not made of it and that of the step before, as it is without zero_grad."""
+    before = at.step.before
+    old = None if before is None else before.sketch(at.union, "a")
+    sketches = at.table.sketches(at.union)
+    if sketches is None or old is None:
+        return False
+    a, b = sketches
+    distance, basis = float(np.linalg.norm(b - a)), np.stack([a, old], axis=1)
+    if distance < _MEASURED * float(np.linalg.norm(a)):
+        return False  # of so small a difference, sketches have no direction
+    rest = b - basis @ np.linalg.lstsq(basis, b, rcond=None)[0]
+    return float(np.linalg.norm(rest)) > _OF_THE_REST * distance
+
+
+def _no_factor(at: View) -> bool:
+    """Whether no factor makes one run's gradient the other's, by far more than it rounds."""
+    first = at.first
+    if first.a is None or first.b is None or first.scale is not None or first.a.layout.numel <= 16:
+        return False
+    if max(ROUNDING.get(summary.layout.dtype, 1.0) for summary in (first.a, first.b)) > ROUNDING["float32"]:
+        return False
+    sketches = at.table.sketches(at.union)
+    return sketches is not None and fitted(*sketches)[1] > _REST
+
+
+# --- through modules
+
+
+def recomputed(at: View) -> Iterator[Finding]:
+    """The module was computed again under activation checkpointing."""
+    step, alignment = at.step, at.step.alignment
+    unions = alignment.by_fqn.get(at.site.fqn, [])
+    if any(step.state[union] and PHASES[alignment.phase[union]] is Phase.RECOMPUTE for union in unions):
+        yield found("recomputed", module=at.site.fqn)
+
+
+def left_in_backward(at: View) -> Iterator[str]:
+    """The backward pass through the module; of an output's gradient, of what takes that output."""
+    if at.site.kind is Kind.GRAD_INPUT:
+        yield "backward-through"
+    elif _taken_by_no_module(at):
+        root = at.site.fqn.partition(".")[0]
+        given = at.step.of(Kind.OUTPUT, frozenset({Phase.FORWARD, Phase.EVAL}), root).tolist()
+        whole = bool(given) and all(at.table.checksum(union, "a") == _output(at) for union in given)
+        yield from ("loss-code",) if whole else ("code-around", "loss-code")
+    else:
+        yield "backward-of-user"
+        if not at.cause.rests_on(Thing.GRADIENTS):
+            yield "loss-code"
+
+
+def _output(at: View) -> int:
+    """Checksum in run a of the output whose gradient it is; 0 where that is not on record."""
+    step, site = at.step, at.site
+    outputs = [
+        u
+        for phase in (Phase.FORWARD, Phase.EVAL)
+        for u in step.of_call(phase, Kind.OUTPUT, site.fqn, site.call)
+        if step.alignment.path[u] == site.path
+    ]
+    return (at.table.checksum(outputs[0], "a") or 0) if outputs else 0
+
+
+def _taken_by_no_module(at: View) -> bool:
+    """Whether no module is given this output in run a, by its checksum; False where that is not on record."""
+    step, checksum = at.step, _output(at)
+    if not checksum or step.comparison.modules_chosen or Kind.INPUT not in step.comparison.kinds:
+        return False
+    given = step.of(Kind.INPUT, frozenset({Phase.FORWARD}))
+    return all(at.table.checksum(int(union), "a") != checksum for union in given)
+
+
+# --- of parameters
+
+
+def of_gradient(step: Step, position: int) -> Cause | None:
+    """A gradient comes from the forward pass, the loss and the backward pass of the step."""
+    site, order = step.sites[position], step.order_at(position)
+    upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.params
+    if upstream or not site.fqn:
+        return None
+    passes = evidence_of("gradient", step, position)
+    if those(passes, Known.UNSEEN) and stale_share(step, position)[0]:
+        passes = [replace(fact, needed=False) for fact in passes]  # the values alone tell the cause
+    return cause("gradient", *passes)
+
+
+def sparse(at: View) -> Iterator[Finding]:
+    """It is sparse in one run only."""
+    sides = _sparse_sides(at)
+    if len(sides) == 1:
+        yield found("sparse", side=sides, other=OTHER[sides])
+
+
+def stale(at: View) -> Iterator[Finding]:
+    """The gradient of the step before is left over in one run."""
+    side, share = stale_share(at.step, at.position)
+    if side:
+        times, ranks = share_of_ranks(at.runs[side == "b"], share)
+        yield found("stale", side=side, times=times, ranks=ranks, of="evaluation" if at.site.call else "step")
+
+
+def summed(at: View) -> Iterator[Finding]:
+    """It is a whole number of times the other's: as many as ranks share the samples, or batches are accumulated."""
+    factor = reduction_factor(at)
+    if factor and at.first.scale is not None:
+        code = "summed" if at.first.scale > 1 else "averaged"
+        yield found(code, times=f"{at.first.scale:.6g}", of=factor)
+
+
+def alone(at: View) -> Iterator[Finding]:
+    """Few gradients are no multiple, and all others are: one norm clipped them after those had changed."""
+    if names := no_multiples(at):
+        yield found("clipped-after", parameter=names[0], more=len(names) - 1)
+
+
+def no_multiples(at: View) -> list[str]:
+    """Parameters whose gradients differ in the step of the first, but not by its factor, in order; few of all, or none.
+
+    One norm clips all gradients by one factor: those changed before it show.
+    """
+    step, first = at.step, at.first
+    differ, recorded = at.gradients
+    if first.scale is None or differ < recorded:
+        return []
+    others, multiples = [], 0
+    for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
+        if (site.kind, site.phase, site.call) != (Kind.GRAD, at.site.phase, at.site.call):
+            continue
+        sketches = step.table.sketches(union)
+        if sketches is None:
+            return []
+        a, b = sketches
+        rest = float(np.linalg.norm(b - first.scale * a))
+        if rest > _NO_MULTIPLE * float(np.linalg.norm(b)):
+            others.append(site.fqn)
+        else:
+            multiples += 1
+    return others if len(others) < multiples else []
+
+
+def left_in_gradient(at: View) -> Iterator[str]:
+    """What may have been done to it, without what the records exclude; how its module or the loss uses it."""
+    gone, differ = excluded(at), at.gradients
+    if max(run.world_size for run in at.runs) > 1:
+        yield "reduction"
+    if at.first.scale is not None and not gone >= TOGETHER and not no_multiples(at):
+        yield from ("clipping", "unscaling", "accumulation")
+    elif at.rounding and Handling.CLIPPING in gone and at.parameter_user:
+        yield "rounding-in-backward"
+        return
+    else:
+        if Handling.CLIPPING in gone:
+            yield "clipping-by-value"
+        yield from (handling.code for handling in Handling if handling not in gone)
+    if differ[0] != differ[1] and at.parameter_user:
+        yield "use-in-module"
+    yield "penalty"
+
+
+# --- a gradient in which that of the step before is left over
+
+
+def stale_share(step: Step, position: int) -> tuple[str, float]:
+    """The side whose gradient is the other's plus that of the step before, and how many times that counts.
+
+    Sketches are linear; "" and 0 where it is no such sum.
+    """
+    site, union = step.sites[position], int(step.divergences.site[position])
+    table = step.table
+    if site.call:  # an optimizer that evaluates the model several times a step
+        earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
+        old = table.sketch(earlier[0], "a") if earlier else None
+    else:
+        old = None if step.before is None else step.before.sketch(union, "a")
+    sketches = table.sketches(union)
+    if sketches is None or old is None or not old.any():
+        return "", 0.0
+    a, b = sketches
+    shares = (("b", _mix(b, a, old)), ("a", _mix(a, b, old)))
+    return next((each for each in shares if each[1]), ("", 0.0))
+
+
+def _mix(mixed: Any, fresh: Any, old: Any) -> float:
+    """How much of `old` a sketch has beside `fresh`, if it is a positive mix of both, which clipping may rescale; or 0.
+
+    An old gradient that was unscaled already is next to nothing beside one that was not: what is left over has to be
+    small beside its share, too.
+    """
+    basis = np.stack([fresh, old], axis=1)
+    if not (np.isfinite(basis).all() and np.isfinite(mixed).all()):
+        return 0.0
+    if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
+        return 0.0
+    weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
+    rest, share = float(np.linalg.norm(basis @ weights - mixed)), float(np.linalg.norm(weights[1] * old))
+    is_mix = min(weights) > 0 and rest < min(1e-5 * float(np.linalg.norm(mixed)), 2e-2 * share)
+    return float(weights[1] / weights[0]) if is_mix else 0.0

@@ -1,0 +1,304 @@
+"""Random states: one that differs first, and draws that one run made and the other did not.
+
+An unseeded generator starts from the operating system's entropy and differs between any two processes. Until somebody
+draws from it, a capture records it as untouched, in words instead of a state; so it shows in the step after.
+
+A draw that only one run made is no divergence by itself. It is what explains that a random state differs later, or that
+a module gives something else; so its place is given, by what was recorded just before and after it. The same draw can
+be on record under different names: a capture that was asked to leave a module out, or a module that was written as a
+function, notices it at what comes next. So a draw is one run's alone only where the other run looked at the generators
+just before and just after, and had no draw in between that has no partner either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.passes import matched
+from introspect_cli.compare.reasons.base import cause
+from introspect_cli.compare.say import found
+from introspect_cli.compare.settings.beginning import begins_later, first_difference, script_generators
+from introspect_cli.compare.settings.seedings import set_at, set_finding
+from introspect_cli.compare.step.rests_on import Place, random_at_start
+from introspect_cli.compare.terms.evidence import Cause, Known, Thing
+from introspect_cli.compare.terms.names import generator_of
+from introspect_cli.compare.terms.sites import Alignment, Ids, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, OTHER, Table
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy.typing as npt
+
+    from introspect_cli.compare.reasons.view import View
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.findings import Finding
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Draws that one run made and the other did not.
+
+    Attributes:
+        side: of the run.
+        site: of the random state that they were drawn from.
+        after: what was recorded before; "" where the module itself drew as soon as it was called.
+        sequence: when, in that run.
+    """
+
+    side: str
+    site: Site
+    after: str
+    sequence: int
+
+    @property
+    def found(self) -> Finding:
+        """Where it was drawn, and in which run alone."""
+        sides = {"side": self.side, "other": OTHER[self.side], "after": self.after}
+        if self.site.path.endswith(DRAWN_BEFORE):
+            return found("draw-between", **sides, before=_next(self.site))
+        return found("draw-by", **sides, module=self.site.fqn)
+
+
+BATCH_OF, BACKWARD_PASS, STEP_BEGINS = "batch from ", "backward", "begin of the step"
+
+
+def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
+    """Draws that only one run made in a step, of one generator or of all, those of b first, in their order."""
+    if not step.comparison.draws_recorded:
+        return []
+    alignment, draws = step.alignment, []
+    a, b = (_Recorded(half.side, alignment, half.sites, half.batch.sequence) for half in table.halves)
+    for run, partner in ((b, a), (a, b)):
+        for row in run.unmatched(partner):
+            site = alignment.site(int(run.unions[row]))
+            if generator in {"", generator_of(site)} and _looked(run, partner, row, generator_of(site)):
+                draws.append(Draw(run.side, site, run.previous(row, site), int(run.sequence[row])))
+    return draws
+
+
+def draws_before(at: View) -> list[Draw]:
+    """Random draws that one run only made in this step, before the divergence; not to get to where it goes on."""
+    draws = [] if at.step.comparison.goes_on_at(at.table.step) else one_sided_draws(at.step, at.table)
+    return [draw for draw in draws if draw.sequence < (at.table.sequence(at.union, draw.side) or 0)]
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What one run recorded in a step."""
+
+    side: str
+    alignment: Alignment
+    unions: Ids
+    sequence: Any
+
+    @cached_property
+    def drawn(self) -> npt.NDArray[np.bool_]:
+        """Which records are states that were drawn from within the step."""
+        kind, phase = self.alignment.kind[self.unions], self.alignment.phase[self.unions]
+        return np.asarray((kind == kind_code(Kind.RNG)) & (phase != phase_code(Phase.START)))
+
+    @cached_property
+    def looked(self) -> npt.NDArray[np.bool_]:
+        """Which records were made where the generators are looked at."""
+        return of_kinds(self.alignment.kind[self.unions], (*_SEEN, Kind.LOSS))
+
+    def unmatched(self, other: _Recorded) -> list[int]:
+        """Draws at places where the other run has none, in their order."""
+        rows = np.flatnonzero(self.drawn & ~np.isin(self.unions, other.unions))
+        return [int(row) for row in rows[np.argsort(self.sequence[rows])]]
+
+    def previous(self, row: int, site: Site) -> str:
+        """What was recorded last before a row, in words."""
+        passing = of_kinds(self.alignment.kind[self.unions], _SEEN) & (self.sequence < self.sequence[row])
+        passing &= np.isin(self.alignment.phase[self.unions], [phase_code(phase) for phase in _PASSING])
+        earlier, by_itself = np.flatnonzero(passing), not site.path.endswith(DRAWN_BEFORE)
+        if not len(earlier):
+            return "" if by_itself else STEP_BEGINS
+        last = self.alignment.site(int(self.unions[earlier[np.argmax(self.sequence[earlier])]]))
+        if by_itself:
+            return last.fqn if last.kind is Kind.OUTPUT and last.fqn.startswith(site.fqn + ".") else ""
+        return f"{BATCH_OF}{last.fqn}" if last.kind is Kind.BATCH else last.fqn
+
+
+def _looked(run: _Recorded, other: _Recorded, row: int, generator: str) -> bool:
+    """Whether the other run looked around the time of a draw, and has none there that could be the same."""
+    shared, now = run.looked & np.isin(run.unions, other.unions), run.sequence[row]
+    when = dict(zip(other.unions[other.looked].tolist(), other.sequence[other.looked].tolist(), strict=True))
+    earlier, later = np.flatnonzero(shared & (run.sequence < now)), np.flatnonzero(shared & (run.sequence > now))
+    if not len(later):
+        return False
+    start = when[int(run.unions[earlier[np.argmax(run.sequence[earlier])]])] if len(earlier) else -1
+    end = when[int(run.unions[later[np.argmin(run.sequence[later])]])]
+    drawn = ((run.alignment.site(int(other.unions[at])), other.sequence[at]) for at in other.unmatched(run))
+    inside = f"{run.alignment.site(int(run.unions[row])).fqn}."  # a compiled region draws as the module that it is in
+    there = (site for site, at in drawn if start < at < end or inside.startswith(f"{site.fqn}."))
+    return start < end and generator not in map(generator_of, there)
+
+
+_SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)
+_PASSING = (Phase.DATA, Phase.FORWARD, Phase.EVAL)
+
+
+def _next(site: Site) -> str:
+    """What comes next where something was drawn, by name."""
+    if site.phase is Phase.DATA:
+        return f"{BATCH_OF}{site.fqn}"
+    call = f" #{site.call}" if site.call else ""
+    return BACKWARD_PASS if site.phase is Phase.LOSS else f"{site.fqn}{call}"
+
+
+def side_that_draws(at: View, *, before: bool = False) -> str:
+    """The side on which a module's call draws, or what runs before it, and not in the other run; "" for none."""
+    call = at.site.fqn, at.site.call, at.site.phase
+    at_it = (one for one in draws_before(at) if (one.site.fqn, one.site.call, one.site.phase) == call)
+    return next((one.side for one in at_it if one.site.path.endswith(DRAWN_BEFORE) is before), "")
+
+
+def drawn_otherwise(at: View) -> bool:
+    """Whether draws around a batch differ: the state drawn from next differs, and that of the start is equal."""
+    step, order = at.step, at.table.order_of
+    drawn = step.of(Kind.RNG, frozenset(Phase) - {Phase.START})
+    drawn = drawn[(order[drawn] > at.first.sequence) & (step.state[drawn] > 0)]
+    at_start = at.known(Thing.RANDOM_AT_START) is Known.EQUAL
+    return at_start and bool(len(drawn)) and step.state[drawn[np.argmin(order[drawn])]] == DIFFERENT
+
+
+def one_sided_draw(at: View) -> Iterator[Finding]:
+    """The first draw that one run alone made in the step before what diverges; of a state, of its generator."""
+    generator = generator_of(at.site) if at.cause.reason == "rng" else ""
+    draws = [draw for draw in draws_before(at) if generator in {"", generator_of(draw.site)}]
+    yield from (draw.found for draw in draws[:1])
+
+
+# --- a random state that differs
+
+
+def of_state(step: Step, position: int) -> Cause | None:
+    """A state comes from the same generator's state before."""
+    site = step.sites[position]
+    if site.phase is Phase.START:
+        return None if site.fqn in step.carried.rng else cause("rng")
+    if step.carried.rng or step.rng_differs() or step.anything_before(step.order_at(position)):
+        return None
+    return cause("rng", *random_at_start(step, Place(site, step.order_at(position))))
+
+
+def goes_on(at: View) -> bool:
+    """Whether the first compared step is not the first of both runs."""
+    comparison = at.step.comparison
+    begins_elsewhere = comparison.a.entry(0).step != comparison.b.entry(0).step
+    return at.is_first_step and (at.first.step != at.first.step_b or begins_elsewhere)
+
+
+def state_findings(at: View) -> Iterator[Finding]:
+    """What set a state, or drew from it, in one run alone or otherwise."""
+    site, who = at.site, (at.runs, at.first.rank)
+    if site.phase is Phase.START and at.is_first_step:
+        if not goes_on(at):
+            by_script = " " in site.fqn
+            yield from script_generators(*who, seeds=True) if by_script else first_difference(*who, site.fqn)
+            yield from begins_later(at.runs, (at.first.step, at.first.step_b))
+        return
+    set_by = list(set_finding(*set_at(at.runs, at.first)))
+    yield from set_by
+    if set_by or " " in site.fqn:  # nobody sees what draws from a generator of the script's
+        return
+    if site.phase is not Phase.START:
+        other = at.exchanged_with(_draws(at))
+        if other is not None:
+            yield found("exchanged-draws", other=_next(at.step.alignment.site(other)))
+        else:
+            yield from one_sided_draw(at)
+    elif at.step.before is not None and site.fqn not in unseeded(at):
+        draws = one_sided_draws(at.step, at.step.before, site.fqn)
+        yield from (draw.found for draw in draws[:1])
+
+
+def left_in_state(at: View) -> Iterator[str]:
+    """Which seeds or draws it may be."""
+    site, step = at.site, at.step
+    if site.phase is Phase.START and at.is_first_step:
+        yield from ("not-restored", "drew-before-first") if goes_on(at) else ("seed", "draws-before-state")
+    elif " " in site.fqn:
+        yield "script-generator"
+    elif site.phase is Phase.START and site.fqn not in unseeded(at):
+        losses = set(map(int, step.of(Kind.LOSS, frozenset({Phase.LOSS}))))
+        seen = step.before is not None and step.comparison.notices_all_draws and losses & {*step.before.rows_of("a")}
+        yield "draws-after-backward" if seen else "draws-in-step-before"
+    elif site.phase is not Phase.START:
+        yield "draws-in-step"
+
+
+def last_equal(at: View) -> str:
+    """The module whose random state is the last before this that is equal, where modules drew; "" for none."""
+    step, generator = at.step, generator_of(at.site)
+    equal = [u for u in _draws(at) if step.state[u] == EQUAL and step.table.order_of[u] < at.first.sequence]
+    sites = [step.alignment.site(union) for union in sorted(equal, key=lambda union: step.table.order_of[union])]
+    drawn = [s for s in sites if generator_of(s) == generator and not s.path.endswith(DRAWN_BEFORE)]
+    return drawn[-1].fqn if drawn else ""
+
+
+def _draws(at: View) -> list[int]:
+    """Random states within the step that both runs recorded."""
+    step = at.step
+    return [int(union) for union in step.of(Kind.RNG, frozenset(Phase) - {Phase.START}) if step.state[union]]
+
+
+# --- generators that nobody seeded
+
+
+def unseeded(at: View) -> tuple[str, ...]:
+    """Generators that both runs began to draw from, unseeded, in the diverging step, or before a state that differs."""
+    step = at.step
+    if at.cause.reason == "rng":
+        return _began(step.before, lambda: step.table)
+    return _began(step.table, lambda: _after(step))
+
+
+_GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
+
+
+def unseeded_generators(at: View) -> Iterator[Finding]:
+    """A generator was drawn from without a seed: it differs between any two processes then."""
+    if names := unseeded(at):
+        yield found(
+            "unseeded",
+            names=", ".join(_GENERATORS.get(name, name) for name in names),
+            step=at.first.step - (at.cause.reason == "rng"),
+        )
+
+
+def _after(step: Step) -> Table | None:
+    """The step after, where both runs recorded it."""
+    table, comparison = step.table, step.comparison
+    steps = table.step + 1, table.step_b + 1
+    if steps[0] not in comparison.a or steps[1] not in comparison.b:
+        return None
+    every = table.alignment.mask(frozenset(), ())
+    return matched(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
+
+
+def _began(now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
+    """Generators untouched in both runs when one step begins, and drawn from, differently, when the next does."""
+    untouched = _with_status(now, Status.VALUE)
+    following = after() if untouched else None
+    if following is None:
+        return ()
+    drawn = [union for union in _with_status(following, Status.OBSERVED) if union in untouched]
+    return tuple(following.alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
+
+
+def _with_status(table: Table | None, status: Status) -> list[int]:
+    """Random states at the start of a step that both runs recorded with that status."""
+    if table is None:
+        return []
+    alignment = table.alignment
+    started = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase == phase_code(Phase.START))
+    states = map(int, np.flatnonzero(started))
+    return [union for union in states if all(table.status(union, side) is status for side in "ab")]

@@ -1,0 +1,507 @@
+"""The forward pass: what modules and operators compute, and what the script gives them and makes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from introspect_cli.compare.reasons.base import cause, evidence_of
+from introspect_cli.compare.reasons.draws import drawn_otherwise, side_that_draws
+from introspect_cli.compare.say import found, often
+from introspect_cli.compare.settings.differences import unequal
+from introspect_cli.compare.step.rests_on import (
+    LEFT_OUT,
+    RESTS_ON,
+    Place,
+    batches,
+    calls_left_out,
+    loss,
+    outputs,
+    random_at_start,
+    rests_on,
+    trained,
+)
+from introspect_cli.compare.step.tensor_at import untouched_side
+from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, answer
+from introspect_cli.compare.terms.names import FORWARD, THEN, ancestors, owner_of
+from introspect_cli.compare.terms.sites import KINDS
+from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.terms.words import is_kept, same_values, what
+from introspect_cli.records import GIVEN, SCALER, Kind, Phase, Site, Status
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.view import View
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.findings import Finding
+    from introspect_cli.compare.terms.table import Table
+
+# --- when a module's call, or what runs between the modules inside it, is where the runs part
+
+
+def of_module(step: Step, position: int) -> Cause | None:
+    """An output comes from the inputs, the parameters, the buffers and the random state."""
+    site, order = step.sites[position], step.order_at(position)
+    start = _fed_equally(step, site, order)
+    if start is None or (start >= 0 and last_child(step, site.fqn, start, order)):
+        return None
+    return cause("module", *evidence_of("module", step, position))
+
+
+def of_own_code(step: Step, position: int) -> Cause | None:
+    """What a module's own code gives comes from its inputs, its tensors, and what the modules inside it gave before."""
+    site, order, edges = step.sites[position], step.order_at(position), RESTS_ON["own_code"]
+    if site.kind is Kind.PARAM and site.path != GIVEN:
+        return None
+    if site.kind is Kind.OUTPUT:
+        start = _fed_equally(step, site, order)
+        after = last_child(step, site.fqn, start, order) if start is not None and start >= 0 else ""
+        if not after or start is None:
+            return None
+        evidence = rests_on(step, Place(site, order, start=start), edges)
+        return cause("own_code", *evidence, module=site.fqn, after=after)
+    # The module that is given a parameter is not under way yet, and the one around it has made that.
+    around = step.calls.around if site.kind is Kind.PARAM else partial(parent_call, step)
+    running = around(site.fqn, order)
+    if running is None:
+        return None
+    parent, start, call = running
+    if _is_fed(step, site.phase, parent, call, start, order - 0.25):
+        return None
+    after = last_child(step, parent, start, order)
+    place = Place(Site(site.phase, Kind.INPUT, parent, call), order, of=parent, start=start if after else -1.0)
+    return cause("own_code", *rests_on(step, place, edges), module=parent, after=after, before=site.fqn)
+
+
+def _fed_equally(step: Step, site: Site, order: float) -> float | None:
+    """When a module's call began, -1 where that is not known; None where something that went in differs."""
+    inputs = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
+    start = step.sequence_of(inputs) if inputs else None
+    if start is None:
+        return None if step.anything_before(order) else -1.0
+    return None if _is_fed(step, site.phase, site.fqn, site.call, start, order) else start
+
+
+def _is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: float) -> bool:
+    """Whether something differs that went into a module's call by a place of the sequence."""
+    return (
+        step.differs(phase, Kind.INPUT, fqn, call)
+        or step.inside(fqn, start, order)
+        or step.tensors_differ(fqn, order)
+        or step.rng_differs()
+    )
+
+
+def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | None:
+    """The module that ran when another was called, which need not hold it: name, when its call began, call index."""
+    around = step.calls.around(fqn, order)
+    for parent in ancestors(fqn):
+        calls = step.calls.running(parent, order)
+        if calls is not None:
+            return around if around is not None and around[1] > calls[0] else (parent, *calls)
+    return around
+
+
+def last_child(step: Step, fqn: str, low: float, high: float) -> str:
+    """The last module that gave an output inside a call of `fqn`, between two places of the sequence; "" for none."""
+    alignment = step.alignment
+    sequence = step.table.a.sequence
+    rows = np.flatnonzero((sequence >= low) & (sequence < high))
+    prefix = fqn + "."
+    for row in rows[np.argsort(sequence[rows])[::-1]]:
+        union = int(step.table.a.site[row])
+        name = alignment.fqn[union]
+        if KINDS[alignment.kind[union]] is not Kind.OUTPUT or name == fqn:
+            continue
+        if name.startswith(prefix):
+            child = prefix + name[len(prefix) :].partition(".")[0]
+            return child if child in alignment.by_fqn else name
+        if not step.is_gathered:
+            return name
+    return ""
+
+
+# --- what is found of a module
+
+
+def other_class(at: View) -> Iterator[Finding]:
+    """The module is of another class, or that around a tensor is."""
+    if classes := at.classes_of(at.module):
+        yield found("class", module=at.module, a=classes[0], b=classes[1])
+    elif other := at.step.alignment.b_class.get(at.union, ""):
+        yield found("class", module=at.module, a=at.first.module_class, b=other)
+
+
+def attributes(at: View) -> Iterator[Finding]:
+    """Attributes of the module differ, or of those inside it whose outputs are not on record."""
+    own = list(attributes_of(at, at.module, of=""))
+    yield from own or [one for name in at.unseen_inside for one in attributes_of(at, name)]
+
+
+def attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Finding]:
+    """Attributes of a module that differ: `eps 1e-05 -> 0.001`, `eval mode in b`."""
+    modes = {"True": "train", "False": "eval"}
+    for key, a, b in at.attributes(name):
+        fields = {"name": key, "of": name if of is None else of}
+        if key == "training":
+            one, two = (THEN.join(modes.get(mode, "?") for mode in (text or "").split(THEN)) for text in (a, b))
+            yield found("mode", a=one, b=two, of=fields["of"])
+        elif a is None or b is None:
+            yield found("attribute-in-one", **fields, value=b if a is None else a, side="b" if a is None else "a")
+        else:
+            yield found("attribute", **fields, a=a, b=b)
+
+
+def of_its_user(at: View) -> Iterator[Finding]:
+    """Attributes of the module that computes with a parameter differ."""
+    return attributes_of(at, at.parameter_user)
+
+
+def of_losses(at: View) -> Iterator[Finding]:
+    """Loss functions that are objects are set up differently."""
+    one, two = at.step.modules
+    for name in one:
+        if name in two and one[name].module_class.endswith(("Loss", "Criterion")):
+            yield from attributes_of(at, name)
+
+
+def precision(at: View) -> Iterator[Finding]:
+    """It computes in another dtype."""
+    if at.dtypes is not None:
+        yield found("dtype", a=at.dtypes[0], b=at.dtypes[1])
+
+
+def returns_input(at: View) -> Iterator[Finding]:
+    """A module's output is its input on one side only."""
+    site, table = at.site, at.table
+    inputs = at.step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
+    same = [s for s in "ab" if any(table.checksum(u, s) == table.checksum(at.union, s) is not None for u in inputs)]
+    if len(same) == 1 and not at.attributes(site.fqn):
+        yield found("identity", side=same[0])
+
+
+def frozen_buffers(at: View) -> Iterator[Finding]:
+    """The buffers of a module stay as they are in the step on one side alone, and its mode is not on record."""
+    trees = (tree.get(at.site.fqn) for tree in at.step.modules)
+    if any(module is not None and "training" in dict(module.attributes) for module in trees):
+        return
+    for index, site in enumerate(at.step.sites):
+        own, number = owner_of(site.fqn) == at.site.fqn, int(at.step.divergences.site[index])
+        if site.kind is Kind.BUFFER and own and (side := untouched_side(at.table, at.step.before, number)):
+            yield found("frozen-buffers", side=side)
+            return
+
+
+def draws(at: View) -> Iterator[Finding]:
+    """One run alone draws random numbers in the module, or just before it."""
+    if side := side_that_draws(at, before=at.cause.reason == "own_code"):
+        yield found("draws", side=side, other=OTHER[side])
+
+
+_DRAW_NOTHING = {
+    *("Linear", "Bilinear", "GELU", "ReLU", "ReLU6", "LeakyReLU", "SiLU", "Mish", "ELU", "Tanh", "Sigmoid", "Softmax"),
+    *("LogSoftmax", "Softplus", "Hardswish", "Flatten", "Unflatten", "Identity", "PixelShuffle", "Upsample"),
+}
+_SORTS = tuple(f"{sort}{dims}" for sort in ("Norm", "Pool") for dims in ("1d", "2d", "3d"))
+
+
+def draws_nothing(module_class: str) -> bool:
+    """Whether modules of a class draw no random number."""
+    return (
+        module_class in _DRAW_NOTHING
+        or module_class.startswith(("Conv", "Embedding"))
+        or module_class.endswith(("Norm", "Loss", *_SORTS))
+    )
+
+
+def left_in_module(at: View) -> Iterator[str]:
+    """Its code, options, mode or kernel; other random numbers or parameters, where these were not seen."""
+    yield from ("code", "options", "mode", "kernel")
+    random = at.cause.rests_on(*RANDOM)
+    if not draws_nothing(at.first.module_class) and any(fact.thing is Thing.RANDOM_AT_START for fact in random):
+        yield "draws-before"
+    if at.steps_before and at.cause.rests_on(Thing.PARAMETERS):
+        yield "parameters-after"
+
+
+def left_in_own_code(at: View) -> Iterator[str]:
+    """The forward code, or what the module keeps from earlier calls."""
+    around = parent_call(at.step, at.site.fqn, at.first.sequence) if at.cause.before else None
+    yield "forward-code"
+    if at.steps_before or (around[2] if around else at.site.call):
+        yield "kept-from-calls"
+
+
+# --- operators
+
+
+def arguments(at: View) -> Iterator[Finding]:
+    """Arguments of the operator differ, as both runs noted them where it ran first."""
+    site = at.site
+    key = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
+    a, b = (settings.document("operators").get(key) for settings in at.documents)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for name, one, two in list(unequal(a, b))[:_MOST]:
+            yield found(
+                "argument", name=name, a="left out" if name not in a else one, b=two if name in b else "left out"
+            )
+
+
+_MOST = 3
+_LISTED: Final = (
+    r"^aten\.(index_add_?|index_copy_?|_?index_put(_impl)?_?|put_?|histc|bincount|kthvalue|median|nanmedian"
+    r"|scatter_?|scatter_add_?|scatter_reduce_?|cumsum_?|nll_loss2d_(forward|backward)|_?ctc_loss_backward"
+    r"|max_unpool[23]d|fractional_max_pool[23]d_backward|_adaptive_avg_pool[23]d_backward"
+    r"|adaptive_max_pool[23]d_backward|avg_pool3d_backward|max_pool3d_with_indices_backward"
+    r"|upsample_(linear1d|bilinear2d|bicubic2d|trilinear3d)_backward|reflection_pad[123]d_backward"
+    r"|replication_pad[123]d_backward|grid_sampler_[23]d_backward|_embedding_bag_backward"
+    r"|_embedding_bag_dense_backward|(cudnn_)?convolution(_backward)?)\b"
+)
+"""What `torch.use_deterministic_algorithms` lists; reading a run needs no torch."""
+_GPU: Final = re.compile(r"^cuda\b")
+"""ROCm devices are called so as well."""
+
+
+def nondeterministic(at: View) -> Iterator[Finding]:
+    """The diverging operator is listed as one whose result may differ each time, and ran on a GPU in both runs."""
+    on_gpu = all(side is not None and _GPU.match(side.layout.device) for side in (at.first.a, at.first.b))
+    if on_gpu and re.match(_LISTED, at.site.path):
+        yield found("nondeterministic")
+
+
+def left_in_operator(at: View) -> Iterator[str]:
+    """Its options or the kernel; in the backward pass what its forward operator was given."""
+    yield from ("backward-of-operator",) if at.site.phase is Phase.BACKWARD else ("options", "kernel")
+
+
+_BACK_ENDS: Final = {
+    r"aten\._scaled_dot_product_flash_attention": "flash attention",
+    r"aten\._scaled_dot_product_efficient_attention": "memory-efficient attention",
+    r"aten\._scaled_dot_product_cudnn_attention": "cuDNN",
+    r"aten\._scaled_dot_product_fused_attention_overrideable": "a back end of the device",
+    r"aten\._safe_softmax\b": "plain operators (math)",
+}
+
+
+def attention(at: View) -> Iterator[Finding]:
+    """Attention in the diverging operator's module is computed by other back ends."""
+    one, two = (_back_ends(at, side) for side in ("a", "b"))
+    if one and two and one != two:
+        yield found("attention", a=", ".join(one), b=", ".join(two))
+
+
+def _back_ends(at: View, side: str) -> list[str]:
+    results = at.step.of(Kind.OP_OUTPUT, frozenset({at.site.phase}), at.site.fqn)
+    paths = [at.step.alignment.path[union] for union in at.recorded(side, results)]
+    return [name for pattern, name in _BACK_ENDS.items() if any(re.match(pattern, path) for path in paths)]
+
+
+_SEEN = frozenset({Status.OBSERVED, Status.PARTIAL})
+_FORMATS = 2
+
+
+def memory_formats(at: View) -> Iterator[Finding]:
+    """What went in lies otherwise in memory, which may choose another kernel."""
+    tables = [table for table in (at.table, at.step.before) if table is not None]
+    shown = 0
+    for union in _went_in(at):
+        for table in [table for table in tables if all(union in table.rows_of(side) for side in "ab")][:1]:
+            one, two = (_strides(at, table, union, side) for side in "ab")
+            if one and two and one != two and shown < _FORMATS:
+                shown += 1
+                yield found("memory-format", name=what(at.step.alignment.site(union)), a=one, b=two)
+
+
+def _went_in(at: View) -> Iterator[int]:
+    """Union numbers of what went into a module's call, or in run a into an operator, as far as that is on record."""
+    step, site = at.step, at.site
+    if site.kind is Kind.OP_OUTPUT:
+        row, given = at.table.rows_of("a").get(at.union), at.table.a.given
+        operands = given.row(row) if row is not None and given is not None else None
+        # the sites of run a have the first union numbers
+        yield from (int(number) for number in ([] if operands is None else operands.inputs) if number >= 0)
+        return
+    yield from step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
+    for fqn in sorted(step.comparison.tensors_in(site.fqn)):
+        unions = (int(union) for union in step.alignment.by_fqn[fqn])
+        yield from [u for u in unions if KINDS[step.alignment.kind[u]] in {Kind.PARAM, Kind.BUFFER}][-1:]
+
+
+def _strides(at: View, table: Table, union: int, side: str) -> str:
+    """How a tensor lies in memory; "" for what is no tensor, or was not seen."""
+    comparison = at.step.comparison
+    batch, reader = (table.a, comparison.a) if side == "a" else (table.b, comparison.b)
+    row = table.rows_of(side)[union]
+    if Status(int(batch.status[row])) not in _SEEN:
+        return ""
+    return reader.layouts[int(batch.layout[row])].strides
+
+
+# --- batches
+
+
+def batch_is_fed(step: Step, position: int) -> bool:
+    """A batch comes from the loader, the batches before it and the random states."""
+    site = step.sites[position]
+    return step.rng_differs() or (site.phase, site.fqn) in step.carried.loaders or bool(step.carried.rng)
+
+
+def batch_findings(at: View) -> Iterator[Finding]:
+    """Its values in another order, other draws since the step began, and what is known of the batches before."""
+    if drawn_otherwise(at):
+        yield found("drew-before-batch")
+    elif same_values(at.first) and at.dtypes is None and not at.reshaped:
+        yield found("shuffled")
+
+
+def left_in_batch(at: View) -> Iterator[str]:
+    """What of the data pipeline it may be."""
+    step, site = at.step, at.site
+    unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
+    calls = step.alignment.call[unions]
+    rest = unions[calls == site.call]
+    if at.reshaped:
+        yield from ("batch-size", "lengths")
+    elif at.dtypes is not None:
+        yield "conversion"
+    elif step.known(rest[rest != at.union]) is Known.EQUAL:
+        yield "this-part"
+    else:
+        yield from ("order", "data-seed", "workers", "augmentation", "files")
+
+
+def batch_before(at: View) -> str:
+    """The state of the batches before this one, as a code."""
+    step, site = at.step, at.site
+    unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
+    state = step.known(unions[step.alignment.call[unions] < site.call])
+    if state is Known.UNSEEN and step.state_before is not None:
+        state = answer(step.state_before[unions])
+    return state.value if state in {Known.EQUAL, Known.WITHIN} else ""
+
+
+# --- what the script gives to a model
+
+
+def of_script(step: Step, position: int) -> Cause | None:
+    """What no other module gives to a module may come from everything that was computed before."""
+    site, order = step.sites[position], step.order_at(position)
+    if parent_call(step, site.fqn, order) is not None or step.anything_before(order):
+        return None
+    evidence = evidence_of("script", step, position)
+    if step.loader_around(site.fqn, order):
+        return cause("script", *(fact for fact in evidence if fact.thing is not Thing.BATCHES))
+    if calls_left_out(step, site.fqn):
+        return cause("script", *evidence, LEFT_OUT)
+    if not step.outputs_before(order)[1]:
+        return cause("script", *evidence)  # what ran while a loader made the batch is in it
+    known = (output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN})
+    return cause("script", *evidence, *known)
+
+
+def within_loader(at: View) -> Iterator[Finding]:
+    """The module runs while a loader makes the batch."""
+    if loader := at.step.loader_around(at.site.fqn, at.first.sequence):
+        yield found("within-loader", module=at.site.fqn, loader=loader)
+
+
+def carried(at: View) -> Iterator[Finding]:
+    """An input is another output of the step before in each run, or in one alone."""
+    step, given, before = at.step, {}, at.step.before
+    for side, summary in (("a", at.first.a), ("b", at.first.b)):
+        if before is None or summary is None or summary.stats.get("min") == summary.stats.get("max"):
+            continue  # a constant tells nothing of where it comes from
+        checksum = at.table.checksum(at.union, side)
+        same = [union for union in step.of(Kind.OUTPUT, FORWARD).tolist() if before.checksum(union, side) == checksum]
+        for site in sorted(map(step.alignment.site, same), key=lambda site: site.fqn.count("."))[:1]:
+            given[side] = what(site)  # as the outermost module gave it
+    if given and not len(set(given.values())) == 1 < len(given):
+        side = min(given)
+        yield found("carried", side=side, value=given[side], other=OTHER[side], instead=given.get(OTHER[side], "not"))
+
+
+def calls(at: View) -> Iterator[Finding]:
+    """A module runs another number of times in the step."""
+    if at.calls and at.cause.reason != "structure":
+        name, one, two = at.calls
+        yield found("calls", module=name, a=often(one), b=often(two))
+
+
+def left_in_script(at: View) -> Iterator[str]:
+    """The script's own code, and what was not seen of what it computes with."""
+    unseen = at.known(Thing.BATCHES) is Known.UNSEEN
+    if at.step.loader_around(at.site.fqn, at.first.sequence):
+        yield from ("order", "data-seed", "workers", "augmentation", "files")
+        return
+    if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
+        yield from ("from-outputs", "values-of-script")
+    else:
+        yield from ("preparation", "data") if unseen else ("preparation",)
+    if at.cause.rests_on(Thing.PASSED_OVER):
+        yield "passed-over"
+    if at.step.gap:
+        yield "step-before"
+
+
+# --- the loss, values, files
+
+
+_UPSTREAM = frozenset({Phase.DATA, Phase.FORWARD, Phase.EVAL})
+
+
+def loss_is_fed(step: Step, position: int) -> bool:
+    """A difference of an earlier gradient does not reach a loss."""
+    before = step.differs_before(step.order_at(position), _UPSTREAM)
+    return before or step.rng_differs() or bool(step.carried.params)
+
+
+def scaler(at: View) -> Iterator[Finding]:
+    """`GradScaler` multiplies the losses by other scales, and by nothing else do they differ."""
+    table = at.table
+    sites = table.alignment.by_fqn.get(SCALER, [])
+    scales = [next((value for site in sites if (value := table.plain(site, side))), "") for side in "ab"]
+    losses = [table.plain(at.union, side) for side in "ab"]
+    try:
+        one, two, loss_a, loss_b = (float(value or "nan") for value in (*scales, *losses))
+    except ValueError:
+        return
+    if one != two and abs(one * loss_b - two * loss_a) <= _SIX_DIGITS * abs(one * loss_b):
+        yield found("scaler", a=scales[0], b=scales[1])
+
+
+_SIX_DIGITS = 1e-5
+
+
+def left_in_loss(at: View) -> Iterator[str]:
+    """The loss code; the targets, where the batch is not known to be equal."""
+    yield "loss-code"
+    if at.known(Thing.BATCHES) not in {Known.EQUAL, Known.WITHIN} or at.cause.rests_on(Thing.PASSED_OVER):
+        yield "targets"
+    if at.cause.rests_on(Thing.RAN_UNSEEN):
+        yield "ran-unseen"
+
+
+def of_plain(step: Step, position: int) -> Cause | None:
+    """In a script that calls no module, a loss or a gradient comes from the trained tensors and the data."""
+    site, order = step.sites[position], step.order_at(position)
+    if not step.without_modules or step.rng_differs() or step.anything_before(order):
+        return None
+    losses = (loss,) if site.kind is Kind.GRAD else ()
+    data = (batches,) if step.of(Kind.BATCH, frozenset({Phase.DATA})).size else ()
+    return cause("plain", *rests_on(step, Place(site, order), (*losses, trained, *data, random_at_start)))
+
+
+def product_is_fed(step: Step, position: int) -> bool:
+    """Where anything but what is saved differs, that may be in it."""
+    del position
+    return step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites)
+
+
+def left_in_product(at: View) -> Iterator[str]:
+    """What makes a copy or a file differ."""
+    if is_kept(at.site) and at.step.comparison.goes is not None:
+        yield "not-restored"
+    yield "averaging" if is_kept(at.site) else "saving"

@@ -1,0 +1,53 @@
+"""The judge: role and reason of a divergence, by the first of the reasons that applies and lacks no evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.reasons.rows import ROWS
+from introspect_cli.compare.terms.evidence import Cause, Known, those
+from introspect_cli.compare.terms.result import Role
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.base import Reason
+    from introspect_cli.compare.step.step import Step
+    from introspect_cli.records import Kind
+
+
+@cache
+def reasons() -> tuple[Reason, ...]:
+    """All reasons there are, in the order in which they are asked."""
+    return tuple(sorted(ROWS, key=lambda reason: (reason.priority, reason.word)))
+
+
+@cache
+def _about(kind: Kind) -> tuple[Reason, ...]:
+    return tuple(reason for reason in reasons() if not reason.kinds or kind in reason.kinds)
+
+
+@cache
+def reason_named(word: str) -> Reason:
+    """The reason of a cause."""
+    return next(reason for reason in reasons() if reason.word == word)
+
+
+def judge(step: Step, position: int) -> Cause:
+    """Role and reason of one divergence of a step."""
+    gap: Cause | None = None
+    for reason in _about(step.sites[position].kind):
+        if gap is not None and reason.priority < 90:
+            continue
+        made = reason.cause_of(step, position)
+        if made is None or those(made.evidence, Known.DIFFERS):
+            continue
+        if made.role is Role.ORIGIN and any(fact.needed for fact in those(made.evidence, Known.UNSEEN)):
+            gap = replace(made, role=Role.PROPAGATED, reason="gap", instead=reason.word)
+            if gap.module not in {"", step.sites[position].fqn}:
+                gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))
+            continue
+        if gap is None or reason.word == "resumed":
+            return made
+        return gap
+    raise AssertionError(step.sites[position])  # `propagated` always applies

@@ -1,0 +1,285 @@
+"""The reasons there are, a row each: what it is about, when it applies, what may be found of it and what is left."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from introspect_cli.compare.reasons import back, draws, forward, ranks, split, start, structure, update
+from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
+from introspect_cli.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.compare.reasons.view import View
+
+
+def _names(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+def _left_in_gap(at: View) -> Iterator[str]:
+    """What would be left if all had been recorded, and that which was not."""
+    for reason in ROWS:
+        if reason.word == at.cause.instead:
+            yield from (*reason.left(at), "not-recorded")
+    if at.step.gap:
+        yield "steps-between"
+
+
+_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
+_DRAWN = {"command": 0.9, "seeds": 1.0, "options": 0.95}
+
+ROWS: Final = (
+    Reason(
+        "split",
+        "A batch is cut into microbatches in another way, and that has an effect: their losses are added up and not "
+        "averaged, or means over uneven numbers of tokens or samples count alike.",
+        "how the batch is cut into microbatches",
+        frozenset({Kind.LOSS, Kind.GRAD, Kind.OUTPUT, Kind.INPUT, Kind.BATCH}),
+        4,
+        applies=split.of_split,
+        find=(split.split_findings,),
+        names=_names("accum|micro|batch|loss|reduc|clip|sync"),
+    ),
+    Reason(
+        "collective",
+        "Ranks sent or received something else.",
+        "the collectives of the ranks",
+        frozenset({Kind.COLLECTIVE}),
+        5,
+        find=(ranks.collective_findings,),
+        left=ranks.left_in_collective,
+    ),
+    Reason(
+        "parts",
+        "The ranks of a run do not hold each element of a tensor exactly once.",
+        "how it is cut over the ranks",
+        frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE}),
+        5,
+        applies=ranks.of_parts,
+        find=(ranks.incomplete_parts,),
+    ),
+    Reason(
+        "product",
+        "A file that the script saves, or a copy that it keeps, differs although what it is computed from is equal.",
+        "the script's code that computes what is saved or kept",
+        frozenset({Kind.PRODUCT}),
+        20,
+        forward.product_is_fed,
+        left=forward.left_in_product,
+        names=_names("ema|average|swa|momentum|decay|save|checkpoint|half|precision"),
+    ),
+    Reason(
+        "outside",
+        "A parameter or buffer changed between two steps, and not by an optimizer step.",
+        "a change outside of an optimizer step",
+        _TENSORS,
+        20,
+        applies=start.of_outside,
+        find=(start.changed_between,),
+        left=start.left_outside,
+        weights={"checkpoints": 0.97},
+    ),
+    Reason(
+        "gap",
+        "Not everything that went in was recorded, so the cause cannot be named: what is missing and which causes "
+        "remain is listed.",
+        "unknown: not everything was recorded",
+        priority=21,
+        applies=start.of_gap,
+        find=(start.gap_findings,),
+        left=_left_in_gap,
+        weights={"scalers": 0.6},
+    ),
+    Reason(
+        "structure",
+        "Only one run has this value: the runs differ in modules, calls or names.",
+        "the structure",
+        priority=30,
+        applies=structure.of_one_side,
+        find=(structure.why_one_sided,),
+        names=_names("layer|depth|head|accum|freeze|tie|batch|step|block|width|bias"),
+    ),
+    Reason(
+        "script",
+        "The code between the data loader and the model gives the model another input.",
+        "the script's code before this module",
+        frozenset({Kind.INPUT}),
+        40,
+        applies=forward.of_script,
+        find=(forward.within_loader, forward.carried, forward.calls),
+        left=forward.left_in_script,
+    ),
+    Reason(
+        "value",
+        "A value that the script gave to `introspect_cli.record` differs.",
+        "the script's code that computes this value",
+        frozenset({Kind.VALUE}),
+        40,
+        left=lambda _: ("code-of-value", "not-recorded"),
+    ),
+    Reason(
+        "module",
+        "A module whose inputs, parameters and buffers are equal computes a different output: the cause is its code, "
+        "its options, its mode, or the kernel that ran.",
+        "this module's own computation",
+        frozenset({Kind.OUTPUT}),
+        41,
+        applies=forward.of_module,
+        find=(
+            *(forward.other_class, forward.attributes, forward.precision, forward.returns_input),
+            *(forward.frozen_buffers, forward.draws, forward.memory_formats),
+        ),
+        left=forward.left_in_module,
+        weights=KERNEL_WEIGHTS,
+        names=_names("drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32"),
+    ),
+    Reason(
+        "own_code",
+        "A module's own forward code, between the modules inside it or after them, computes something else.",
+        "the module's own forward code",
+        frozenset({Kind.INPUT, Kind.OUTPUT, Kind.PARAM}),
+        42,
+        applies=forward.of_own_code,
+        find=(forward.other_class, forward.attributes, forward.draws),
+        left=forward.left_in_own_code,
+        weights={"runtime": 0.7},
+        names=re.compile("_sdp$"),  # back ends of attention draw dropout in different ways
+    ),
+    Reason(
+        "plain",
+        "The loss or a gradient differs in a script that calls no module, so no place inside the model can be named.",
+        "the script's own operations",
+        frozenset({Kind.LOSS, Kind.GRAD}),
+        45,
+        applies=forward.of_plain,
+        find=(back.stale,),
+        left=lambda at: ("operations", "gradient-by-hand" if at.site.kind is Kind.GRAD else "data"),
+    ),
+    Reason(
+        "op",
+        "An operator whose inputs are equal gives another result.",
+        "this operator",
+        frozenset({Kind.OP_OUTPUT}),
+        find=(forward.arguments, forward.nondeterministic, forward.memory_formats),
+        left=forward.left_in_operator,
+        weights=KERNEL_WEIGHTS,
+    ),
+    Reason(
+        "batch",
+        "The data loader gave another batch.",
+        "the data pipeline",
+        frozenset({Kind.BATCH}),
+        is_fed=forward.batch_is_fed,
+        find=(forward.batch_findings,),
+        left=forward.left_in_batch,
+        weights={"command": 0.9, "seeds": 0.95},
+        names=_names("seed|worker|batch|shuffle|data|block|seq|sampler|augment"),
+    ),
+    Reason(
+        "loss",
+        "The loss differs although the model's outputs are equal: the loss code, or the targets.",
+        "the loss code or the targets",
+        frozenset({Kind.LOSS}),
+        is_fed=forward.loss_is_fed,
+        find=(forward.scaler, forward.calls, forward.of_losses),
+        left=forward.left_in_loss,
+        weights={"scalers": 0.96},
+        names=_names("loss|smooth|reduc|label|ignore|pad|accum|scale"),
+    ),
+    Reason(
+        "backward",
+        "The backward pass of a module gives another gradient although what went into it is equal.",
+        "the backward pass",
+        frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}),
+        find=(back.recomputed,),
+        left=back.left_in_backward,
+        weights=KERNEL_WEIGHTS,
+    ),
+    Reason(
+        "gradient",
+        "A parameter's gradient differs when the optimizer sees it, although the backward pass agrees: the cause is "
+        "clipping, unscaling, accumulation, zero_grad, or the reduction over ranks.",
+        "what is done to gradients before the optimizer step",
+        frozenset({Kind.GRAD}),
+        applies=back.of_gradient,
+        find=(back.sparse, back.stale, back.summed, back.alone, forward.of_its_user),
+        left=back.left_in_gradient,
+        weights={"hyperparameter": 0.3, "optimizers": 0.3, "scalers": 0.96},
+        names=_names("clip|accum|scale|zero|norm|amp|micro"),
+    ),
+    Reason(
+        "optimizer",
+        "A parameter or optimizer state differs after the step although its gradient and its value before are equal: "
+        "the cause is the optimizer or its hyper-parameters.",
+        "the optimizer or its hyper-parameters",
+        frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE}),
+        applies=update.of_optimizer,
+        find=(
+            *(update.other_optimizer, update.owed, update.on_ranks, update.fresh_state, update.hyperparameters),
+            *(update.untouched, update.amplified),
+        ),
+        left=update.left_in_optimizer,
+        weights={"hyperparameter": 1.0, "optimizers": 0.98},
+        names=_names("lr|learning|beta|momentum|decay|eps|optim|warm|sched|fused|foreach|amsgrad"),
+    ),
+    Reason(
+        "by_hand",
+        "A parameter changed within a step, and not by an optimizer: in the forward pass, or without a gradient.",
+        "the script's code that changes the parameter",
+        frozenset({Kind.PARAM}),
+        is_fed=update.by_hand_is_fed,
+        find=(update.changed_in_one,),
+        left=update.left_by_hand,
+    ),
+    Reason(
+        "buffer",
+        "A buffer differs at the end of the step: how its module updates it.",
+        "the way the module updates it",
+        frozenset({Kind.BUFFER}),
+        applies=update.of_buffer,
+        find=(update.buffer_findings,),
+        left=update.left_in_buffer,
+        names=_names("momentum|ema|stat|norm"),
+    ),
+    Reason(
+        "initial",
+        "A parameter or buffer differs before any training: its initialisation, or the checkpoint that it came from.",
+        "the initialisation",
+        _TENSORS,
+        is_fed=start.initial_is_fed,
+        find=(start.perturbed, start.children, start.exchanged, start.drawn, start.tied),
+        left=start.left_in_initial,
+        weights=_DRAWN | {"checkpoints": 0.97},
+        names=_names("seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume"),
+    ),
+    Reason(
+        "rng",
+        "A random generator is in another state when the step begins, or before something draws from it.",
+        "a random draw",
+        frozenset({Kind.RNG}),
+        applies=draws.of_state,
+        find=(draws.state_findings,),
+        left=draws.left_in_state,
+        weights=_DRAWN | {"sources": 0.7},
+        names=_names("seed|worker|shuffle"),
+    ),
+    Reason(
+        "resumed",
+        "A run that continues from a checkpoint began with values that the checkpoint did not restore.",
+        "the checkpoint",
+        priority=90,
+        applies=start.of_resumed,
+        find=(start.not_restored,),
+    ),
+    Reason(
+        "propagated",
+        "Something that went into this record differs already. The cause lies further up.",
+        "unknown: what went into it differs, too",
+        priority=100,
+        applies=start.of_propagated,
+        left=start.left_upstream,
+    ),
+)

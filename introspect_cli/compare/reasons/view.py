@@ -1,0 +1,279 @@
+"""The first divergence with all that a finding may ask of it, each looked up once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.settings.beginning import differs_unseen
+from introspect_cli.compare.settings.differences import Difference, unequal
+from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
+from introspect_cli.compare.step.tensor_at import unseen_inside
+from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
+from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
+from introspect_cli.compare.terms.result import Role, SettingChange, Size
+from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
+from introspect_cli.compare.terms.table import DEAD, DIFFERENT, EQUAL, NOT_SEEN, OTHER, WITHIN
+from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from introspect_cli.compare.step.outcome import RankOutcome
+    from introspect_cli.store.read.manifests import Settings
+
+Pair = tuple[str, str]
+_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
+
+
+class View:
+    """The first divergence with all that a finding may ask of it.
+
+    Attributes:
+        outcome: what came out of comparing the rank that diverges first.
+        compared: the compared steps of its rank, in a's numbering.
+        ranks: how many ranks were compared.
+        narrowed: whether only some records were selected.
+        tolerated: the first difference that tolerance or noise let pass, in words; "" for none.
+        peers: the first divergence of each rank.
+        settings: settings that differ, the strongest explanation first.
+    """
+
+    def __init__(self, outcome: RankOutcome, peers: Sequence[RankOutcome]) -> None:
+        """Take the rank that diverges first, and what came out of all."""
+        self.outcome = outcome
+        assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
+        self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
+        self.table, self.site = self.step.table, self.first.site
+        stored = self.step.comparison.tensors
+        self.runs = stored.a, stored.b
+        self.compared, self.ranks = outcome.paired.steps, len(peers)
+        self.settings: tuple[SettingChange, ...] = ()
+        self.narrowed, self.tolerated = self.step.comparison.options.narrowed, outcome.tolerated
+        self.peers = tuple(peer.first for peer in peers if peer.first is not None)
+
+    # --- the place
+
+    @property
+    def tells(self) -> str:
+        """The word of the reason that holds: of what merely follows, that it does."""
+        stands = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
+        return self.cause.reason if stands else "propagated"
+
+    @property
+    def lacks(self) -> str:
+        """The run that has no such record; "" where both have one."""
+        return OTHER.get(self.first.only, "")
+
+    @cached_property
+    def position(self) -> int:
+        """Which of the step's divergences it is."""
+        return self.step.sites.index(self.site)
+
+    @cached_property
+    def union(self) -> int:
+        """Its site's union number."""
+        return int(self.step.divergences.site[self.position])
+
+    @cached_property
+    def rounding(self) -> bool:
+        """Whether the distance is a few roundings of the dtype."""
+        return self.first.size is Size.ROUNDING
+
+    @property
+    def dtypes(self) -> Pair | None:
+        """Both dtypes, where they differ."""
+        a, b = self.first.a, self.first.b
+        same = a is None or b is None or a.layout.dtype == b.layout.dtype
+        return None if same or a is None or b is None else (a.layout.dtype, b.layout.dtype)
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether the shapes differ."""
+        a, b = self.first.a, self.first.b
+        return a is not None and b is not None and a.layout.shape != b.layout.shape
+
+    def known(self, *things: Thing) -> Known:
+        """What is known of some things that it rests on; not seen where it rests on none of them."""
+        facts = [fact.known for fact in self.cause.rests_on(*things)]
+        return facts[0] if facts else Known.UNSEEN
+
+    def exchanged_with(self, unions: Iterable[int]) -> int | None:
+        """Which of some sites has in each run the value that this one has in the other; None for none."""
+        checksum, union = self.table.checksum, self.union
+        here = checksum(union, "a"), checksum(union, "b")
+        return next(
+            (other for other in unions if other != union and (checksum(other, "b"), checksum(other, "a")) == here), None
+        )
+
+    # --- what came before
+
+    @property
+    def dropped(self) -> bool:
+        """Whether either run recorded steps that it does not hold any more."""
+        return bool(self.step.comparison.a.thinned or self.step.comparison.b.thinned)
+
+    @property
+    def is_first_step(self) -> bool:
+        """Whether no compared step came before."""
+        return self.first.step == int(self.compared[0])
+
+    @cached_property
+    def steps_before(self) -> int:
+        """Compared steps before this one; all of them agree."""
+        return int((self.compared < self.first.step).sum())
+
+    @cached_property
+    def agreeing_before(self) -> dict[int, int]:
+        """How many of this step's records that come before it are in which state; settings are left out."""
+        step = self.step
+        settings = of_kinds(step.alignment.kind, SETTING_KINDS)
+        earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
+        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, DEAD, DIFFERENT)}
+
+    @cached_property
+    def initial(self) -> tuple[int, list[int]]:
+        """How many tensors differ at the start of the step, and the state of each that is on record there."""
+        differ = sum(site.phase is Phase.START and site.kind in _TENSORS for site in self.step.sites)
+        starts = [u for kind in _TENSORS for u in self.step.of(kind, frozenset({Phase.START}))]
+        return differ, [int(self.step.state[union]) for union in starts if self.step.state[union]]
+
+    @cached_property
+    def gradients(self) -> tuple[int, int]:
+        """How many gradients differ in the step, and how many were recorded in it."""
+        differ = sum(site.kind is Kind.GRAD for site in self.step.sites)
+        recorded = [u for u in self.step.of(Kind.GRAD, frozenset({self.site.phase})) if self.step.state[u]]
+        return differ, len(recorded)
+
+    # --- what ran
+
+    def recorded(self, side: str, sites: Iterable[int]) -> list[int]:
+        """Those of the sites that a run recorded in the step."""
+        rows = self.table.rows_of(side)
+        return [site for site in sites if site in rows]
+
+    @cached_property
+    def losses(self) -> tuple[int, int]:
+        """How many losses the step has in a and in b."""
+        losses = self.step.of(Kind.LOSS, frozenset(Phase))
+        return len(self.recorded("a", losses)), len(self.recorded("b", losses))
+
+    @cached_property
+    def calls(self) -> tuple[str, int, int] | None:
+        """(name, calls in a, calls in b) of the outermost module that both call, but a different number of times."""
+        alignment = self.table.alignment
+        called: dict[str, tuple[set[int], set[int]]] = {}
+        for place, side in enumerate("ab"):
+            for union in self.table.rows_of(side):
+                of_call = KINDS[alignment.kind[union]] in (Kind.OUTPUT, Kind.INPUT)
+                if of_call and PHASES[alignment.phase[union]] is Phase.FORWARD:
+                    called.setdefault(alignment.fqn[union], (set(), set()))[place].add(int(alignment.call[union]))
+        changed = [(name, len(a), len(b)) for name, (a, b) in called.items() if a and b and len(a) != len(b)]
+        return min(changed, key=lambda item: item[0].count("."), default=None)
+
+    # --- modules
+
+    @property
+    def module(self) -> str:
+        """The module whose code is meant."""
+        return self.cause.module or self.site.fqn
+
+    @cached_property
+    def unseen_inside(self) -> list[str]:
+        """Modules inside the one that computes something else, where their outputs are not on record."""
+        of_modules = not {self.cause.reason, self.cause.instead}.isdisjoint({"module", "own_code"})
+        return unseen_inside(self.step, self.module) if of_modules else []
+
+    @cached_property
+    def blamed(self) -> tuple[ModuleInfo, ...]:
+        """The module whose code is meant and those around it, the innermost first; none where no module is blamed."""
+        if self.cause.reason not in {"module", "own_code", "buffer", "backward", "op"}:
+            return ()
+        tree = self.step.modules[0] | self.step.modules[1]
+        return tuple(tree[fqn] for fqn in (self.module, *ancestors(self.module)) if fqn in tree)
+
+    def classes_of(self, name: str) -> tuple[str, ...]:
+        """The class of a module in a and in b, where that is another one; none else."""
+        classes = tuple(tree[name].module_class for tree in self.step.modules if name in tree)
+        return classes if len(set(classes)) > 1 and owner_of(name) else ()
+
+    def attributes(self, name: str) -> list[tuple[str, str | None, str | None]]:
+        """(attribute, value in a, value in b) of how a module is set up differently; None for what one lacks."""
+        one, two = (tree.get(name) for tree in self.step.modules)
+        if one is None or two is None or not (one.attributes and two.attributes):
+            return []
+        sources = [settings.get("sources") for settings in self.documents]
+        edited = all(sources) and len({*map(str, sources)}) > 1  # what changed code sets says only that it changed
+        differ = list(unequal(dict(one.attributes), dict(two.attributes)))
+        differ.sort(key=lambda change: change[0] != "training")
+        return [change for change in differ if not (edited and None in change[1:] and change[0] != "training")]
+
+    @cached_property
+    def parameter_user(self) -> str:
+        """The module that computes with the parameter: the one that holds it or, where that never runs, one around."""
+        owner, step = owner_of(self.site.fqn), self.step
+        if step.comparison.modules_chosen:  # which of them ran is not on record
+            return owner
+        ran = (name for name in (owner, *ancestors(owner)) if step.state[step.of(Kind.OUTPUT, FORWARD, name)].any())
+        return next(ran, owner)
+
+    # --- optimizers
+
+    @cached_property
+    def documents(self) -> list[Settings]:
+        """The settings documents of either run, of the rank that diverges first."""
+        return [run.settings_of(self.step.comparison.rank) for run in self.runs]
+
+    @cached_property
+    def setup(self) -> Optimizers:
+        """The optimizers of both runs, by their settings."""
+        a, b = (settings.get("optimizers") for settings in self.documents)
+        return Optimizers(a, b, self.step.comparison.rename or str)
+
+    @cached_property
+    def hyperparameters(self) -> list[Difference]:
+        """Hyper-parameters that differ at this step; those of another optimizer with that name are not compared."""
+        return [] if self.setup.renumbered else hyperparameter_changes(self.table, self.step.standing)
+
+    @cached_property
+    def optimizers(self) -> tuple[list[str], list[str]]:
+        """Names of the optimizers that step in a and in b."""
+        alignment = self.table.alignment
+        one, two = (
+            dict.fromkeys(
+                alignment.fqn[u] for u in self.table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS
+            )
+            for side in "ab"
+        )
+        return [name for name in one if name != SCALER], [name for name in two if name != SCALER]
+
+    @property
+    def steppers(self) -> tuple[list[str], list[str]]:
+        """Those optimizers; where no step of any is on record, those that hold the parameter by the settings."""
+        held = self.setup.holders("a", {self.site.fqn}), self.setup.holders("b", {self.site.fqn})
+        return self.optimizers if any(self.optimizers) else held
+
+    @property
+    def no_rates(self) -> bool:
+        """Whether no hyper-parameter was recorded in either run."""
+        return kind_code(Kind.HYPERPARAMETER) not in self.step.alignment.kind
+
+    # --- data
+
+    @property
+    def fed(self) -> str | None:
+        """The loader whose batch differs; "" where data may and was not recorded, None where data is not the cause."""
+        if self.site.kind is Kind.BATCH:
+            return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn
+        if self.site.kind is Kind.RNG and self.is_first_step and self.site.phase is Phase.START:
+            drew = differs_unseen(self.runs, self.first.rank, self.site.fqn)
+            return "" if drew else None  # in the main process, loaders and data sets draw from its generators
+        if self.cause.reason == "script" and (loader := self.step.loader_around(self.site.fqn, self.first.sequence)):
+            return loader
+        known = {fact.known for fact in self.cause.rests_on(Thing.BATCHES)}
+        return "" if self.cause.reason == "plain" or Known.UNSEEN in known else None
+
+    @property
+    def shown_evidence(self) -> list[Evidence]:
+        """What it rests on, as far as that says something of it: a random state nothing of what draws no number."""
+        return list(self.cause.evidence)

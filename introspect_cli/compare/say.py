@@ -1,0 +1,337 @@
+"""The English of `diff`: the words of findings, of what is left, and of the sentence that is put together from them.
+
+A template's part in square brackets is left out where a field in it is empty. Nothing is decided here, and nothing
+reads what was said.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from introspect_cli.compare.terms.findings import Certainty, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_PROVED: Final[Mapping[str, str]] = {
+    # modules and operators
+    "class": "{module} is {a} in a and {b} in b",
+    "mode": "{a} mode in a, {b} mode in b[ (of {of})]",
+    "attribute": "{name} {a} -> {b}[ of {of}]",
+    "attribute-in-one": "{name} {value}[ of {of}], only in {side}",
+    "dtype": "another precision: {a} -> {b}",
+    "identity": "in {side} it returns its input unchanged (switched off, or in eval mode)",
+    "frozen-buffers": "its buffers do not change in {side}: it is in eval mode there",
+    "draws": "in {side} it draws random numbers there, in {other} it does not",
+    "argument": "argument {name} {a} -> {b}",
+    "attention": "scaled dot-product attention is computed by {a} in a, by {b} in b",
+    "other-operators": "different operators run there in {other}[ ({line})]",
+    "calls": "{module} runs {a} in this step of a and {b} in b",
+    "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
+    # data and the script
+    "shuffled": "the same values in another order: it is shuffled or shifted differently",
+    "drew-before-batch": "since the step began, one run drew other random numbers (an evaluation, shuffling, "
+    "augmentation)",
+    "within-loader": "{module} runs while {loader} makes the batch",
+    "carried": "in {side} it is {value} in the step before, in {other} it is {instead}",
+    "scaler": "the scale of GradScaler {a} -> {b}",
+    "uneven": "the ranks of {side} had different numbers of samples ({sizes}): the mean of their means is not the mean "
+    "over all samples",
+    # gradients
+    "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",
+    "stale": "in {side} it is the other run's gradient plus [{times} x ]that of the {of} before: zero_grad is missing "
+    "or late[ on {ranks} ranks] in {side}",
+    "summed": "b is {times} times a, as many as {of}: a sum where a mean was expected",
+    "averaged": "b is {times} times a, by as many as {of}: a mean where a sum was expected, or one taken twice",
+    "clipped-after": "it is scaled as if clipped by the norm of all gradients after {parameter}[ and {more} more] had "
+    "changed: what is done to that one",
+    # updates
+    "other-optimizer": "the optimizer is {a} in a and {b} in b",
+    "changed-hands": "{a} steps it in a, {b} in b",
+    "owed": "in {side} the gradient is a partial sum on each rank when the optimizer takes it: it was not reduced",
+    "hyperparameter": "{name} {a} -> {b}",
+    "hyperparameter-on-ranks": "in {side}, {name} is {a} on rank {rank} and {b} on rank {other}",
+    "untouched": "in {side} the optimizer leaves it as it was",
+    "not-among": "it is not among the parameters of the optimizer in {side}",
+    "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
+    "fresh-state-without": "the optimizer state of {side} started from scratch (it begins without {names})",
+    "changed-in-one": "{side} alone changes it: the script does so by hand, and no optimizer",
+    "broadcast": "in {side}, DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)",
+    "not-updated": "it does not change in {side} (eval mode, frozen or not updated there)",
+    "changed-outside": "{side} alone changed it outside of an optimizer step, after step {step}",
+    # what tensors begin with
+    "perturbed": "--perturb {seed} in {side} moved the initial parameters by one rounding",
+    "exchanged": "the initial values of {name} and {other} are exchanged between a and b",
+    "tied-in-one": "{name} is tied to it in {side}, and not in {other}",
+    "filled-in-one": "{by} initialises it in {side} only",
+    "filled-from-script": "{a} initialises it in a, {b} in b, from a generator that the script made",
+    "filled-again": "{by} initialises it again in {side} only",
+    "filled-by": "{a} initialises it in a, {b} in b",
+    "filled-with": "{by} initialises it with {a} in a, {b} in b",
+    "filled-on-ranks": "{by} draws it from another random state on {ranks} of {side} than on rank {base}",
+    "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
+    "drawn-alike": "{by} drew it from the same random state: it had other arguments, or the script changed it after",
+    "not-restored": "the later run began with other values than the earlier run had then ({names}): the checkpoint did "
+    "not restore them",
+    # random states
+    "seeded": "{by} {a} -> {b}[ ({line})]",
+    "set-state": "{by} sets another state[ ({line})]",
+    "set-by": "{a} sets it in a, {b} in b",
+    "set-in-one": "{by} sets it in {side} only",
+    "generator-state": "the {by} in {name} is in another state when the first step begins",
+    "draw-unseen": "[after {since}, ]something else draws differently in a and b[; {before} draws before it agree]",
+    "draw-unseeded": "{draw} draws from another state, and nothing on record seeded it before",
+    "draw-from-other-state": "{draw} draws from another state: {since} took another number of draws[; {before} draws "
+    "before it agree]",
+    "draw-between-lines": "the first draw that differs is between {lines}, in {side} only[; {before} draws "
+    "before it agree]",
+    "first-draw": "the first draw that differs is {event}, in {side} only[; {before} draws before it agree]",
+    "first-seeding": "the first seeding that differs is {event}, in {side} only[; {before} draws before it agree]",
+    "draw-later": "the first draw that differs is {event} in {side}; the other run has it after {draws} draws[ "
+    "({line})]"
+    "[; {before} draws before it agree]",
+    "draws-differ": "the first draw that differs is {a} in a and {b} in b[; {before} draws before it agree]",
+    "draw-between": "random numbers were drawn between {after} and {before} in {side} and not in {other}",
+    "draw-by": "{module}[, after {after},] drew random numbers in {side} and not in {other}",
+    "exchanged-draws": "in b it is the one before {other} in a, and the other way round: they run in a different order",
+    "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
+    "different "
+    "numbers (capture --seed seeds all generators)",
+    # what one run alone has
+    "only-saves": "{other} trains nothing in this step, it only saves files",
+    "not-in-optimizer": "no optimizer that steps in {other} has this parameter",
+    "tied": "in {other} it is tied to {target}",
+    "losses": "backward runs {a} in this step of a and {b} in b",
+    "no-forward": "this step of {side} holds no forward pass: its optimizer stepped once more for the same gradients",
+    "unrecorded-forward": "this step of {side} trains on what was taken for an evaluation, which was not recorded",
+    "not-run": "{module} does not run in this step of {other}",
+    "merged": "{parts} of one run are put together as {whole} in {side}",
+    "first-shared-rounding": "the first value of both runs that differs is {name} in step {step}, by rounding[: {far}]",
+    "first-shared": "the first value of both runs that differs is {name} in step {step}, by more than "
+    "rounding[: {far}]",
+    "exists-only": "the {kind} {name}[ ({cls})] exists only in {side}",
+    "runs-only": "the {kind} {name}[ ({cls})] runs only in {side}",
+    "accumulated": "a different number of accumulated batches",
+    "optimizers-order": "the optimizers step in a different order ({a} in a; {b} in b)",
+    "runs-inside": "it runs {a} in a and {b} in b while what is around it runs once",
+    "arguments": "it is called with different arguments[; only in a: {a}][; only in b: {b}]",
+    "structure-of-value": "the structure of the value is different[; only in a: {a}][; only in b: {b}]",
+    "evaluations": "the optimizer evaluates the loss {a} within the step of a and {b} in b",
+    "other-of-class": "in {side} the optimizer that has it steps here, and in {other} the one that has {name}",
+    "another-steps": "{one} steps here in {side}, and in {other} {two}, without this parameter",
+    "no-step": "no optimizer steps in this step of {other} (the script updates the parameters by hand, or not at all)",
+    "no-state": "the optimizer of {other} does not keep it, or does not step this parameter",
+    "batches": "a different number of batches",
+    "written-within": "{side} alone changes {name} since the last optimizer step, before the forward pass",
+    "model-not-run": "in {other} its model has not run in training by then",
+    "not-stepped": "in {other} no optimizer steps it here",
+    "structure": "the structure differs there",
+    "random-follows": "the random state of {names}, which differs too, follows from it where it is drawn at random",
+    # ranks
+    "copies": "in {side} its copies on the ranks differ[: {text}]",
+    "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: each rank took its "
+    "own, it was "
+    "not reduced",
+    "reduced-in-groups": "the copies of {side} average to the other run's: it was not reduced over all ranks, only on "
+    "{ranks}",
+    "not-reduced-on": "in {side} it was not reduced on {ranks}, or changed after that; the others have the other run's",
+    "parts": "in {side} its parts are not the whole: {text}",
+    "collective-order": "it is {name}[ at {line}] in {side}, and another one at {at} in {other}: their order differs",
+    "collective-missing": "[{name} ][at {line} ]is missing in {other}, one too many in {side}, or in another place",
+    "collective-other": "it is {a}[ at {line_a}] in a, {b}[ at {line_b}] in b: one is missing, doubled or in "
+    "another place",
+    "collective-count": "there are {a} collectives of {name} in the step of a and {b} in b",
+    # splits
+    "split": "a takes {a}, b {b}",
+    "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of a "
+    "step are added up, not averaged: divide each by {number}",
+    "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they "
+    "are that "
+    "of {other}",
+    "split-statistics": "its statistics are taken over each part of a batch, which splitting a batch changes by itself",
+    "split-draws": "each part of a batch draws its own random numbers, which splitting a batch changes by itself",
+}
+
+_LIKELY: Final[Mapping[str, str]] = {
+    "no-optimizer": "no optimizer steps in {side}",
+    "memory-format": "{name} is {a} in a and {b} in b, which may choose another kernel",
+    "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may differ "
+    "each time",
+    "hyperparameter-elsewhere": "{name} {a} -> {b}",
+    "amplified": "a tolerated difference in its inputs, amplified by [{optimizer}]",
+    "children": "the script runs {names} in a process of its own, which is not recorded and may have changed it",
+    "begins-later": "models ran without gradients before the step of {side} begins: the other may draw the same within "
+    "its step",
+    "gradient-not-taken": "in {other} it is frozen (requires_grad), was cleared between the backward pass and the "
+    "optimizer step (zero_grad), or was replaced in the model after the optimizer was built",
+    "no-gradient": "in {other} no gradient reaches it (frozen, detached, under no_grad, not part of the loss, "
+    "or not of "
+    "the optimizer)",
+    "not-reduced": "in {side} it was not reduced, or not over these ranks",
+    "no-sync": "with {passes} backward passes, gradients may be reduced after each of them in {side} (no_sync)",
+}
+
+_FACTORS = {"world": "ranks", "group": "the data-parallel ranks", "batches": "accumulated batches"}
+
+_LEFT: Final[Mapping[str, str]] = {
+    "code": "its code",
+    "options": "its options",
+    "mode": "train/eval mode",
+    "kernel": "the kernel",
+    "draws-before": "other random numbers drawn before it in this step",
+    "parameters-after": "parameters that changed after they were recorded (.data, numpy)",
+    "forward-code": "the forward code",
+    "kept-from-calls": "what it keeps from earlier calls",
+    "backward-of-operator": "how it is computed, or the options of its forward operator",
+    "batch-size": "batch size",
+    "lengths": "sequence length, cropping or padding",
+    "conversion": "how the data is converted",
+    "this-part": "how this part of the samples is made (the rest of the batch is equal)",
+    "order": "order of the samples",
+    "data-seed": "the seed of the data",
+    "workers": "workers",
+    "augmentation": "augmentation",
+    "files": "files",
+    "data": "the data pipeline (no data loader was recorded)",
+    "from-outputs": "what the script computes from module outputs",
+    "values-of-script": "values of the script (targets, masks, weights)",
+    "preparation": "the script's preparation of it (preprocessing, noise, masks, positions)",
+    "passed-over": "a model that ran without gradients, which was not recorded",
+    "ran-unseen": "a call of a module that was not seen",
+    "step-before": "a step before that is not recorded",
+    "code-of-value": "the code that computes it",
+    "not-recorded": "what was not recorded",
+    "operations": "operations of the script (no module is called, so none was recorded: capture --level op "
+    "records them)",
+    "loss-code": "the loss code (reduction, mask, weighting, scale)",
+    "targets": "the targets",
+    "not-restored": "resuming did not restore it",
+    "averaging": "a moving average",
+    "saving": "what is saved (a moving average, a copy, a conversion)",
+    "backward-through": "the backward pass through this module",
+    "backward-of-user": "the backward pass of what uses that output",
+    "code-around": "the forward code around it",
+    "reduction": "its reduction over the ranks",
+    "clipping": "clipping",
+    "clipping-by-value": "clipping by value",
+    "unscaling": "unscaling",
+    "accumulation": "accumulation",
+    "zero-grad": "zero_grad",
+    "gradient-by-hand": "a change of the gradient by hand",
+    "rounding-in-backward": "rounding in the backward pass of its module",
+    "use-in-module": "how its module uses the parameter",
+    "penalty": "a penalty on the parameters in the loss",
+    "optimizer": "the optimizer",
+    "optimizer-state": "its state",
+    "optimizer-state-loaded": "another state was loaded into the optimizer",
+    "hyperparameters": "hyper-parameters (not recorded in this step)",
+    "gradients-in-step": "the gradients it computed (zero_grad)",
+    "by-hand": "the script changes it by hand (a moving average, copying, in-place code)",
+    "momentum": "momentum",
+    "number-of-updates": "a different number of updates",
+    "before-recorded": "it was built, copied or updated differently before",
+    "cast": "the model was cast",
+    "sizes": "the model is built with other sizes",
+    "computed-otherwise": "it was computed, stored or loaded in another way (no seed makes so small a difference)",
+    "steps-before": "the steps before, which are not on record",
+    "initialisation": "its initialisation",
+    "seed": "the seed",
+    "checkpoint": "another checkpoint",
+    "changed-by-script": "a change by the script before it was recorded",
+    "update-before": "the update of the step before",
+    "rule-by-hand": "the script's update by hand (gradient, learning rate or rule)",
+    "evaluation-in-train": "an evaluation in train mode",
+    "loading": "a change outside of an optimizer step (loading a checkpoint)",
+    "copying": "copying",
+    "in-place": "in-place code",
+    "steps-between": "the steps between, which cannot be compared",
+    "drew-before-first": "draws before the first step",
+    "draws-before-state": "a different number of draws before it",
+    "script-generator": "seeding, setting or drawing of the script",
+    "draws-after-backward": "random draws of one run after the backward pass of the step before",
+    "draws-in-step-before": "random draws of one run during the step before",
+    "draws-in-step": "random draws of one run since the step began",
+    "sent": "what the ranks compute and send",
+    "order-of-collectives": "the order of collectives",
+    "first-of-step": "the first record of the step that differs",
+    "elsewhere": "what is outside of the records or of what was selected",
+}
+
+MOMENTS: Final[Mapping[str, str]] = {
+    "": "",
+    "first-rng": " already when the first captured step begins",
+    "later-run": " when the later run begins",
+    "recording": " when recording begins",
+    "untrained": " before any training",
+    "first-step": " when the first step begins",
+    "late": " when it is first recorded, in step {step}",
+    "again": " later in the step",
+    "begins": " when the step begins",
+    "forward": " after the forward pass",
+    "within": " within the optimizer step, before its forward pass {call}",
+    "ends": " at the end of the step",
+    "updated": " after the optimizer step",
+    "stepped": " after the step",
+    "taken": ", as the optimizer sees it,",
+    "evaluation": ", as the optimizer sees it in evaluation {call} of its closure,",
+}
+"""When a tensor or a state differs, after its name."""
+
+_FINDINGS = {code: (Certainty.PROVED, words) for code, words in _PROVED.items()} | {
+    code: (Certainty.LIKELY, words) for code, words in _LIKELY.items()
+}
+_PART = re.compile(r"\[([^\[\]]*)\]")
+_FIELD = re.compile(r"\{(\w+)")
+
+
+def found(code: str, **fields: Any) -> Finding:
+    """A finding by its code, with its words."""
+    certainty, template = _FINDINGS[code]
+    said = {**fields, "of": _FACTORS.get(str(fields.get("of")), fields.get("of"))} if "of" in fields else fields
+
+    def part(match: re.Match[str]) -> str:
+        return match[1] if all(said.get(name) not in {None, "", 0} for name in _FIELD.findall(match[1])) else ""
+
+    return Finding(code, certainty, fields, _PART.sub(part, template).format_map(said))
+
+
+def left(codes: Iterable[str]) -> list[Finding]:
+    """What is left, with its words."""
+    return [Finding(code, Certainty.LEFT, {}, _LEFT[code]) for code in dict.fromkeys(codes)]
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Alternatives as a list: `a, b or c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def often(count: int) -> str:
+    """How often: `once`, `3 times`."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def event_words(by: str, seed: str, name: str, line: str, *, mode: bool = False) -> str:
+    """A seeding or a draw before the first step: `normal_ of GPT.wte.weight (model.py:15)`."""
+    at = f" ({line})" if line else ""
+    if mode:
+        return f"{name}, called in {by} mode before the first step{at}"
+    if not by:
+        return f"a draw before {line}" if line else "a draw just before the first step"
+    given = f"({seed})" if seed and not seed.startswith("#") else ""
+    return f"{by}{given}{f' of {name}' if name else ''}{at}"
+
+
+def sentence(subject: str, findings: Sequence[Finding], causes: Sequence[str], rest: Sequence[str]) -> str:
+    """What differs, why as far as that is on record, what is left else, what is likely; one sentence after another."""
+    proved, left, likely = ([one.text for one in findings if one.certainty is wanted] for wanted in Certainty)
+    likely += causes
+    text = (
+        f"{subject}; cause: {'; '.join(proved)}."
+        if proved
+        else f"{subject}; left: {one_of(left)}."
+        if left
+        else f"{subject}."
+    )
+    text += f" Likely: {'; '.join(likely)}." if likely else ""
+    return " ".join([text, *rest])

@@ -1,0 +1,532 @@
+"""Values of two implementations of one model put together, whatever their names are.
+
+*Parameters* are known by what they hold: equal, transposed, or one tensor in one run and several in the other (q, k, v:
+qkv). A checksum is keyed by an element's place in its tensor, so that of the whole does not follow from those of its
+parts. What does add up are sums, and extrema are those of the extreme part: the number of elements, smallest, largest
+and smallest absolute value are exact, sums and sums of squares agree to rounding. Numbers drawn at random do not agree
+in all of these by accident; what is claimed is just that.
+
+*The flow* through both: an activation is known by its checksum, or by its sketch, which keys elements by their place in
+the flattened tensor and so does not mind another shape. Constants prove nothing and are left out. Of several values
+that agree, the nearest is taken, and the earliest of these. Modules that own the same parameters do the same work;
+walked in the order in which a ran them, the first of them whose output does not agree is where to look, and whether its
+input still agrees says which side of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.correspondence import PROVES_NOTHING, telling
+from introspect_cli.compare.terms.distance import Layouts
+from introspect_cli.compare.terms.sites import Alignment, kind_code, phase_code
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.compare.terms.table import Half, Table
+    from introspect_cli.records import ModuleInfo, Site
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.rank_reader import RankReader
+
+_MOST = 8  # parts of one whole
+_CLOSE = 1e-6  # sums are taken in float64 of statistics that are right to 1e-6
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Parts of one run that are one tensor of the other.
+
+    Attributes:
+        parts: FQNs of the parts, in order.
+        whole: FQN of the whole.
+        side: the run that has the whole.
+    """
+
+    parts: tuple[str, ...]
+    whole: str
+    side: str
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What adds up of a tensor."""
+
+    numel: int
+    low: float
+    high: float
+    least: float
+    total: float
+    squares: float
+
+
+def merge_words(parts: str, whole: str, side: str) -> str:
+    """That several modules of one run, `parts` as a list in words, are one in the other, which is `side`."""
+    other = "a" if side == "b" else "b"
+    return f"{parts} of {other} are one in {side}, {whole}: put together, their parameters have its extrema and moments"
+
+
+def _together(parts: list[Moments]) -> Moments:
+    """The moments of tensors put together."""
+    return Moments(
+        sum(part.numel for part in parts),
+        min(part.low for part in parts),
+        max(part.high for part in parts),
+        min(part.least for part in parts),
+        sum(part.total for part in parts),
+        sum(part.squares for part in parts),
+    )
+
+
+def same_numbers(one: Moments, two: Moments) -> bool:
+    """Whether two tensors have the same extrema and, to rounding, the same sums; never where all is one number."""
+    if (one.numel, one.low, one.high, one.least) != (two.numel, two.low, two.high, two.least) or one.low == one.high:
+        return False
+    spread = (one.numel * max(one.squares, two.squares)) ** 0.5
+    return abs(one.total - two.total) <= _CLOSE * spread and (
+        abs(one.squares - two.squares) <= _CLOSE * max(one.squares, two.squares)
+    )
+
+
+def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
+    """What adds up of a record; None where statistics are missing, or something in it is not finite."""
+    names = ("min", "max", "absmin", "mean", "var")
+    if any(name not in batch.floats for name in names):
+        return None
+    low, high, least, mean, var = (float(batch.floats[name][row]) for name in names)
+    numel = int(layouts.numel[int(batch.layout[row])])
+    odd = any(int(batch.counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in batch.counts)
+    if odd or not np.isfinite([low, high, least, mean, var]).all():
+        return None
+    return Moments(numel, low, high, least, mean * numel, (var + mean * mean) * numel)
+
+
+def merges_of(table: Table, layouts: tuple[Layouts, Layouts]) -> list[Merge]:
+    """Parameters that are several in one run and one in the other, among those that one run only has."""
+    return merges_between(
+        *(_tensors(table.alignment, half, of_run) for half, of_run in zip(table.halves, layouts, strict=True))
+    )
+
+
+def _tensors(alignment: Alignment, half: Half, layouts: Layouts) -> dict[str, Moments]:
+    """Moments of parameters in their order of recording: as the step found them, else as it left them."""
+    _, batch, sites, rows = half
+    by_tensor: dict[str, Moments] = {}
+    for phase in (Phase.START, Phase.OPTIMIZER):
+        chosen = alignment.kind[sites[rows]] == kind_code(Kind.PARAM)
+        chosen &= alignment.phase[sites[rows]] == phase_code(phase)
+        for row in rows[chosen].tolist():
+            name = alignment.fqn[sites[row]]
+            if name not in by_tensor and (sums := moments(batch, row, layouts)) is not None:
+                by_tensor[name] = sums
+    return by_tensor
+
+
+def merges_between(one: dict[str, Moments], two: dict[str, Moments]) -> list[Merge]:
+    """Parts of either run that together have the moments of a whole of the other."""
+    return [*_merges(one, two, "b"), *_merges(two, one, "a")]
+
+
+def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
+    """Parts in their order that together have the moments of a whole; `side` is the run that has the wholes."""
+    families: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in parts:
+        owner, _, leaf = name.rpartition(".")
+        families[owner.rpartition(".")[0], leaf].append(name)
+    index: dict[tuple[int, float, float], list[str]] = defaultdict(list)
+    for name, sums in wholes.items():
+        index[sums.numel, sums.low, sums.high].append(name)
+    merges, used = [], set[str]()
+    for members in families.values():
+        for start in range(len(members)):
+            for length in range(2, min(_MOST, len(members) - start) + 1):
+                names = members[start : start + length]
+                sums = _together([parts[name] for name in names])
+                for whole in index.get((sums.numel, sums.low, sums.high), ()):
+                    if same_numbers(sums, wholes[whole]) and not used & {whole, *names}:
+                        used |= {whole, *names}
+                        merges.append(Merge(tuple(names), whole, side))
+    return merges
+
+
+# --- all parameters of two implementations
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A record that can prove something.
+
+    Attributes:
+        row: its row in the step's batch.
+        order: its place in the order of recording.
+        sketch: its sketch; None where none was kept.
+    """
+
+    site: Site
+    row: int
+    order: int
+    shape: tuple[int, ...]
+    checksum: int
+    moments: Moments
+    sketch: NDArray[np.float64] | None
+    module_class: str
+
+    @property
+    def owner(self) -> str:
+        """The module that a parameter is of."""
+        return self.site.fqn.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Which parameters of a are which of b.
+
+    Attributes:
+        pairs: each with its partner: equal bits, or the same numbers in another order (transposed).
+        merges: parts of one run that are one tensor of the other.
+        only_a: telling parameters of a that are nowhere in b, not even as one that is paired already (tied ones).
+        only_b: the other way round.
+    """
+
+    pairs: tuple[tuple[Value, Value], ...]
+    merges: tuple[Merge, ...]
+    only_a: tuple[Value, ...]
+    only_b: tuple[Value, ...]
+
+    @property
+    def transposed(self) -> int:
+        """How many pairs hold the same numbers in another order."""
+        return sum(one.checksum != two.checksum for one, two in self.pairs)
+
+
+def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
+    """Put parameters together: by checksum, then by extrema and sums, then as parts of one."""
+    pairs, *rest = _paired(one, two)
+    merges = merges_between(*({value.site.fqn: value.moments for value in left} for left in rest))
+    used = {name for merge in merges for name in (*merge.parts, merge.whole)}
+    only = [
+        tuple(value for value in left if value.site.fqn not in used and value.checksum not in there)
+        for left, there in zip(rest, ({value.checksum for value in side} for side in (two, one)), strict=True)
+    ]
+    return Parameters(tuple(pairs), tuple(merges), *only)
+
+
+def _paired(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
+    """Parameters that hold the same, and those of a and of b that are left."""
+    index: dict[int, list[Value]] = defaultdict(list)
+    for value in two:
+        index[value.checksum].append(value)
+    partners = {value: index[value.checksum].pop(0) for value in one if index[value.checksum]}
+    left, taken = [value for value in one if value not in partners], set(partners.values())
+    rest = [value for value in two if value not in taken]
+    unpaired = []
+    for value in left:
+        other = next((other for other in rest if same_numbers(value.moments, other.moments)), None)
+        if other is None:
+            unpaired.append(value)
+        else:
+            partners[value] = other
+            rest.remove(other)
+    return list(partners.items()), unpaired, rest
+
+
+def tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
+    """What a parameter is tied to, by the aliases of its module."""
+    owner, _, name = fqn.rpartition(".")
+    for module in modules:
+        for alias_name, target in module.tied.items():
+            if module.fqn == owner and alias_name == name:
+                return target
+            if target == fqn:
+                return f"{module.fqn}.{alias_name}"
+    return ""
+
+
+# --- values that flow through both
+
+CLOSE = 1e-5
+"""Relative L2 distance up to which activations agree: more than float32 rounds by, less than faults move values by."""
+
+_FORWARD = frozenset({Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS})
+
+
+@dataclass(frozen=True, eq=False)
+class ValuePair:
+    """A value of a and the value of b that it is.
+
+    Attributes:
+        rel_l2: their distance; None where they hold the same numbers at other places.
+    """
+
+    a: Value
+    b: Value
+    rel_l2: float | None
+
+
+def telling_values(reader: RankReader, step: int) -> list[Value]:
+    """The telling records of a step, in the order of recording; evaluation and recomputation left out."""
+    batch, layouts = reader.read(step), Layouts(reader.layouts)
+    values = []
+    sequence, proves = batch.sequence, telling(batch)
+    for row in np.argsort(sequence, kind="stable").tolist():
+        sums = moments(batch, row, layouts) if proves[row] else None
+        if sums is None:
+            continue
+        site, info = reader.sites[int(batch.site[row])]
+        if site.phase in PROVES_NOTHING:
+            continue
+        sketch = None if batch.sketch is None else np.asarray(batch.sketch[row], np.float64)
+        shape = tuple(reader.layouts[int(batch.layout[row])].shape)
+        checksum = int(batch.checksum[row])
+        values.append(Value(site, row, int(sequence[row]), shape, checksum, sums, sketch, info.module_class))
+    return values
+
+
+def forward_of(values: Iterable[Value]) -> list[Value]:
+    """What flows forward: batches, inputs, outputs, losses."""
+    return [value for value in values if value.site.kind in _FORWARD]
+
+
+def parameters_of(values: Iterable[Value]) -> list[Value]:
+    """Parameters, each once, as the step finds them."""
+    first: dict[str, Value] = {}
+    for value in values:
+        if value.site.kind is Kind.PARAM and value.site.phase is Phase.START:
+            first.setdefault(value.site.fqn, value)
+    return list(first.values())
+
+
+def agreement(a: Value, b: Value, close: float) -> ValuePair | None:
+    """Two values as one, where they are equal, near, or hold the same numbers at other places; None where not."""
+    if a.checksum == b.checksum:
+        return ValuePair(a, b, 0.0)
+    distance = measured(a, b)
+    if distance is not None and distance <= close:
+        return ValuePair(a, b, distance)
+    return ValuePair(a, b, None) if _near(a.moments, b.moments, close) else None
+
+
+def measured(a: Value, b: Value) -> float | None:
+    """Relative L2 distance of two values of one size, however large; None where it cannot be told."""
+    if a.sketch is None or b.sketch is None or a.moments.numel != b.moments.numel:
+        return None
+    size = max(a.moments.squares, b.moments.squares) ** 0.5
+    return float(np.linalg.norm(a.sketch - b.sketch)) / size if size else None
+
+
+def _near(one: Moments, two: Moments, close: float) -> bool:
+    """Whether two values of many elements have the same extrema and sums, to the tolerance."""
+    if one.numel != two.numel or one.numel < 16:
+        return False
+    size = (max(one.squares, two.squares) / one.numel) ** 0.5
+    ends = max(abs(one.low - two.low), abs(one.high - two.high))
+    return (
+        ends <= close * size
+        and abs(one.total - two.total) <= close * size * one.numel
+        and abs(one.squares - two.squares) <= 2 * close * max(one.squares, two.squares)
+    )
+
+
+def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> dict[int, ValuePair]:
+    """For each value of a, by its row, the nearest value of b that agrees; none where there is none.
+
+    Of equally near ones the first at the same place in line is taken: the third of five equal values is the third.
+    """
+    sizes: dict[int, list[Value]] = defaultdict(list)
+    for value in two:
+        sizes[value.moments.numel].append(value)
+    index = {size: _Candidates(values) for size, values in sizes.items()}
+    matches: dict[int, ValuePair] = {}
+    times: dict[int, int] = defaultdict(int)
+    for value in one:
+        near = index[value.moments.numel].near(value, close) if value.moments.numel in index else []
+        if near:
+            level = [match for match in near if match.rel_l2 == near[0].rel_l2]
+            first = level[0].b.row
+            matches[value.row] = level[min(times[first], len(level) - 1)]
+            times[first] += 1
+    return matches
+
+
+class _Candidates:
+    """Values of one size, asked for those near to another."""
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self.values = values
+        self.checksums: dict[int, list[Value]] = defaultdict(list)
+        for value in values:
+            self.checksums[value.checksum].append(value)
+        sketched = all(value.sketch is not None for value in values)
+        self.sketches = np.stack([value.sketch for value in values if value.sketch is not None]) if sketched else None
+        self.squares = np.array([value.moments.squares for value in values])
+
+    def near(self, value: Value, close: float) -> list[ValuePair]:
+        """The values that agree with one (`agreement`), the nearest first, those at other places last."""
+        equal = self.checksums.get(value.checksum)
+        if equal:
+            return [ValuePair(value, other, 0.0) for other in equal]
+        if value.sketch is not None and self.sketches is not None:
+            size = np.sqrt(np.maximum(self.squares, value.moments.squares))
+            distance = np.linalg.norm(self.sketches - value.sketch, axis=1) / np.maximum(size, 1e-300)
+            order = [int(place) for place in np.argsort(distance, kind="stable") if distance[place] <= close]
+            if order:
+                return [ValuePair(value, self.values[place], float(distance[place])) for place in order]
+        return [ValuePair(value, other, None) for other in self.values if _near(value.moments, other.moments, close)]
+
+
+# --- the flow through both
+
+_FEW = 1 / 3
+
+
+def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed: bool = False) -> bool:
+    """Whether two runs hardly share a name, of modules and parameters, and comparing them by name led nowhere."""
+    if not listed and first is not None and first.a is not None and first.b is not None and first.reason != "structure":
+        # A parameter that is transposed, or has become part of another, has another shape from the start.
+        transposed = first.reason == "initial" and first.a.layout.shape != first.b.layout.shape
+        if not transposed:
+            return False
+    kinds = {Kind.PARAM.value, Kind.INPUT.value, Kind.OUTPUT.value}
+    one, two = (
+        {fqn for fqn, kind in zip(run.sites.fqn, run.sites.kind, strict=True) if kind in kinds} for run in (a, b)
+    )
+    return bool(one) and bool(two) and len(one & two) < _FEW * min(len(one), len(two))
+
+
+@dataclass(frozen=True, eq=False)
+class ModulePair:
+    """A call of a module of a, and of the module of b that owns the same parameters.
+
+    Attributes:
+        a: its output in a.
+        b: its output in b.
+        inputs: whether every telling input of both agrees; None where a run has recorded none.
+        rel_l2: the distance of the outputs; None where that is not known, or they hold the same in another order.
+        agree: whether the outputs agree.
+    """
+
+    a: Value
+    b: Value
+    inputs: bool | None
+    rel_l2: float | None
+    agree: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """How the values of a step flow through both.
+
+    Attributes:
+        step: the step, of a and of b.
+        close: relative L2 distance up to which values agree.
+        readers: of a and of b.
+        ordered: whether the order of a's records, and of b's, is that in which they were computed.
+        parameters: which parameters are which.
+        values: what flows forward in a, and in b.
+        forward: matched values, in a's order.
+        modules: modules with the same parameters, in the order in which a ran them.
+        end: what of a model's outputs agrees; None where nothing does.
+        gradients: parameters whose gradients were compared, with whether they agree, in the order of recording.
+    """
+
+    step: int
+    close: float
+    readers: tuple[RankReader, RankReader]
+    ordered: tuple[bool, bool]
+    parameters: Parameters
+    values: tuple[Sequence[Value], Sequence[Value]]
+    forward: tuple[ValuePair, ...]
+    modules: tuple[ModulePair, ...]
+    end: ValuePair | None
+    gradients: tuple[tuple[Value, Value, bool], ...]
+
+    @property
+    def related(self) -> bool:
+        """Whether the runs have a parameter or a module's output in common: batches alone make no port."""
+        shared = self.parameters.pairs or self.parameters.merges
+        return bool(shared) or any(match.a.site.kind is Kind.OUTPUT for match in self.forward)
+
+
+def flow_of(
+    readers: tuple[RankReader, RankReader], step: int, close: float, ordered: tuple[bool, bool] = (True, True)
+) -> Flow:
+    """Put the values of one step of both together."""
+    one, two = (telling_values(reader, step) for reader in readers)
+    shared = parameters(parameters_of(one), parameters_of(two))
+    forward = forward_of(one), forward_of(two)
+    matches = matched_values(*forward, close)
+    modules = _module_pairs(shared, *forward, close)
+    if ordered == (False, True):
+        modules.sort(key=lambda pair: pair.b.order)
+    return Flow(
+        step=step,
+        close=close,
+        readers=readers,
+        ordered=ordered,
+        parameters=shared,
+        values=forward,
+        forward=tuple(matches[value.row] for value in forward[0] if value.row in matches),
+        modules=tuple(modules),
+        end=next(iter(matched_values(ends(forward[0]), ends(forward[1]), close).values()), None),
+        gradients=tuple(_gradients(shared, one, two, close)),
+    )
+
+
+def ends(values: Sequence[Value]) -> list[Value]:
+    """The telling outputs of the model that ran last; of the last module where no model has any."""
+    outputs = [value for value in values if value.site.kind is Kind.OUTPUT]
+    roots = [value for value in outputs if "." not in value.site.fqn] or outputs
+    return [root for root in roots if (root.site.fqn, root.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
+
+
+def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:
+    """Modules that own the same parameters, with their inputs and outputs compared."""
+    partners: dict[str, str] = {}
+    for first, second in shared.pairs:
+        # A module whose parameters lie in several of the other run does what none of these does.
+        if partners.setdefault(first.owner, second.owner) != second.owner:
+            partners[first.owner] = ""
+    merged = {name.rpartition(".")[0] for merge in shared.merges for name in (*merge.parts, merge.whole)}
+    calls_a, calls_b, pairs = _by_call(one), _by_call(two), []
+    for value in one:
+        name, call = value.site.fqn, value.site.call
+        other = partners.get(name)
+        if value.site.kind is not Kind.OUTPUT or not other or {name, other} & merged:
+            continue
+        outputs = calls_b.get((Kind.OUTPUT, other, call), ())
+        partner = next((output for output in outputs if output.moments.numel == value.moments.numel), None)
+        if partner is None:
+            continue
+        given, given_b = calls_a.get((Kind.INPUT, name, call), ()), calls_b.get((Kind.INPUT, other, call), ())
+        inputs = all(any(agreement(x, y, close) for y in given_b) for x in given) if given and given_b else None
+        match = agreement(value, partner, close)
+        rel = match.rel_l2 if match is not None else measured(value, partner)
+        pairs.append(ModulePair(value, partner, inputs, rel, match is not None))
+    return pairs
+
+
+def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]]:
+    by_call: dict[tuple[Kind, str, int], list[Value]] = defaultdict(list)
+    for value in values:
+        by_call[value.site.kind, value.site.fqn, value.site.call].append(value)
+    return by_call
+
+
+def _gradients(
+    shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float
+) -> list[tuple[Value, Value, bool]]:
+    """Gradients of parameters that are the same, with whether they agree."""
+    sides = [{value.site.fqn: value for value in side if value.site.kind is Kind.GRAD} for side in (one, two)]
+    pairs = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in shared.pairs]
+    both = [(mine, other) for mine, other in pairs if mine is not None and other is not None]
+    # Gradients gather the rounding of the whole backward pass.
+    agree = [(mine, other, agreement(mine, other, 10 * close) is not None) for mine, other in both]
+    return sorted(agree, key=lambda pair: pair[0].order)

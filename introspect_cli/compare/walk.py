@@ -1,0 +1,577 @@
+"""One rank of both runs, compared step by step.
+
+Only steps whose digests differ are opened, one at a time, and go through the passes. Counting is done on columns;
+divergences become objects, and their origins are judged, only as far as they are to be listed.
+
+*Which divergence is the first: a value, or the cause that it follows from.* A random state that differs moves no number
+until somebody draws from it, and a module that only one run has may change nothing. So records are told apart: values
+that both runs have are effects, and decide whether the runs diverge. Random states, and what one run only has because
+the other has nothing of that name, are causes: they are blamed where an effect differs and does not explain itself, and
+told as structure where none does.
+
+A step may diverge in several places that have nothing to do with one another: another seed and another learning rate,
+two branches of a model. Who mends the first alone finds the next tomorrow. So every divergence that rests on nothing
+that differs is told with its cause; where many have one cause (the parameters of one optimizer), the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from introspect_cli.compare.passes import combine, cover, dead, dead_note, evaluates, matched, pair, tolerate, unsettle
+from introspect_cli.compare.reasons.judge import judge
+from introspect_cli.compare.reasons.structure import drawn
+from introspect_cli.compare.resumed import PLACE, Carried, is_gap, kept, resumed
+from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
+from introspect_cli.compare.step.outcome import (
+    RankOutcome,
+    agreed_kinds,
+    nan_kinds,
+    records_results,
+    results_agree,
+    results_known,
+    trains,
+    updates,
+    watches_results,
+)
+from introspect_cli.compare.step.overview import Heat
+from introspect_cli.compare.step.size import materialise
+from introspect_cli.compare.step.step import Step, carry_over, within_tolerance_of
+from introspect_cli.compare.step.structure import Structure
+from introspect_cli.compare.steps import Paired, differing, steps_of
+from introspect_cli.compare.terms.distance import Layouts
+from introspect_cli.compare.terms.evidence import Cause, Known, least
+from introspect_cli.compare.terms.names import generator_of
+from introspect_cli.compare.terms.result import Role, Size
+from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.terms.table import ABSENT, DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table
+from introspect_cli.compare.terms.words import what
+from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from introspect_cli.compare.step.comparison import Comparison
+    from introspect_cli.compare.terms.findings import Part, Resumption
+    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.store.format.index import StepEntry
+    from introspect_cli.store.ranks.whole_reader import Reader
+
+_FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+
+_AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
+"""Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
+
+_AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
+_OUTSIDE = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
+"""Phases whose values code outside of modules makes: its draws are not on record."""
+
+
+def separate(table: Table, comparison: Comparison) -> Table:
+    """The table with a mark on random states, and on what one run alone has since the other has no such thing."""
+    if comparison.causes is None:
+        return table
+    random, alone = (mask[table.site] for mask in comparison.causes)
+    return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))
+
+
+class Lead(NamedTuple):
+    """The record that the answer begins with; it may lie in an earlier step.
+
+    Attributes:
+        stands_for: which divergence of the step at hand it is; None where it is one of another step.
+    """
+
+    step: Step
+    position: int
+    stands_for: int | None
+
+
+def choose(
+    step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
+) -> Lead | None:
+    """The divergence that leads the answer; None for the earliest of the step.
+
+    That is the earliest value, unless a cause stands before it, in the step or in those in which nothing but causes
+    differed: something of one run alone that brings a value which the other lacks, or lets a gradient flow, or a random
+    state that something was drawn from.
+
+    Args:
+        step: the first step in which a value diverges.
+        positions: those of its divergences that were selected, in order.
+        earlier: what differed in structure in the steps before.
+        began: the first step in which nothing but causes differed; None where there is none.
+        new_values: whether one of these causes brought a value that the other run has nowhere.
+    """
+    table, divergences = step.table, step.divergences
+    effect = next((place for place in positions if not divergences.cause[place]), None)
+    if effect is None or (effect == positions[0] and began is None):
+        return None
+    site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
+    harmless = not (step.is_one_sided(effect) or new_values or brings_values(table.keeping(table.cause)))
+    harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
+    if harmless and not _was_drawn_from(step, site, before, earlier):
+        alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
+        return Lead(alone, alone.sites.index(site), effect)
+    if began is not None:
+        first = Step(step.comparison, began, Carried())
+        return Lead(first, drawn(first) or 0, None)
+    if step.sites[positions[0]].kind is not Kind.RNG:
+        return None
+    # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
+    blamed = drawn(step)
+    if blamed is None:
+        blamed = next((position for position in positions if is_drawn_from(step, position)), None)
+    return Lead(step, blamed, blamed) if blamed is not None and blamed in positions else None
+
+
+def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
+    """Whether a gradient reaches a module that both have in one run alone: others that it is added to differ."""
+    return any(site.kind in _FLOWING_BACK and all(site.fqn in tree for tree in step.modules) for site in before)
+
+
+def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: Structure) -> bool:
+    """Whether a random state differs before a value, and something may have been drawn from it by then."""
+    if not (earlier.random or any(site.kind is Kind.RNG for site in before)):
+        return False
+    draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
+    by_script = effect.phase in _OUTSIDE or (effect.kind is Kind.INPUT and "." not in effect.fqn)
+    return draws or by_script or not step.comparison.notices_all_draws
+
+
+def is_drawn_from(step: Step, position: int) -> bool:
+    """Whether a divergence is the state of a generator from which something then draws other numbers."""
+    site = step.sites[position]
+    if site.kind is not Kind.RNG or site.phase is not Phase.START:
+        return False
+    return any(
+        other.kind is Kind.RNG and other.phase is not Phase.START and generator_of(other) == generator_of(site)
+        for other in step.sites
+    )
+
+
+def brings_values(causes: Table) -> bool:
+    """Whether something that one run only has brings a value into the forward pass that the other has nowhere.
+
+    A wrapper gives what is inside it, and an identity what it is given: neither can be to blame.
+    """
+    alignment = causes.alignment
+    giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
+    late = [phase_code(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER)]
+    for half, other in zip(causes.halves, (causes.b, causes.a), strict=True):
+        early = half.only[~np.isin(alignment.phase[half.sites[half.only]], late)]
+        sites, kinds = half.sites[early], alignment.kind[half.sites[early]]
+        gives = half.batch.checksum[early[np.isin(kinds, giving)]]
+        agree = np.isin(causes.state, (EQUAL, WITHIN)) & ~causes.one_sided  # parts of a batch have another checksum
+        known = half.batch.checksum[(causes.row_a if half.side == "a" else causes.row_b)[agree]]
+        if not (np.isin(gives, other.checksum) | np.isin(gives, known)).all():
+            return True
+        given, gave = (
+            {alignment.fqn[site] for site in sites[kinds == kind_code(kind)].tolist()}
+            for kind in (Kind.INPUT, Kind.OUTPUT)
+        )
+        if given - gave:
+            return True  # what it gave was not seen
+    return False
+
+
+# --- the other origins of the step
+
+_JUDGED = 300
+"""Divergences that are looked at, from the first on and of what the optimizers leave: nearly all follow from others."""
+
+_MOST = 8
+
+_STANDS_ALONE = _AT_ITS_PLACE | {"rng", "initial", "outside", "own_code", "buffer"}
+"""Reasons that say of one record that what went into it is equal, whatever differs elsewhere."""
+
+
+def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> list[tuple[int, Cause]]:
+    """The other origins among some divergences of a step, one for each cause, in order."""
+    seen = {_key(step, first, cause)}
+    others: list[tuple[int, Cause]] = []
+    for position in _looked_at(step, positions):
+        site = step.sites[position]
+        if site == first or step.is_one_sided(position):
+            continue
+        other = judge(step, position)
+        key = _key(step, site, other)
+        if other.role is not Role.ORIGIN or other.reason not in _STANDS_ALONE or key in seen:
+            continue
+        if any(fact.known is not Known.EQUAL for fact in other.evidence):
+            continue  # it may come from what was not seen, or have grown from what was let pass
+        if site.call and other.reason in {"module", "own_code"}:
+            continue  # its first call agrees, or is listed: what it keeps from call to call may follow from the rest
+        if other.reason == "initial" and first.phase is Phase.START:
+            continue  # one that is drawn or not takes numbers from all that are drawn after it
+        if _has_effect(step, position, other):
+            seen.add(key)
+            others.append((position, other))
+            if len(others) == _MOST:
+                break
+    return others
+
+
+def _looked_at(step: Step, positions: Sequence[int]) -> Iterator[int]:
+    yield from positions[:_JUDGED]
+    left = [position for position in positions[_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
+    yield from left[:_JUDGED]
+
+
+def _key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
+    """What may have one cause: generators, tensors of an optimizer, all that is initialised, all modules of a class."""
+    if cause.reason == "batch":
+        return cause.reason, site.fqn
+    if cause.reason in {"module", "own_code", "op", "buffer"}:
+        name = cause.module or site.fqn
+        classes = [tree[name].module_class for tree in step.modules if name in tree]
+        return "module", classes[0] if classes else name
+    return cause.reason, ""
+
+
+def _has_effect(step: Step, position: int, cause: Cause) -> bool:
+    """Whether the origin made something else differ, or there is a cause on record: else it may follow from another.
+
+    A generator that differs moves no number until something draws from it. An optimizer may compute with the gradients
+    of all parameters, so an equal one of its own says little.
+    """
+    if cause.reason == "rng":
+        return is_drawn_from(step, position)
+    return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.standing))
+
+
+def shown_by(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
+    """The divergences of the step at which a run goes on that show what it did not restore, one for each part."""
+    if resumption is None or not step.comparison.goes_on_at(step.number):
+        return {}
+    by_position = {}
+    for part in resumption.lost:
+        those = [position for position, site in enumerate(step.sites) if shows(site, part)]
+        those.sort(key=lambda position: step.sites[position].path != "['step']")  # a count says most
+        if those:
+            by_position[those[0]] = Cause(Role.ORIGIN, "resumed")
+    return by_position
+
+
+def shows(site: Site, part: Part) -> bool:
+    """Whether a record holds a part of what a resumed run goes on with."""
+    if site.kind is Kind.RNG:
+        return site.phase is Phase.START and part.generator == generator_of(site)
+    if site.kind is Kind.BATCH:
+        return part.part == PLACE
+    return site.kind is Kind.OPTIMIZER_STATE and part.part == site.kind.several
+
+
+# --- step by step
+
+
+Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
+
+
+def _plain(change: Callable[[Table, Comparison], Table]) -> Pass:
+    """A pass that learns nothing."""
+    return lambda table, learned, comparison: (change(table, comparison), learned)
+
+
+PASSES: tuple[Pass, ...] = (
+    _plain(cover),  # first, since no later pass may take what a run could not have recorded for a divergence
+    combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
+    tolerate,  # before causes are told from values, so that what is let pass is neither
+    unsettle,  # after it, since only where differences are let pass may those of rounding alone be
+    _plain(dead),  # after it, since what rests on a value may be within tolerance
+    _plain(separate),  # last: marks what diverges still
+)
+"""What each opened step goes through, in this order, after `pair` has put its records side by side: table and what was
+learned in, table and what was learned out.
+
+Of the first step that diverges then, `choose` finds the divergence that leads, and `judge` explains it.
+"""
+
+
+class Walk:
+    """What must be remembered from step to step while one rank is compared."""
+
+    def __init__(self, comparison: Comparison, outcome: RankOutcome) -> None:
+        self.comparison, self.options, self.outcome = comparison, comparison.options, outcome
+        self.structure = outcome.structure = Structure(comparison.alignment, comparison.match)
+        self.carried = resumed(comparison, comparison.offset)
+        self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)
+        if self.resumed:  # what a checkpoint did not restore
+            outcome.results_known = Known.DIFFERS
+        self.last: int | None = None
+        self.began: Table | None = None
+        self.new_values = False
+        self.learned = Learned()
+        if comparison.options.evaluation is None and not comparison.options.narrowed:
+            outcome.resumption = comparison.resumption()
+
+    def run(self, places: Sequence[int]) -> None:
+        """Walk the steps at these places, filling in the outcome.
+
+        Of training or evaluation alone, up to the first divergence. The answer needs no step after that: they are
+        counted as long as it takes seconds.
+        """
+        outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
+        one, two = self.comparison.a, self.comparison.b
+        for reader, rows in ((one, self.outcome.paired.rows_a), (two, self.outcome.paired.rows_b)):
+            reader.ahead(rows[list(places)].tolist())
+        for place, table in self._opened(places):
+            if (table.diverging & table.chosen).any():
+                self._take(place, table)
+            if outcome.first is not None and self.options.evaluation is not None:
+                break
+            if outcome.first is not None and not counts_all:
+                records = len(table.a) * len(one.readers) + len(table.b) * len(two.readers)
+                outcome.later += max(records, self.options.least)
+                if outcome.later > self.options.later:
+                    outcome.cut(place + 1)
+                    break
+
+    def _opened(self, places: Sequence[int]) -> Iterator[tuple[int, Table]]:
+        """Differing steps after the passes; with noise runs, every step is a lesson."""
+        opened, floors = set(places), self.comparison.floors
+        for place in range(len(self.outcome.paired)) if floors else places:
+            entry_a, entry_b = self.outcome.paired[place]
+            if floors:
+                self._learn(entry_a)
+            if place in opened:
+                table, self.learned = self._passed(entry_a.step, entry_b.step)
+                self._count_passed(table, entry_a)
+                self._see_results(table)
+                yield place, table
+
+    def _passed(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
+        """A step of both runs, after all passes, and what was learned of it."""
+        table, learned = pair(self.comparison, step_a, step_b), self.learned
+        for step_pass in PASSES:
+            table, learned = step_pass(table, learned, self.comparison)
+        return table, learned
+
+    def _learn(self, entry_a: StepEntry) -> None:
+        """Let each noise run raise its floor at a step, where it has that step and differs there."""
+        comparison = self.comparison
+        for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
+            if entry_a.step not in reader:
+                continue
+            entry = reader.entry(reader.row_of(entry_a.step))
+            if entry.digest == entry_a.digest and floor.seed is not None:
+                comparison.reached.agree(entry_a.step)
+            if entry.digest != entry_a.digest:
+                batches = comparison.a.read(entry_a.step), reader.read(entry.step)
+                compared = floor.alignment.mask(frozenset(), ())
+                table = matched(floor.alignment, compared, (entry_a.step, entry.step), batches)
+                floor.learn(table, comparison.layouts[0], Layouts(reader.layouts), comparison.reached)
+
+    # --- counts
+
+    def _count_passed(self, table: Table, entry_a: StepEntry) -> None:
+        """Count what the passes of a step let pass, or found that nothing can be said of."""
+        comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
+        alone = (table.row_b < 0) | (table.because == Because.DEAD)
+        operators = table.alignment.kind[table.site] == kind_code(Kind.OP_OUTPUT)
+        of_a = alone & (table.state == ABSENT) | operators & (table.because == Because.NOT_COMPARED)
+        of_a |= table.because == Because.RESTORED
+        of_a &= table.row_a >= 0  # compared with nothing, so not equal
+        self.outcome.tally.update(causes=int((of_a if comparison.entire else of_a & chosen).sum()))
+        if len(table.a) > entry_a.rows:
+            self.outcome.tally.update(records=int(comparison.chosen[table.left].sum()))
+        if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
+            self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
+        formed = np.flatnonzero(chosen & (table.state == DEAD))
+        self.outcome.tally.update(causes=len(formed))
+        outcome.formed = outcome.formed or dead_note(table, formed.tolist(), comparison)
+        within = np.flatnonzero(chosen & (table.state == WITHIN))
+        self.outcome.tally.update(within=len(within))
+        if len(within) and not outcome.tolerated and outcome.first is None:
+            first = within[int(np.argmin(table.order[within]))]
+            outcome.tolerated = f"{what(table.named(first))} in step {table.step}"
+        self.outcome.tally.update(cut=int((chosen & (table.because == Because.CUT)).sum()))
+        self._count_unseen(table)
+
+    def _see_results(self, table: Table) -> None:
+        """Remember which results agree in every step, while all of them do.
+
+        What both run after they have trained for the last time has none, or losses of an accumulation that no update
+        ends: what was trained until then decides. NaN throughout from the first step on hides what a difference does.
+        """
+        outcome = self.outcome
+        if outcome.results is None or outcome.hidden:
+            outcome.hidden = nan_kinds(table, self.comparison.layouts[0])
+        if outcome.results is not None and not trains(table):
+            return
+        if self.comparison.entire and outcome.results_known is not Known.DIFFERS:
+            kinds = agreed_kinds(table) - outcome.hidden
+            if outcome.results is None or updates(table):
+                outcome.results = kinds if outcome.results is None else outcome.results & kinds
+            outcome.results_known = least((outcome.results_known, results_known(table)))
+
+    def _count_unseen(self, table: Table) -> None:
+        """Count records that one run or both could not see."""
+        unseen = table.chosen & (table.state == NOT_SEEN)
+        lost = np.flatnonzero(unseen & np.isin(table.because, (Because.NOT_COUNTED, Because.LISTED)))
+        self.outcome.tally.update(not_observed=len(lost), blind=len(lost))
+        blind = np.flatnonzero(unseen & (table.because == Because.NOT_OBSERVED))
+        status = np.asarray(table.a.status)[table.row_a[blind]], np.asarray(table.b.status)[table.row_b[blind]]
+        seen_a, seen_b = (column != int(Status.NOT_OBSERVED) for column in status)
+        by_one = blind[seen_a != seen_b]
+        self.outcome.tally.update(not_observed=len(blind), blind=len(by_one))
+        lost = np.concatenate([lost[table.one_sided[lost]], lost[~table.one_sided[lost]], by_one])
+        if len(lost) and not self.outcome.blind_site:
+            site = table.named(lost[0])
+            when = {Phase.EVAL: "in the evaluation of", Phase.START: "at the start of"}.get(site.phase, "at")
+            self.outcome.blind_site = f"{site.kind.value} of {site.fqn} {when} step {table.step}"
+
+    # --- divergences
+
+    def _take(self, place: int, table: Table) -> None:
+        """Count a step's divergences and list what there is room for."""
+        comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
+        chosen = table if comparison.entire else table.keeping(table.chosen)
+        if comparison.entire and outcome.agreed != frozenset():
+            kinds = agreed_kinds(table) - outcome.hidden
+            outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
+        if self._only_causes(chosen):
+            return
+        self.outcome.tally.update(
+            steps_diverged=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b)
+        )
+        if self.options.want_map:
+            if outcome.heat is None:
+                outcome.heat = Heat(comparison.alignment, outcome.paired.steps.tolist())
+            outcome.heat.add(place, chosen, comparison.layouts)
+        if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
+            return
+        before, carried = self._before(table)
+        begins = outcome.first is None
+        gap, resumed_now = is_gap(comparison, table), self.resumed and begins
+        step = Step(comparison, table, carried, before=before, gap=gap, resumed=resumed_now, learned=self.learned)
+        place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
+        positions = [place_of[row] for row in chosen.in_order.tolist()]
+        if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
+            positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
+        if begins and comparison.causes is not None:
+            lead = choose(step, positions, self.structure, self.began, new_values=self.new_values)
+            if lead is not None:
+                self._list(lead.step, lead.position)
+                positions = [position for position in positions if position != lead.stands_for]
+        lost = shown_by(step, outcome.resumption) if begins else {}
+        for position in positions:
+            room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
+            if outcome.first is not None and not room:
+                break
+            self._list(step, position, lost.get(position) if outcome.first is not None else None)
+        if begins:
+            outcome.lost += [materialise(step, position, cause) for position, cause in lost.items()]
+            self._see_others(step, positions)
+        self.carried, self.last = carry_over(step, carried, comparison.ended), table.step
+
+    def _before(self, table: Table) -> tuple[Table | None, Carried]:
+        """The step before, where both runs have it, and what it left different."""
+        comparison = self.comparison
+        step_a, step_b = table.step - 1, table.step_b - 1
+        if step_a not in comparison.a or step_b not in comparison.b:
+            return None, self.carried if self.last is None else kept(self.carried, comparison.ended)
+        before, _ = self._passed(step_a, step_b)
+        if self.last == step_a:
+            return before, self.carried
+        carried = kept(self.carried, comparison.ended)
+        carried.rng |= {name for name, step in self.structure.random.items() if step < table.step}
+        if (before.diverging & ~before.cause).any():
+            return before, carry_over(Step(comparison, before, carried), carried, comparison.ended)
+        carried.within |= within_tolerance_of(before)
+        return before, carried
+
+    def _only_causes(self, table: Table) -> bool:
+        """Take in what differs in structure in a step; whether that is all that differs."""
+        causes = table.keeping(table.cause)
+        if self.comparison.causes is None or not causes.diverged:
+            return False
+        self.structure.see(causes, self.comparison.layouts)
+        if causes.diverged < table.diverged:
+            return False
+        outcome = self.outcome
+        self.began = self.began or table
+        self.new_values = self.new_values or brings_values(causes)
+        if outcome.first is None:
+            self.outcome.tally.update(causes=len(causes.rows_a) + len(causes.only_a))
+            if not self.options.evaluation and (outcome.hidden or not results_agree(table)):
+                if records_results(table):
+                    outcome.one_sided_step = table.step
+                elif not watches_results(*self.comparison.manifests):
+                    outcome.unrecorded = table.step
+        return True
+
+    def _list(self, step: Step, position: int, cause: Cause | None = None) -> None:
+        """Make one divergence of a step an object; the first of all is kept with what is known of it."""
+        outcome = self.outcome
+        cause = cause or judge(step, position)
+        divergence = materialise(step, position, cause)
+        if outcome.first is None:
+            outcome.first, outcome.cause, outcome.step = divergence, cause, step
+            step.resumed = False
+        outcome.listed.append(divergence)
+
+    def _see_others(self, step: Step, positions: Sequence[int]) -> None:
+        """Keep what else of the step rests on nothing that differs, and the first that both runs have."""
+        first, cause = self.outcome.first, self.outcome.cause
+        if first is None or cause is None:
+            return
+        both = (position for position in positions if not step.is_one_sided(position))
+        if first.only and (position := next(both, None)) is not None:
+            self.outcome.shared = materialise(step, position, judge(step, position))
+        if cause.role is Role.ORIGIN and first.step == step.number:
+            for position, other in origins(step, positions, first.site, cause):
+                divergence = materialise(step, position, other)
+                if first.size is Size.ROUNDING or divergence.size is not Size.ROUNDING or other.reason != "module":
+                    self.outcome.origins.append((divergence, other))  # else the same numbers lie elsewhere in memory
+
+
+def compare_rank(comparison: Comparison) -> RankOutcome:
+    """Compare one rank of two runs."""
+    options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
+    outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset)
+    outcome.match, outcome.gathered = comparison.match, comparison.gathered
+    places = differing(paired)
+    sites = comparison.sites[0]
+    counted = selected(sites.kind, sites.fqn, options.kinds, options.modules)
+    if options.evaluation is not None:
+        counted &= evaluating(sites.phase, sites.fqn) == options.evaluation
+    if places:
+        walk = Walk(comparison, outcome)
+        walk.run(places)
+        outcome.learned = walk.learned
+        if outcome.first is None and outcome.one_sided_step is not None and not options.strict:
+            return compare_rank(replace(comparison, options=replace(options, strict=True)))
+    paired = outcome.paired  # as far as it was walked
+    seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
+    outcome.reach = comparison.reached.result(seeds, paired.steps.tolist()) if seeds else None
+    outcome.foreign = sum(perturbed_by(manifest) is not None for _, manifest in comparison.noise) - len(seeds)
+    records = paired.records  # ranks as one know it of what was read
+    if not counted.all():
+        records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
+    outcome.tally.update(records=records, blind_both=_blind_rows(comparison.a, paired, counted))
+    if not places and options.evaluation is None and not options.narrowed:
+        outcome.resumption = comparison.resumption()
+    return outcome
+
+
+def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> int:
+    """How many records run a could not see, in all compared steps.
+
+    Steps with equal digests are not opened to find out, and what a run cannot see hardly changes from step to step: the
+    first and the last common step are counted, and the last stands for those between.
+    """
+
+    def blind(place: int) -> int:
+        batch = reader.read(paired[place][0].step)
+        status = np.asarray(batch.status)
+        partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
+        unseen = (status == int(Status.NOT_OBSERVED)) | partial
+        return int((unseen & counted[np.asarray(batch.site)]).sum())
+
+    last = len(paired) - 1
+    return blind(0) + blind(last) * last if len(paired) else 0

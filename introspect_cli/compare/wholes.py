@@ -1,0 +1,514 @@
+"""How two runs are split up over ranks and microbatches; where that differs, all of each run is put together.
+
+Where every rank of a has its partner in b, ranks are compared one by one. Where one run has other ranks, or cut its
+tensors otherwise, whole is compared with whole. Two layouts add up in another order, so nothing that follows from a sum
+can be bit-equal, and a tolerance is put to it that is told with the answer. Of values that were gathered from several
+ranks (samples, activations) only extrema and means are known: those are compared (`passes.py`), and no more is claimed.
+
+The microbatches of a run that accumulates gradients are put together as ranks' shares are. A model may call a layer
+several times itself: of each microbatch, the first calls belong together, then the second ones.
+
+*The microbatches of a step, as its records tell them: how many samples each has, and how many of its tokens count.* A
+run that accumulates gradients calls its model several times a step, each time with a part of the batch. How many tokens
+of a microbatch count follows from the gradient of what the loss is computed of: it is zero for each token that the loss
+leaves out.
+
+*Whether the ranks of two runs hold the same parts of what they train, so that they can be compared one by one.*
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.records import EVALUATED, Kind, Phase, Site
+from introspect_cli.store.ranks.tasks import as_one, tasks_of
+from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.store.ranks.tasks import Task, Work
+    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.name_tables import SiteTable
+    from introspect_cli.store.read.rank_reader import RankReader
+    from introspect_cli.store.read.run import Run
+
+    Pairs = Sequence[tuple[RankReader, RankReader]]
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from introspect_cli.compare.correspondence import Correspondence
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.store.read.manifests import Stages
+
+    Calls = Mapping[tuple[bool, str], int]
+
+_TRAINED = frozenset({Kind.PARAM.value, Kind.GRAD.value})
+_STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
+
+_Names = frozenset[tuple[str, str]]
+
+
+def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
+    """Whether each rank of one run has its partner in the other, with the same share of every tensor.
+
+    What one of the runs has on no rank, such as a layer of its own, tells nothing of how the others are shared out.
+    """
+    if a.world_size != b.world_size or bool(a.whole_of) != bool(b.whole_of):
+        return False
+    if a.whole_of:
+        return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
+    if len(a.ranks) == len(b.ranks) == 1:
+        return True
+    if work is not None and not _held(pairs[:1])[0]:
+        return False  # as other layouts are, as a rule: no task is needed
+    every = [_held(pairs)] if work is None else list(work(_held_by, tasks_of([a, b], [one.rank for one, _ in pairs])))
+    if not all(alike for alike, _ in every) or not _cut_alike(*pairs[0]):
+        return False
+    held = set[tuple[_Names, _Names]]().union(*(states for _, states in every))
+    of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held, strict=True)) if held else ((), ())
+    both = frozenset(of_a) & frozenset(of_b)
+    if not both:  # it shows only where each rank has all
+        return all(len(set(each)) < 2 for each in zip(*held, strict=True))
+    return all(one & both == two & both for one, two in held)
+
+
+def _cut_alike(one: RankReader, two: RankReader) -> bool:
+    """Whether a rank's parameters and gradients are parts in both runs or in neither, in their first common step."""
+    if not (_parts(one) or _parts(two)):
+        return True  # no step has to be read
+    step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
+    cut_a, cut_b = ({}, {}) if step is None else (_cut(one, step), _cut(two, step))
+    return all(cut_a[name] == cut_b[name] for name in cut_a.keys() & cut_b.keys())
+
+
+def _cut(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
+    """Of the parameters and gradients of a step, whether a rank has a part of each, or a share of a sum."""
+    batch, sites = reader.read(step), reader.sites
+    return {
+        (sites.kind[site], sites.fqn[site]): reader.layouts[layout].part is not None
+        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True)
+        if sites.kind[site] in _TRAINED
+    }
+
+
+def _held_by(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:
+    """As `_held`, of the ranks of a task."""
+    with task.opened() as [a, b]:
+        return _held([(a.rank(rank), b.rank(rank)) for rank in task.ranks])
+
+
+def _held(pairs: Pairs) -> tuple[bool, set[tuple[_Names, _Names]]]:
+    """Whether each rank has the same parts of tensors in both runs, and the states of ranks in a and b, each once."""
+    states: set[tuple[_Names, _Names]] = set()
+    names: dict[int, _Names] = {}
+    for one, two in pairs:
+        if _parts(one) != _parts(two):
+            return False, states
+        states.add((_state(one.sites, names), _state(two.sites, names)))
+    return True, states
+
+
+def _state(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
+    """The names of states among sites, which ranks share as a rule."""
+    if id(sites) not in kept:
+        names = zip(sites.fqn, sites.kind, strict=True)
+        kept[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATES)
+    return kept[id(sites)]
+
+
+def _parts(reader: Reader) -> frozenset[object]:
+    return frozenset((layout.shape, layout.part) for layout in reader.layouts if layout.part is not None)
+
+
+# --- microbatches
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """One call of the model on one rank.
+
+    Attributes:
+        samples: leading size of what it is given; 0 where that is not on record.
+        elements: how many elements that has.
+        tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
+        shape: of what it is given.
+    """
+
+    samples: int = 0
+    elements: int = 0
+    tokens: int = 0
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """How one rank of a run takes the batch of a step.
+
+    Attributes:
+        number: forward passes of a step, at most.
+        first: those of the first step of both; empty where their samples are not on record.
+        singly: whether each is one sample, without a dimension for samples.
+    """
+
+    number: int
+    first: tuple[Microbatch, ...] = ()
+    singly: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each."""
+        return tuple(micro.samples for micro in self.first)
+
+    @property
+    def elements(self) -> int:
+        """Elements of what all are given."""
+        return sum(micro.elements for micro in self.first)
+
+    @property
+    def usual(self) -> int:
+        """How many a step has, as the first step has it where that is on record."""
+        return len(self.first) or self.number
+
+    @property
+    def words(self) -> str:
+        """`4 microbatches of 2 samples`, `8 samples at once`."""
+        sizes = list(dict.fromkeys(self.sizes))
+        if self.singly:
+            return f"{len(self.sizes)} samples, one at a time"
+        if self.number == 1:
+            return f"{count(sizes[0], 'sample')} at once" if sizes else "all samples at once"
+        if not sizes:
+            return f"{self.number} microbatches"
+        if len(sizes) > 1:
+            return f"{len(self.sizes)} microbatches of {', '.join(map(str, self.sizes))} samples"
+        return f"{len(self.sizes)} microbatches of {count(sizes[0], 'sample')}"
+
+
+def microbatches_of(reader: RankReader, root: str, step: int | None, number: int) -> Microbatches:
+    """How a rank takes the batch of a step in so many forward passes, by what goes into its outermost module."""
+    first = [] if step is None else _of_rank(reader, root, step)
+    return Microbatches(number, tuple(first) if all(micro.samples for micro in first) else ())
+
+
+def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
+    """Those of a run, each as one sample where the other run is given several such at once."""
+    wholes = {micro.shape[1:] for micro in other.first}
+    if other.number >= cut.number or not cut.first or any(micro.shape not in wholes for micro in cut.first):
+        return cut
+    return replace(cut, first=tuple(replace(micro, samples=1) for micro in cut.first), singly=True)
+
+
+def microbatches(reader: Reader, root: str, step: int, rule: Microbatches) -> list[list[Microbatch]]:
+    """The microbatches of a step, of each rank, of a run that takes its batches by a rule."""
+    ranks = [_of_rank(rank, root, step) for rank in reader.readers]
+    return [[replace(micro, samples=1) for micro in rank] for rank in ranks] if rule.singly else ranks
+
+
+def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
+    """One for each call of the outermost module, by what is first of what it is given and gives."""
+    sites, batch = reader.sites, reader.read(step)
+    given: dict[int, tuple[int, ...]] = {}
+    tokens: dict[int, int] = {}
+    last = ""
+    for row in np.argsort(batch.sequence, kind="stable").tolist():
+        number = int(batch.site[row])
+        call, kind, fqn = int(sites.call[number]), sites.kind[number], sites.fqn[number]
+        shape = reader.layouts[int(batch.layout[row])].shape
+        if fqn == root and sites.phase[number] == Phase.FORWARD.value and kind in {"input", "output"}:
+            given[call] = given.get(call) or shape
+        elif kind == Kind.GRAD_OUTPUT.value and len(shape) > 1 and "zeros" in batch.counts:
+            last = last or fqn
+            if fqn == last and call not in tokens:
+                tokens[call] = _counted(shape, int(batch.counts["zeros"][row]))
+    exact = all(tokens.get(call, 0) > 0 for call in given) and len(tokens) == len(given)
+    return [
+        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0, shape)
+        for call, shape in sorted(given.items())
+    ]
+
+
+def _counted(shape: tuple[int, ...], zeros: int) -> int:
+    """Rows of a gradient that are not zero; 0 where zeros do not come by whole rows."""
+    rows, rest = math.prod(shape[:-1]), zeros % shape[-1]
+    return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
+
+
+def values_of(reader: Reader, site: Site, step: int) -> list[list[float]]:
+    """The single numbers that the calls of a rank gave at a site, of each rank, in order of the calls."""
+    of_ranks = []
+    for rank in reader.readers:
+        sites, batch = rank.sites, rank.read(step)
+        values: dict[int, float] = {}
+        for row, number in enumerate(batch.site.tolist()):
+            there = sites.phase[number], sites.kind[number], sites.fqn[number], sites.path[number]
+            if there == (site.phase.value, site.kind.value, site.fqn, site.path):
+                values[int(sites.call[number])] = float(batch.floats["mean"][row]) if "mean" in batch.floats else np.nan
+        of_ranks.append([values[call] for call in sorted(values)])
+    return of_ranks
+
+
+def most_calls(reader: Reader, kinds: Collection[str]) -> int:
+    """How often a run calls in a step what records one of these kinds, at most."""
+    most = 0
+    for rank in reader.readers:  # calls may be folded in a whole
+        calls, kind_of = rank.sites.call, rank.sites.kind
+        most = max([most, *(int(calls[at]) for at in np.flatnonzero(calls).tolist() if kind_of[at] in kinds)])
+    return most + 1
+
+
+def losses_of(reader: RankReader, step: int) -> int:
+    """How many losses a step has."""
+    return sum(reader.sites.kind[site] == Kind.LOSS.value for site in reader.read(step).site.tolist())
+
+
+# --- wholes
+
+
+_COARSE = frozenset({"bfloat16", "float16"})
+_MODULE = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT))
+_CALLED = _MODULE | {kind.value for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE)}
+
+
+@dataclass(frozen=True)
+class Splits:
+    """How both runs are split up over ranks and microbatches, and which calls belong together.
+
+    Attributes:
+        a: how run a takes the batch of a step.
+        b: how run b does.
+        folds: of run a, and of run b, how many calls of a name one microbatch makes; of what is to be put together.
+        alike: whether each rank of one run has its partner in the other, with the same share of every tensor.
+        differ: whether they cut the same batch into other microbatches, as far as that is on record.
+        root: the outermost module that both call, as b calls it; "" where none is on record.
+        match: which name of a is which of b, where that was looked for.
+    """
+
+    a: Microbatches
+    b: Microbatches
+    folds: tuple[Calls, Calls]
+    alike: bool
+    differ: bool = False
+    root: str = ""
+    match: Correspondence | None = None
+
+    @property
+    def assumed(self) -> bool:
+        """Whether the losses alone say that both take the same batch: no size of it is on record."""
+        return not (self.a.sizes and self.b.sizes)
+
+    @property
+    def folded(self) -> bool:
+        """Whether any calls are put together."""
+        return any(self.folds)
+
+
+@dataclass(frozen=True)
+class Wholes:
+    """All ranks of each run as one, calls put together where one run calls its modules more often than the other.
+
+    Attributes:
+        splits: how the runs are split up.
+        options: what counts, with the tolerance that they need.
+    """
+
+    readers: tuple[Reader, Reader]
+    splits: Splits
+    options: DiffOptions
+    notes: list[str]
+
+
+def wholes_of(
+    a: Run, b: Run, options: DiffOptions, work: Work | None = None, match: Correspondence | None = None
+) -> Wholes | None:
+    """Two runs that have ranks as wholes; None where they are split up alike, and each rank is compared for itself.
+
+    Where there is `work`, it looks at ranks, and puts steps together. `match` says which name of a is which of b.
+    """
+    splits = _splits_of(a, b, work, match)
+    if splits.alike and (options.strict or not splits.differ):
+        return None
+    one, two = (as_one(run, fold, work) for run, fold in zip((a, b), splits.folds, strict=True))
+    coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in (one, two))
+    seen = any(Kind.OUTPUT.value in reader.sites.kind for reader in (one, two))
+    are_coarse = not seen and all(map(autocasts, (a, b)))
+    in_tf32 = all(map(_in_tf32, (a, b), (one, two)))
+    options = options.between_layouts(coarse=coarse, throughout=are_coarse or in_tf32)
+    why = ", since both compute float32 in TF32 on a GPU" * in_tf32
+    why = ", since autocast computes in bfloat16 or float16 in both and no output is on record" if are_coarse else why
+    notes = [f"{_layouts_note(a, b, options, splits)}{why}.", *_stages_note((one, two))]
+    return Wholes((one, two), splits, options, notes)
+
+
+def autocasts(run: Run) -> bool:
+    """Whether a run computes in a coarse dtype by autocast."""
+    words = str(run.settings.document("autocast").get("autocast", "")).replace(",", "").split()
+    return not _COARSE.isdisjoint(words)
+
+
+def _in_tf32(run: Run, reader: Reader) -> bool:
+    """Whether a run computes matrix products or convolutions of float32 on a GPU with the ten bits of TF32."""
+    switches = run.settings.document("runtime")
+    convolves = any(module.module_class.startswith("Conv") for module in reader.modules)
+    asked = switches.get("matmul_allow_tf32") or (convolves and switches.get("cudnn_allow_tf32"))
+    return bool(asked) and any(layout.device.startswith("cuda") for layout in reader.layouts)
+
+
+def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence | None = None) -> Splits:
+    """How two runs that have ranks are split up; `work` looks at their ranks elsewhere."""
+    pairs = [(a.rank(rank), b.rank(rank)) for rank in a.ranks if rank in b.ranks]
+    every = [[run.rank(rank) for rank in run.ranks] for run in (a, b)]
+    first_a, first_b = (run.rank(run.recorded[0]) for run in (a, b))
+    alike = are_alike(a, b, pairs, work)
+    if alike and pairs and np.array_equal(pairs[0][0].sites.key, pairs[0][1].sites.key):
+        return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
+    rename = (match.rename if match is not None else None) or str
+    one, two = _Called(every[0], a.stages, rename), _Called(every[1], b.stages)
+    root = _root(one.modules, two.modules)
+    numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
+    of_a = {(key[0], one.its_name(key[1])): fold for key, fold in _folds(one, two, *numbers).items()}
+    folds = of_a, _folds(two, one, *numbers[::-1])
+    step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
+    root_a = one.its_name(root)
+    took = (microbatches_of(first_a, root_a, step, numbers[0]), microbatches_of(first_b, root, step, numbers[1]))
+    splits = Splits(one_by_one(*took), one_by_one(*took[::-1]), folds, alike, root=root, match=match)
+    return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
+
+
+# --- microbatches
+
+
+class _Called:
+    """How often a run calls in a step what it calls, at most."""
+
+    def __init__(
+        self, readers: Iterable[RankReader], every: Mapping[int, Stages], rename: Callable[[str], str] = str
+    ) -> None:
+        self._its_names: dict[str, str] = {}
+        self.most: dict[tuple[bool, str], int] = {}
+        self.batches: set[tuple[bool, str]] = set()
+        self._modules: dict[str, int] = {}
+        for reader in readers:
+            table, stages = reader.sites, every.get(reader.rank)
+            for at in [at for at, kind in enumerate(table.kind) if kind in _CALLED]:
+                its_name = table.fqn[at] if stages is None else stages.name(table.fqn[at])
+                fqn = rename(its_name)
+                self._its_names[fqn] = its_name
+                evaluated = table.phase[at] == Phase.EVAL.value or EVALUATED in table.fqn[at].partition(".")[0]
+                key = evaluated, fqn
+                self.most[key] = max(self.most.get(key, 0), int(table.call[at]) + 1)
+                if table.kind[at] == Kind.BATCH.value:
+                    self.batches.add(key)
+                if table.kind[at] in _MODULE and table.phase[at] == Phase.FORWARD.value:
+                    self._modules[fqn] = self.most[key]
+
+    def its_name(self, fqn: str) -> str:
+        """What the run itself calls what is compared as `fqn`."""
+        return self._its_names.get(fqn, fqn)
+
+    @cached_property
+    def modules(self) -> dict[str, int]:
+        """The modules that run in training, and how often."""
+        return {name: self.most[False, name] for name in self._modules if (False, name) in self.most}
+
+    @property
+    def losses(self) -> int:
+        """How many losses a step has."""
+        return self.most.get((False, "loss"), 0)
+
+
+def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tuple[bool, str], int]:
+    """How many calls one microbatch makes of what is to be put together, given how many of these either run has."""
+    folds: dict[tuple[bool, str], int] = {}
+    for key, times in called.most.items():
+        evaluated, partner = key[0], other.most.get(key)
+        each, rest = divmod(times, number)
+        if key in called.batches:
+            if number != others and not evaluated:
+                folds[key] = 1  # a loader may be asked for several batches ahead
+        elif partner is None:
+            if number != others and times > 1 and not evaluated:
+                folds[key] = 1 if rest else each
+        elif partner != times:
+            folds[key] = each if not rest and each * others == partner and not evaluated else 1
+    return folds
+
+
+def _root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
+    """The outermost module that both call, if possible one that is called more often in one of them; "" for none."""
+    both = [name for name in a if name in b]
+    depth = min((name.count(".") for name in both), default=0)
+    outer = [name for name in both if name.count(".") == depth]
+    return min(outer, key=lambda name: (a[name] == b[name], a[name] * b[name]), default="")
+
+
+def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -> bool:
+    """Whether two runs cut the same batch into other microbatches.
+
+    In one layout they do where the parts add up to as much. Where no inputs are on record, the number of losses alone
+    says so, until it is seen what comes of them.
+    """
+    one, two = splits.a, splits.b
+    if one.number == two.number:
+        return False
+    if not splits.alike:
+        return True
+    if one.sizes and two.sizes:
+        cut = len(one.sizes) != len(two.sizes)  # from the first step on
+        return cut and (sum(one.sizes) == sum(two.sizes) or one.elements == two.elements)
+    losses = [losses_of(reader, step) for reader in readers]
+    return (
+        min(losses) > 0 and losses[0] != losses[1]
+    )  # runs that cut a batch differently do so from their first step on
+
+
+# --- what is told of it
+
+
+def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
+    """A note on what is compared, without its last stop."""
+    folded = ", calls of a module are taken together" if splits.folded else ""
+    sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
+    sizes = [f"{size}{' put together' * bool(run.whole_of)}" for size, run in zip(sizes, (a, b), strict=True)]
+    recorded = any(Kind.OP_OUTPUT.value in run.rank(rank).sites.kind for run in (a, b) for rank in run.recorded[:1])
+    operators = " and results of operators" if splits.folded and recorded else ""
+    differ, each = "The layouts differ", "rank to rank"
+    if bool(a.whole_of) != bool(b.whole_of):
+        differ = "The ranks of one run are put together"
+    if splits.differ:
+        cut = splits.a.words, splits.b.words
+        if a.world_size == b.world_size == 1:
+            sizes, each = list(cut), "call to call"
+            differ = f"{'By the number of losses, the' if splits.assumed else 'The'} batch of a step is cut differently"
+        else:
+            sizes = [
+                f"{size}, {words}{' each' * (size != 'one process')}" for size, words in zip(sizes, cut, strict=True)
+            ]
+            each = "rank to rank or call to call"
+    coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
+    coarse = coarse if options.rtol_fine else ""
+    fine = options.rtol_fine or options.rtol
+    return (
+        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies count once"
+        f"{folded}, values that differ from {each} are compared by their samples where each was kept and all are "
+        f"equal, else by extrema and means, and random states{operators} are not compared. Sums in another order may "
+        f"differ by {fine:g} of the values{coarse}"
+    )
+
+
+def _stages_note(readers: Iterable[Reader]) -> list[str]:
+    """Notes on pipelines whose stages give one name to several things."""
+    notes = []
+    for name, reader in zip("ab", readers, strict=True):
+        roots = sorted(reader.distinct_roots) if isinstance(reader, WholeReader) else []
+        notes += [
+            f"The stages of run {name} have different parameters under equal names: {root} of stage 1 is called "
+            f"{root}[stage 1] here, and so on."
+            for root in roots
+        ]
+    return notes
