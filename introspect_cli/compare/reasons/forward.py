@@ -24,8 +24,8 @@ from introspect_cli.compare.step.rests_on import (
     random_at_start,
     rests_on,
     trained,
+    untouched_side,
 )
-from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, answer
 from introspect_cli.compare.terms.names import FORWARD, THEN, ancestors, owner_of
 from introspect_cli.compare.terms.sites import KINDS
