@@ -140,7 +140,8 @@ def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: S
         return False
     draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
     by_script = effect.phase in _OUTSIDE or (effect.kind is Kind.INPUT and "." not in effect.fqn)
-    return draws or by_script or not step.comparison.notices_all_draws
+    begun = bool(step.carried.params or step.carried.buffers)  # what the step began with was drawn, too
+    return draws or by_script or begun or not step.comparison.notices_all_draws
 
 
 def is_drawn_from(step: Step, position: int) -> bool:
