@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from many_sites import timed
 from opcapture import captured, compared
 from refactored import (
     Called,
@@ -368,10 +368,7 @@ def test_lean_records_find_a_rename_by_checksums_alone(tmp_path):
     assert "Net.blocks.*.body is Net.blocks.*.mlp in b" in result.sentence
 
 
-def test_many_sites_are_known_under_other_names_in_about_linear_time(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    from alignment import timed
-
+def test_many_sites_are_known_under_other_names_in_about_linear_time():
     few = min(timed(5_000)[1] for _ in range(5))
     found, seconds = min((timed(160_000) for _ in range(2)), key=lambda one: one[1])
     assert len(found.renamed) == 3200
