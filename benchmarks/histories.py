@@ -29,8 +29,8 @@ from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.changes.minimise import place_of
 from introspect_cli.rerun.changes.search import prove
 from introspect_cli.rerun.git import Repository, work_tree
-from introspect_cli.rerun.place import link
-from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, log_of, logged
+from introspect_cli.rerun.place import Place, link
+from introspect_cli.rerun.variant import Reference, Rerun, capture, log_of, logged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,7 @@ def captured(options: argparse.Namespace, repository: Repository, commit: str) -
         if options.setup:
             logged(options.setup, log_of(run).with_suffix(".setup.log"), place)
         words = ("--seed", str(options.seed), *options.words)
-        return capture(Variant(run, words, place, {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}))
+        return capture(run, Place(place, place), words, {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}, again=False)
 
 
 def compared(repository: Repository, commits: tuple[str, str], reruns: tuple[Rerun, Rerun]) -> Pair:
