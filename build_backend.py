@@ -49,7 +49,6 @@ _BOTH: Final = (
     "tensor",
     "generators",
     "columns",
-    "digests",
     "kernels",
 )
 EXTENSIONS: Final = [

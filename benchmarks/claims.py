@@ -1,10 +1,10 @@
-"""Read an answer of `diff` as a stranger would, and hold every claim against the two stores.
+"""Hold what an answer of `diff` claims against the two stores, which are read without anything of `compare`.
 
-An answer may be right by luck: the module is the right one, but the sentence calls equal what nobody recorded. Tests
-that look for a word do not see that. So the records are read here by means of their own, without anything of
-`compare`: a clause that speaks of equality must speak of records that both runs have and whose checksums agree, a
-step that is named must have been recorded, a setting that is said to differ must differ, and the first divergence
-must be first.
+An answer may be right by luck: the module is the right one, but what is called equal nobody recorded. So each claim is
+derived here again: what is said to be the same has no record that differs, the first divergence was recorded, differs,
+was selected and is first, a setting that differs does, and each thing that the divergence rests on is what the answer
+says of it: what is called equal was recorded by both runs with equal checksums. Claims are codes of the JSON document;
+`facts_of` is all that knows its form.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Record, Site, Status
 
@@ -21,23 +21,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.store.read.run import Run
 
-_CAUSES = frozenset({Kind.RNG, *SETTING_KINDS})
-"""Kinds that explain a divergence; a difference in one alone is none."""
-
-_ENDS = re.compile(
-    r"[.;:](?:\s|$)|\((?!relative)|\b(?:while|though|although|but|whereas)\b|,\s+(?:and|it|so)\s+(?=\w+ (?:is|are)\b)"
-)
-_EQUAL = re.compile(
-    r"\b(?:equal(?:ly)?(?! where recorded)|agrees?|identical|unchanged|match(?:es)?|bit for bit)\b", re.IGNORECASE
-)
-_UNSEEN = re.compile(
-    r"\b(?:not|nor|never|nothing|no one|none|neither|cannot|unless|if|within tolerance|only|differs?)\b|n't\b",
-    re.IGNORECASE,
-)
-_STEP = re.compile(r"\bsteps? (\d+)(?: of [ab])?\b")
-_LEFT_OUT = re.compile(
-    r"not (?:\w+ )?recorded|cannot be compared|between|left out|not captured|no record", re.IGNORECASE
-)
+_CAUSES = frozenset({Kind.RNG, Kind.PRODUCT, *SETTING_KINDS})
+"""Kinds that explain a divergence, and what a script writes of its values; a difference in one alone is none."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +129,10 @@ def false_claims(answer: dict[str, Any], books: Books, *, tolerant: bool = False
         tolerant: whether differences were let pass, so that a difference need not be a divergence.
     """
     problems = [*_verdict(answer, books, tolerant=tolerant), *_settings(answer, books)]
-    if answer["first"]:
+    if first := answer["first"]:
         problems += _first(answer, books, tolerant=tolerant)
-    for text in (answer["sentence"], *answer["evidence"]):
-        problems += _steps(text, books)
-        problems += _seen(text, books)
-        if answer["first"]:
-            problems += _equalities(text, answer["first"], books)
+        for fact in facts_of(answer):
+            problems += _fact(fact, first, books)
     return list(dict.fromkeys(problems))
 
 
@@ -191,7 +173,7 @@ def _first(answer: dict[str, Any], books: Books, *, tolerant: bool) -> list[str]
     if (
         tolerant
         or books.offset
-        or (None in (here.a, here.b) and "which differs too, follows from it" in answer["sentence"])
+        or (None in (here.a, here.b) and any(origin.get("divergence") for origin in answer.get("origins") or ()))
     ):
         return wrong  # what one run alone draws as it is built comes before all that is drawn after it
     earlier = next(books.differing(), None)
@@ -226,234 +208,188 @@ def _named(pair: Pair) -> str:
     return f"{site.phase.value} {site.kind.value} {site.fqn}{call}{site.path} of step {pair.step}"
 
 
-# --- words
-
-
-def _steps(text: str, books: Books) -> Iterator[str]:
-    for clause in _clauses(text):
-        for number in map(int, _STEP.findall(clause)):
-            if number not in books.recorded and not _LEFT_OUT.search(text):
-                yield f"names step {number}, which was not recorded: {clause.strip()!r}"
-
-
-def _seen(text: str, books: Books) -> Iterator[str]:
-    """What is said not to be there, or not to have been recorded."""
-    lowered = text.lower()
-    if "no data loader was seen" in lowered and "batch" not in books.observed:
-        yield "no data loader was seen, where none was looked for"
-    if re.search(r"before (?:any|all) training|\binitial\b", lowered) and books.steps and books.steps[0] > 0:
-        yield f"speaks of what the runs began with, and recording began at step {books.steps[0]}"
-    updates = any(run.settings.get("optimizers") for run in (books.a, books.b))
-    if re.search(r"no optimizer (?:steps?|is|was)\b", lowered) and updates:
-        yield "no optimizer steps, where one does"
-    for clause in _clauses(text):
-        words = clause.replace("what was not recorded", "the unknown")  # names nothing, so it claims nothing
-        said = re.search(r"^(.*?)(?:was|were|is|are) not recorded", words.strip(), re.IGNORECASE)
-        if said is None or _STEP.search(clause):
-            continue
-        for word, kind in _KIND_WORDS:
-            named = re.search(rf"(?<!\bits )(?<!\bsome ){word}(?: of ([\w.#]+\w))?", said[1], re.IGNORECASE)
-            if named is not None and books.has(kind, named[1] or ""):
-                yield f"said not to be recorded, and it was: {clause.strip()!r}"
-
-
-_KIND_WORDS = (
-    (r"\bbatch(?:es)?\b", Kind.BATCH),
-    (r"\binputs?\b", Kind.INPUT),
-    (r"\boutputs?\b(?! of the modules inside)", Kind.OUTPUT),
-    (r"\bloss\b", Kind.LOSS),
-    (r"\brandom states?\b", Kind.RNG),
-    (r"\bparameters?\b", Kind.PARAM),
-    (r"\bbuffers?\b", Kind.BUFFER),
-    (r"\boptimizer state\b", Kind.OPTIMIZER_STATE),
-)
-
-
-def _clauses(text: str) -> list[str]:
-    return [clause for clause in _ENDS.split(text) if clause and clause.strip()]
+# --- what the divergence rests on
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A clause that calls something equal, in an answer whose first divergence is `first`."""
+class Fact:
+    """One thing that the first divergence rests on.
 
-    clause: str
+    Attributes:
+        thing: which, a key of `_THINGS`.
+        known: `equal`, `within`, `different` or `not seen`.
+        of: the module or tensor whose it is; "" for the diverging one.
+    """
+
+    thing: str
+    known: str
+    of: str = ""
+
+
+_NOUNS = {
+    "random_at_start": r"random state at the start of the step",
+    "drawn_from": r"random state",
+    "batches": r"batches",
+    "inputs": r"inputs",
+    "parameters": r"parameters(?! at this point)",
+    "buffers": r"buffers",
+    "outputs": r"every module output recorded before it",
+    "forward": r"the forward pass",
+    "loss": r"the loss",
+    "backward": r"the backward pass",
+    "gradient": r"its gradient",
+    "gradients": r"the gradients before it(?! in)",
+    "value_before": r"value before",
+    "everything": r"everything recorded before it",
+}
+_KNOWN = {"unseen": "not seen", "not recorded": "not seen", "differs": "different", "within tolerance": "within"}
+
+
+def facts_of(answer: dict[str, Any]) -> Iterator[Fact]:
+    """What the document says that the divergence rests on: as codes, or each with the noun for it."""
+    for told in answer.get("rests_on") or ():
+        thing, known, of = (
+            (told["thing"], told["known"], told.get("of") or "") if isinstance(told, dict) else (*told[:2], "")
+        )
+        if thing not in _THINGS:
+            named = re.search(r" of ([\w.]*\w)$", thing)
+            of = of or (named[1] if named else "")
+            thing = next((code for code, noun in _NOUNS.items() if re.search(rf"\b{noun}\b", thing)), "")
+        if thing in _THINGS:
+            yield Fact(thing, _KNOWN.get(known, known), of)
+
+
+def _fact(fact: Fact, first: dict[str, Any], books: Books) -> Iterator[str]:
+    pairs = _THINGS[fact.thing](Place(fact, first, books))
+    seen = [pair for pair in pairs if pair.seen]
+    told = f"{fact.thing} {f'of {fact.of} ' if fact.of else ''}said to be {fact.known}"
+    if fact.known == "equal":
+        if not seen:
+            yield f"{told}, and nothing of it was recorded in both"
+        elif (other := next((pair for pair in seen if not pair.equal), None)) is not None:
+            yield f"{told}, and {_named(other)} differs"
+    elif fact.known == "different" and seen and all(pair.equal for pair in seen):
+        yield f"{told}, and all of it is equal"
+    elif fact.known == "not seen" and pairs and len(seen) == len(pairs) and fact.thing in _WHOLE:
+        yield f"{told}, and both runs recorded it"
+
+
+_WHOLE = frozenset({"gradient", "loss"})
+"""Things of which nothing remains unseen where they were recorded."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a fact is looked for."""
+
+    fact: Fact
     first: dict[str, Any]
     books: Books
 
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """All of the step."""
+        return self.books.pairs(self.first["step"])
+
+    @cached_property
+    def here(self) -> Pair | None:
+        """The divergence itself."""
+        return next((pair for pair in self.pairs if pair.site == site_of(self.first)), None)
+
+    @property
+    def module(self) -> str:
+        """The module that is spoken of."""
+        if self.fact.of:
+            return self.fact.of
+        fqn: str = self.first["fqn"]
+        return fqn if self.first["kind"] in {"output", "input", "op_output"} else fqn.rpartition(".")[0]
+
     def earlier(self, *kinds: Kind) -> list[Pair]:
         """Records of these kinds before the divergence in its step."""
-        pairs = self.books.pairs(self.first["step"])
-        here = next((pair for pair in pairs if pair.site == site_of(self.first)), None)
-        return [pair for pair in pairs if pair.site.kind in kinds and (here is None or _before(pair, here))]
+        here = self.here
+        return [pair for pair in self.pairs if pair.site.kind in kinds and (here is None or _before(pair, here))]
 
 
-Look: TypeAlias = "Callable[[Claim], list[Pair]]"
-"""The records that a claim speaks of."""
+def _inputs(place: Place) -> list[Pair]:
+    call = place.first["call"] if place.first["kind"] == "output" and not place.fact.of else None
+    return [
+        pair
+        for pair in place.pairs
+        if pair.site.kind is Kind.INPUT and pair.site.fqn == place.module and call in {None, pair.site.call}
+    ]
 
 
-_RESULTS = {
-    "losses": Kind.LOSS,
-    "gradients of the parameters": Kind.GRAD,
-    "parameters": Kind.PARAM,
-    "buffers": Kind.BUFFER,
-    "optimizer states": Kind.OPTIMIZER_STATE,
-}
-_RESULTS_AGREE = re.compile(r"^The (.+) of (?:the step|all [\d,]+ steps) compared agree$")
-
-
-def _results(names: str, clause: str, books: Books) -> Iterator[str]:
-    """What is said of all results of a kind, in all steps that both recorded."""
-    for name in re.split(r", | and ", names):
-        pairs = [pair for step in books.steps for pair in books.pairs(step) if pair.site.kind is _RESULTS[name]]
-        if not any(pair.seen for pair in pairs):
-            yield f"said to agree, and nothing of it was recorded in both ({name}): {clause!r}"
-        elif (other := next((pair for pair in pairs if not pair.equal), None)) is not None:
-            yield f"said to agree, and {_named(other)} does not: {clause!r}"
-
-
-def _equalities(text: str, first: dict[str, Any], books: Books) -> Iterator[str]:
-    for clause in _clauses(text):
-        if agreeing := _RESULTS_AGREE.match(clause.strip()):
-            yield from _results(agreeing[1], clause.strip(), books)
-            continue
-        if not _EQUAL.search(clause) or _UNSEEN.search(clause):
-            continue
-        for word, look in _SUBJECTS:
-            if re.search(word, clause, re.IGNORECASE):
-                pairs = look(Claim(clause, first, books))
-                if not any(pair.seen for pair in pairs):
-                    yield f"called equal, and nothing of it was recorded in both ({word}): {clause.strip()!r}"
-                elif (other := next((pair for pair in pairs if pair.seen and not pair.equal), None)) is not None:
-                    yield f"called equal, and {_named(other)} differs: {clause.strip()!r}"
-
-
-def _inputs(claim: Claim) -> list[Pair]:
-    first = claim.first
-    if first["kind"] not in {"output", "buffer"}:
-        return claim.earlier(Kind.INPUT)
-    fqn = first["fqn"] if first["kind"] == "output" else first["fqn"].rpartition(".")[0]
-    call = first["call"] if first["kind"] == "output" else 0
-    pairs = claim.books.pairs(first["step"])
-    return [p for p in pairs if p.site.kind is Kind.INPUT and p.site.fqn == fqn and p.site.call == call]
-
-
-def _state(kind: Kind) -> Look:
+def _state(kind: Kind) -> Callable[[Place], list[Pair]]:
     """The latest records of a module's parameters (buffers) that are no later than the divergence."""
 
-    def look(claim: Claim) -> list[Pair]:
-        first, books = claim.first, claim.books
-        module = _module_said(claim)
+    def look(place: Place) -> list[Pair]:
         latest: dict[str, Pair] = {}
-        for step in (first["step"] - 1, first["step"]):
-            pairs = books.pairs(step) if step in books.steps else []
-            at_once = [pair for pair in pairs if step == first["step"] and pair.site == site_of(first)]
-            for pair in pairs:
-                inside = pair.site.kind is kind and pair.site.fqn.startswith(f"{module}.")
-                if inside and all(_before(pair, here) for here in at_once):
+        for step in (place.first["step"] - 1, place.first["step"]):
+            for pair in place.books.pairs(step) if step in place.books.steps else ():
+                inside = pair.site.kind is kind and pair.site.fqn.startswith(f"{place.module}.")
+                if inside and (step != place.first["step"] or place.here is None or _before(pair, place.here)):
                     latest[pair.site.fqn] = pair
         return list(latest.values())
 
     return look
 
 
-def _value_before(claim: Claim) -> list[Pair]:
+def _value_before(place: Place) -> list[Pair]:
     """The last record of the tensor before the divergence, however many steps back: not each step changes it."""
-    first, books = claim.first, claim.books
-    for step in reversed([step for step in books.steps if step <= first["step"]]):
-        same = [p for p in books.pairs(step) if p.site.kind.value == first["kind"] and p.site.fqn == first["fqn"]]
+    first = place.first
+    for step in reversed([step for step in place.books.steps if step <= first["step"]]):
+        same = [p for p in place.books.pairs(step) if p.site.kind.value == first["kind"] and p.site.fqn == first["fqn"]]
         draws = [p for p in same if step < first["step"] or p.site.phase is Phase.START]
         if draws:
             return draws[-1:]
     return []
 
 
-def _gradients(claim: Claim) -> list[Pair]:
-    first = claim.first
-    if first["kind"] in {"param", "optimizer_state"}:
-        pairs = claim.books.pairs(first["step"])
-        gradients = [p for p in pairs if p.site.kind is Kind.GRAD and p.site.fqn == first["fqn"]]
-        return [p for p in gradients if p in claim.earlier(Kind.GRAD)] if first["call"] else gradients
-    return claim.earlier(Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD)
+def _gradient(place: Place) -> list[Pair]:
+    found = [pair for pair in place.pairs if pair.site.kind is Kind.GRAD and pair.site.fqn == place.first["fqn"]]
+    return [pair for pair in found if pair in place.earlier(Kind.GRAD)] if place.first["call"] else found
 
 
-def _kinds(*kinds: Kind) -> Look:
-    return lambda claim: claim.earlier(*kinds)
+def _at_start(place: Place) -> list[Pair]:
+    return [pair for pair in place.pairs if pair.site.kind is Kind.RNG and pair.site.phase is Phase.START]
 
 
-def _random(claim: Claim) -> list[Pair]:
-    """The states at the start of the step; of a module, those that it or a module inside it drew from."""
-    pairs = claim.earlier(Kind.RNG)
-    if re.search(r"start of the step|differs when the step begins", claim.clause):
-        return [p for p in pairs if p.site.phase is Phase.START]
-    module = _module_said(claim)
-    return [p for p in pairs if p.site.phase is not Phase.START and _drew(p.site, module) and p.a and p.b]
+def _drawn_from(place: Place) -> list[Pair]:
+    """The states that a module or a module inside it drew from."""
+    return [
+        pair
+        for pair in place.earlier(Kind.RNG)
+        if pair.site.phase is not Phase.START
+        and pair.a
+        and pair.b
+        and ((pair.site.fqn == place.module and not pair.site.path.endswith(" before")) or _inside(pair, place))
+    ]
 
 
-def _drew(site: Site, module: str) -> bool:
-    return (site.fqn == module and not site.path.endswith(" before")) or site.fqn.startswith(f"{module}.")
+def _inside(pair: Pair, place: Place) -> bool:
+    return pair.site.fqn.startswith(f"{place.module}.")
 
 
-def _module_said(claim: Claim) -> str:
-    """The module that a clause names, of those around the divergence; the divergence's own where it names none."""
-    fqn = claim.first["fqn"]
-    around = [fqn[: match.start()] for match in re.finditer(r"\.", fqn)]
-    said = re.findall(r"[\w.#]+\w", claim.clause)
-    return next((name for name in (fqn, *reversed(around)) if name in said), fqn)
+def _kinds(*kinds: Kind) -> Callable[[Place], list[Pair]]:
+    return lambda place: place.earlier(*kinds)
 
 
-def _steps_before(claim: Claim) -> list[Pair]:
-    books = claim.books
-    before = [p for step in books.steps if step < claim.first["step"] for p in books.pairs(step)]
-    return [p for p in before if p.site.kind not in SETTING_KINDS and books.wanted(p.step, p.site)]
-
-
-def _records_before(claim: Claim) -> list[Pair]:
-    pairs = claim.earlier(*Kind) + _steps_before(claim)
-    counted = re.search(r"\b(\d[\d,]*)(?: of \d[\d,]*)? records?\b", claim.clause)
-    if counted is None:
-        return [pair for pair in pairs if claim.books.wanted(claim.first["step"], pair.site)]
-    agreeing = [pair for pair in pairs if pair.equal]
-    return agreeing if len(agreeing) + _renamed(claim) >= int(counted[1].replace(",", "")) else pairs
-
-
-def _renamed(claim: Claim) -> int:
-    """How many tensors that the step begins with have one name in a and another in b."""
-    pairs = [pair for pair in claim.books.pairs(claim.first["step"]) if pair.site.phase is Phase.START]
-    one, two = (
-        {side.summary.checksum for side in sides if side is not None}
-        for sides in ([p.a for p in pairs if p.b is None], [p.b for p in pairs if p.a is None])
-    )
-    return len(one & two)
-
-
-def _batches(claim: Claim) -> list[Pair]:
-    first = claim.first
-    here = [p for p in claim.books.pairs(first["step"]) if p.site.kind is Kind.BATCH]
-    if re.search(r"\brest of\b", claim.clause, re.IGNORECASE):
-        return [p for p in here if p.site.call == first["call"] and p.site != site_of(first)]
-    if not re.search(r"\b(?:earlier batch|batch(?:es)? (?:of \S+ )?before)", claim.clause, re.IGNORECASE):
-        return claim.earlier(Kind.BATCH)
-    steps = [step for step in claim.books.steps if step < first["step"]]
-    earlier = [p for step in steps for p in claim.books.pairs(step) if p.site.kind is Kind.BATCH]
-    return [*earlier, *(p for p in here if p.site.call < first["call"])]
-
-
-_SUBJECTS: tuple[tuple[str, Look], ...] = (
-    (r"\binputs?\b(?! of the optimizer)", _inputs),
-    (r"(?<![-\w])parameters\b", _state(Kind.PARAM)),
-    (r"\bbuffers\b", _state(Kind.BUFFER)),
-    (r"\brandom states?\b", _random),
-    (r"\bgradients?\b", _gradients),
-    (r"\bvalue before\b", _value_before),
-    (r"\bloss\b(?! code)", _kinds(Kind.LOSS)),
-    (r"\bforward\b(?! code)|\bmodule outputs?\b", _kinds(Kind.INPUT, Kind.OUTPUT)),
-    (r"\bbackward\b", _kinds(Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)),
-    (r"\bbatch(?:es)?\b", _batches),
-    (r"\bsteps? before\b|\bearlier steps\b", _steps_before),
-    (r"\brecords? before\b|\brecorded before\b|\beverything before\b", _records_before),
-)
-"""What a clause may call equal, and the records that it then speaks of."""
+_THINGS: dict[str, Callable[[Place], list[Pair]]] = {
+    "random_at_start": _at_start,
+    "drawn_from": lambda place: _drawn_from(place) or _at_start(place),
+    "batches": _kinds(Kind.BATCH),
+    "inputs": _inputs,
+    "parameters": _state(Kind.PARAM),
+    "buffers": _state(Kind.BUFFER),
+    "outputs": _kinds(Kind.OUTPUT),
+    "forward": _kinds(Kind.INPUT, Kind.OUTPUT),
+    "loss": _kinds(Kind.LOSS),
+    "backward": _kinds(Kind.GRAD_INPUT, Kind.GRAD_OUTPUT),
+    "gradient": _gradient,
+    "gradients": _kinds(Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD),
+    "value_before": _value_before,
+}
+"""What a divergence can rest on, by the codes of the document, and the records that it then speaks of."""
 
 
 # --- settings

@@ -3,7 +3,7 @@
 The tool's pages recommend lean records, sampled steps and tolerances, and its answers were only ever measured without
 them. Capturing every planted fault under each of them anew would take hours, and most of these captures record less
 of the same training: their runs are made from a full one, by dropping kinds and statistics from it
-(`tests/compare/test_truth_matrix.py` shows that the answer is that of a real capture). What changes the training or the
+(`tests/compare/test_decisions.py` shows that the answer is that of a real capture). What changes the training or the
 order of what is recorded is captured for real.
 """
 
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.capture.recording.samples import KINDS as SAMPLED
 from introspect_cli.records import SETTING_KINDS, Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
@@ -123,7 +122,6 @@ def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
                 number,
                 stats=reduction.measured,
                 sketch=reduction.measured,
-                samples=not reduction.record or not SAMPLED.isdisjoint(reduction.record),
             )
             for layout in reader.layouts:
                 rank.layout(layout)

@@ -1,7 +1,7 @@
 """What the verbs decide of every planted fault, asked again and compared with what they decided before.
 
     python benchmarks/decisions.py make DIRECTORY [--only GLOB] [--slice N] [--jobs N]
-    python benchmarks/decisions.py ask DIRECTORY -o NOW.jsonl [--only GLOB] [--slice N] [--jobs N] [--runs KEY]
+    python benchmarks/decisions.py ask DIRECTORY -o NOW.jsonl [--only GLOB] [--slice N] [--jobs N] [--claims]
     python benchmarks/decisions.py compare NOW.jsonl [--frozen FILE] [--accepted FILE] [--should-be FILE]
 
 Whoever rebuilds the inside of the comparison may word an answer anew, and may not decide otherwise. `make` captures the
@@ -9,7 +9,7 @@ runs, once for each state of the code that records; `ask` asks `diff` and `check
 torch, and writes a row of data for each question; `compare` sorts what differs from the frozen set into verdict, place,
 role, cause, statement, setting and finding. A difference is a mistake, or stands with its reason in `accepted.yaml`
 beside the set, in `fixtures/decisions/`. Where the frozen answer is known to be false, `should_be.yaml` says what it
-should be.
+should be. With `--claims` each claim of an answer is derived again from the two runs (`claims.py`).
 
 `make` and `ask` leave out what is there already, so that `ask --slice 40` after `make --slice 40` takes seconds. To ask
 the code of another working tree, put it first on the path: `PYTHONPATH=TREE python decisions.py ask ...`.
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -41,6 +42,8 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from forks import Forks
+
 TREE = Path(__file__).resolve().parent.parent
 KEPT = TREE / "fixtures" / "decisions"
 
@@ -55,6 +58,7 @@ CATEGORIES = {
     "statement": ("statements",),
     "setting": ("settings",),
     "finding": ("findings",),
+    "claim": ("claims",),
 }
 """The columns of a row, by what a difference in them is counted as."""
 
@@ -74,7 +78,7 @@ class Question:
 
 def row_of(document: dict[str, Any]) -> dict[str, Any]:
     """What the JSON document of `diff` or `check` decides; columns that say nothing are left out."""
-    if "findings" in document:
+    if "checked" in document:
         keys = ("rule", "level", "step", "site", "rank")
         return {"findings": sorted([finding.get(key) for key in keys] for finding in document["findings"])}
     first = document.get("first") or {}
@@ -119,8 +123,8 @@ def _setting(change: dict[str, Any]) -> list[Any]:
 # -------------------------------------------------------------------------------------------------------- asking
 
 
-def asked(question: Question, folder: Path) -> dict[str, Any]:
-    """The row of a question, asked through the command line within this process."""
+def asked(question: Question, folder: Path, *, claims: bool = False) -> dict[str, Any]:
+    """The row of a question, asked through the command line within this process; with the claims that are false."""
     from introspect_cli import cli
 
     words = [question.verb, "--format", "json", *question.options, *(str(folder / name) for name in question.runs)]
@@ -138,27 +142,59 @@ def asked(question: Question, folder: Path) -> dict[str, Any]:
     finally:
         sys.argv, sys.stdout, sys.stderr = before
     text = out.getvalue().replace(str(folder), "RUNS").replace(f"{TREE}/", "")
-    row = row_of(json.loads(text)) if text.startswith("{") else {}
-    return {"exit": code, **row}
+    document = json.loads(text) if text.startswith("{") else {}
+    row = {"exit": code, **(row_of(document) if document else {})}
+    if claims and document and question.verb == "diff" and all((folder / name).is_dir() for name in question.runs):
+        row["claims"] = claimed(document, question, *(folder / name for name in question.runs))
+    return row
 
 
-def _start(folder: Path, questions: Sequence[Question]) -> None:
+def claimed(document: dict[str, Any], question: Question, a: Path, b: Path) -> list[str]:
+    """What of an answer the two runs do not bear out."""
+    from claims import Books, false_claims
+
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.records import Kind
+    from introspect_cli.schedule.rules import Schedule
+    from introspect_cli.store.read.run import open_run
+
+    told = dict(itertools.pairwise(question.options))
+    chosen = {
+        "steps": Schedule.parse(told.get("--steps", ":")),
+        "kinds": frozenset(map(Kind, told["--kinds"].split(","))) if "--kinds" in told else None,
+        "modules": (told["--modules"],) if "--modules" in told else (),
+    }
+    options = DiffOptions(**{name: value for name, value in chosen.items() if value})
+    with open_run(a) as one, open_run(b) as two:
+        first = document.get("first") or {}
+        several = len(one.ranks) > 1 or len(two.ranks) > 1 or bool(document.get("structure"))
+        books = Books(
+            one,
+            two,
+            first.get("step", 0) - (first.get("step_b") or first.get("step", 0)),
+            lambda step, site: options.wants_step(step) and options.wants(site.kind, site.fqn),
+        )
+        tolerant = several or "--rtol" in told or first.get("reason") == "split" or "resumed" in document
+        return false_claims(document, books, tolerant=tolerant)
+
+
+def _start(folder: Path, questions: Sequence[Question], claims: bool) -> None:
     import gc
 
     os.environ.update(SURROUNDINGS)
     for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
         os.environ.pop(name, None)
     time.tzset()
-    globals()["_asking"] = folder, questions
+    globals()["_asking"] = folder, questions, claims
     gc.freeze()
 
 
 def _ask(number: int) -> tuple[int, dict[str, Any]]:
-    folder, questions = globals()["_asking"]
-    return number, asked(questions[number], folder)
+    folder, questions, claims = globals()["_asking"]
+    return number, asked(questions[number], folder, claims=claims)
 
 
-def ask(directory: Path, output: Path, questions: Sequence[Question], jobs: int, key: str) -> int:
+def ask(directory: Path, output: Path, questions: Sequence[Question], jobs: int, key: str, *, claims: bool) -> int:
     """Ask the questions whose runs are there, and write their rows."""
     folder = directory / (key or key_of_code())
     if not folder.is_dir():
@@ -167,9 +203,13 @@ def ask(directory: Path, output: Path, questions: Sequence[Question], jobs: int,
         print(f"no runs of the code that records here (make them); asking of those of {folder.name}", file=sys.stderr)
     import introspect_cli.cli
 
-    there = [question for question in questions if all((folder / f"{run}.done").exists() for run in question.runs)]
+    there = [
+        question
+        for question in questions
+        if all((folder / f"{run.partition('/')[0]}.done").exists() for run in question.runs)
+    ]
     started = time.perf_counter()
-    with multiprocessing.get_context("fork").Pool(jobs, _start, (folder, there)) as pool:
+    with multiprocessing.get_context("fork").Pool(jobs, _start, (folder, there, claims)) as pool:
         rows = dict(pool.imap_unordered(_ask, range(len(there)), chunksize=8))
     write_rows(output, {there[number].name: rows[number] for number in sorted(rows)})
     took = time.perf_counter() - started
@@ -220,7 +260,7 @@ def key_of_code() -> str:
 _CODE = frozenset({".py", ".cpp", ".h"})
 
 
-def planned(only: str = "", every: int = 1) -> tuple[list[Question], dict[str, Any]]:
+def planned(only: Sequence[str] = (), every: int = 1) -> tuple[list[Question], dict[str, Any]]:
     """The questions that are asked for, and how each run that they need is made, in an order in which it can be."""
     from corpora import corpora
 
@@ -229,7 +269,7 @@ def planned(only: str = "", every: int = 1) -> tuple[list[Question], dict[str, A
     everything: dict[str, Any] = {}
     for question, makers in corpora():
         everything.update(makers)
-        named = not only or fnmatchcase(question.name, only)
+        named = not only or any(fnmatchcase(question.name, glob) for glob in only)
         if named and zlib.crc32(question.name.encode()) % every == 0:
             questions.append(question)
     for question in questions:
@@ -240,18 +280,21 @@ def planned(only: str = "", every: int = 1) -> tuple[list[Question], dict[str, A
 
 
 def _needed(name: str, makers: dict[str, Any]) -> Iterator[str]:
+    name = name.partition("/")[0]
     for other in makers[name].needs:
         yield from _needed(other, makers)
     yield name
 
 
-def make(directory: Path, runs: dict[str, Any], jobs: int) -> int:
-    """Make the runs that are not there; several processes may do so at once."""
-    from forks import Forks
+_IMPORTED = """
+import torch.distributed.tensor.parallel, torch.distributed.pipelining, torch.distributed.fsdp, torch.distributed.optim
+"""
 
+
+def make(directory: Path, runs: dict[str, Any], jobs: int, forks: Forks) -> int:
+    """Make the runs that are not there; several processes may do so at once."""
     folder = directory / key_of_code()
     folder.mkdir(parents=True, exist_ok=True)
-    forks = Forks()
     failed = []
 
     def made(name: str) -> None:
@@ -269,7 +312,6 @@ def make(directory: Path, runs: dict[str, Any], jobs: int) -> int:
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(made, [name for name, run in runs.items() if not run.needs]))
         list(pool.map(made, [name for name, run in runs.items() if run.needs]))
-    forks.close()
     print(f"{len(runs) - len(failed)} runs are in {folder}")
     print("\n".join(failed))
     return int(bool(failed))
@@ -281,49 +323,74 @@ def make(directory: Path, runs: dict[str, Any], jobs: int) -> int:
 def compare(now: Path, frozen: Path, accepted: Path, should_be: Path, shown: int) -> int:
     """Print what differs from the frozen set; 1 where anything does that nobody accepted."""
     old, new = read_rows(frozen), read_rows(now)
-    rules = yaml.safe_load(accepted.read_text(encoding="utf-8")) or {}
-    merged = rules.get("merged") or {}
-    right = yaml.safe_load(should_be.read_text(encoding="utf-8")) or []
-    compared = [name for name in new if name in old]
+    rules = yaml.safe_load(accepted.read_text(encoding="utf-8"))
+    right = yaml.safe_load(should_be.read_text(encoding="utf-8"))
     counts: Counter[tuple[str, str]] = Counter()
-    differences: list[tuple[str, str, str]] = []
-    for name in compared:
-        wanted = dict(old[name])
-        for entry in right:
-            if fnmatchcase(name, entry["question"]):
-                wanted |= entry["row"]
-        for category, columns in CATEGORIES.items():
-            for column in columns:
-                is_now, was, should = (_plain(row.get(column), merged) for row in (new[name], old[name], wanted))
-                if is_now == should:
-                    counts[category, "set right"] += was != should
-                elif is_now == was:
-                    counts[category, "known to be false"] += 1
-                elif reason := _accepted(rules.get("accepted") or [], name, column, was, is_now):
-                    counts[category, f"accepted: {reason}"] += 1
-                else:
-                    counts[category, "MISTAKE"] += 1
-                    differences.append((category, column, f"{name}\n    was {was}\n    is  {is_now}"))
-    for category in CATEGORIES:
-        for kind, column, text in [one for one in differences if one[0] == category][:shown]:
-            print(f"{kind}: {column} of {text}")
-    print(
-        f"\n{len(compared)} rows compared, {len(new) - len(compared)} not frozen, {len(old) - len(compared)} not asked"
-    )
+    listed: dict[tuple[str, str], list[str]] = defaultdict(list)
+    wrong, not_frozen = set(), 0
+    for name in new:
+        corrected = [entry["row"] for entry in right if fnmatchcase(name, entry["question"])]
+        was = old.get(name)
+        if was is None and not corrected:
+            not_frozen += 1
+            continue
+        for category, column, state, text in differences(name, new[name], was, corrected, rules):
+            counts[category, state] += 1
+            if state in {MISTAKE, FALSE}:
+                listed[state, category].append(f"{column} of {name}{text}")
+            if state == MISTAKE:
+                wrong.add(name)
+    for state in (FALSE, MISTAKE):
+        for category in CATEGORIES:
+            for text in listed[state, category][:shown]:
+                print(f"{state}: {category}: {text}")
+    unasked = len(old.keys() - new.keys())
+    print(f"\n{len(new) - not_frozen} rows compared, {not_frozen} not frozen, {unasked} not asked")
     for (category, state), count in sorted(counts.items()):
-        if count:
-            print(f"{count:6} {category:10} {state}")
-    rows = {text.partition("\n")[0] for *_, text in differences}
-    print(f"{len(rows)} rows have differences that nobody accepted")
-    return int(bool(rows) or not compared)
+        print(f"{count:6} {category:10} {state}")
+    print(f"{len(wrong)} rows have differences that nobody accepted")
+    return int(bool(wrong) or len(new) == not_frozen)
 
 
-def _plain(value: Any, merged: dict[str, str]) -> Any:
-    """A value as it is compared: classes by what they were merged into; of the settings but the first, the set."""
+MISTAKE, FALSE, RIGHT = "MISTAKE", "known to be false", "set right"
+
+
+def differences(
+    name: str, now: dict[str, Any], was: dict[str, Any] | None, corrected: Sequence[dict[str, Any]], rules: Any
+) -> Iterator[tuple[str, str, str, str]]:
+    """What of a row differs: its category, its column, whether that is a mistake, and what was and is.
+
+    Args:
+        name: the question.
+        now: the row.
+        was: the frozen row; None where none is.
+        corrected: columns that are known to be false in it, as they should be.
+        rules: what was accepted.
+    """
+    should: dict[str, Any] = {**(was or {})}
+    for entry in corrected:
+        should |= entry
+    for category, columns in CATEGORIES.items():
+        for column in columns:
+            is_now, before, wanted = (_plain(row.get(column), rules) for row in (now, was or {}, should))
+            if is_now == wanted:
+                if before != wanted and was is not None:
+                    yield category, column, RIGHT, ""
+            elif was is None or (wanted != before and is_now == before):
+                yield category, column, FALSE, f"\n    is        {is_now}\n    should be {wanted}"
+            else:
+                reason = _accepted(rules["accepted"], name, column, before, is_now)
+                told = f"\n    was {before}\n    is  {is_now}"
+                yield category, column, f"accepted: {reason}" if reason else MISTAKE, told
+
+
+def _plain(value: Any, rules: Any) -> Any:
+    """A value as it is compared: merged classes by what they are now, no findings of rules that are gone."""
     if isinstance(value, str):
-        return merged.get(value, value)
+        return rules["merged"].get(value, value)
     if isinstance(value, list) and value and isinstance(value[0], list):
-        return [value[0], *sorted(value[1:], key=json.dumps)]
+        kept = [one for one in value if one[0] not in rules["rules_gone"]]
+        return [*kept[:1], *sorted(kept[1:], key=json.dumps)] or None
     return value or None
 
 
@@ -344,10 +411,11 @@ def main() -> int:
     parser.add_argument("verb", choices=["make", "ask", "compare"])
     parser.add_argument("place", type=Path, help="the directory of the runs; compare: the rows")
     parser.add_argument("-o", "--output", type=Path, default=Path("decisions.jsonl"))
-    parser.add_argument("--only", default="", help="a glob of questions")
+    parser.add_argument("--only", action="append", default=[], help="a glob of questions; may be repeated")
     parser.add_argument("--slice", type=int, default=1, metavar="N", help="one question of N")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--runs", default="", metavar="KEY", help="ask of the runs of this state of the code")
+    parser.add_argument("--claims", action="store_true", help="hold each claim of diff against the two runs, too")
     parser.add_argument("--frozen", type=Path, default=KEPT / "frozen.jsonl.gz")
     parser.add_argument("--accepted", type=Path, default=KEPT / "accepted.yaml")
     parser.add_argument("--should-be", type=Path, default=KEPT / "should_be.yaml")
@@ -360,8 +428,14 @@ def main() -> int:
     questions, runs = planned(told.only, told.slice)
     place = told.place.resolve()
     if told.verb == "make":
-        return make(place, runs, told.jobs)
-    return ask(place, told.output, questions, told.jobs, told.runs)
+        from forks import Forks
+
+        forks = Forks(_IMPORTED if any(getattr(run, "world", 1) > 1 for run in runs.values()) else "")
+        try:
+            return make(place, runs, told.jobs, forks)
+        finally:
+            forks.close()
+    return ask(place, told.output, questions, told.jobs, told.runs, claims=told.claims)
 
 
 if __name__ == "__main__":

@@ -160,6 +160,9 @@ class Site:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+GIVEN = "(given)"
+"""The path of a parameter with which `functional_call` runs a module inside another, and of the module's own after."""
+
 DRAWN_BEFORE = " before"
 """End of the path of an `rng` record within a step whose draws came before what it is named after, not from it."""
 

@@ -34,7 +34,6 @@ from introspect_cli.capture.recording.thinning import Thinning
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Last
-from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -94,8 +93,6 @@ class Probes:
             sorted_stats=options.sorted_stats,
             operators=options.level == "op",
         )
-        if KERNELS.has_crc32():
-            self.rank.compiled = KERNELS
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
         rule, thinning = rule_of(options), None
@@ -118,6 +115,7 @@ class Probes:
         self.context.clock.on_tick.append(self._modules_named)
         self.context.clock.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
+        state.within = modules.phase
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
         self.beginning = BeginningProbe(self.context, modules)

@@ -10,7 +10,7 @@ from introspect_cli.compare.answer.by_rank import compared_runs
 from introspect_cli.compare.answer.port_answer import by_flow
 from introspect_cli.compare.answer.restored import with_origins
 from introspect_cli.compare.checkpoints.moment import is_checkpoint, strictly
-from introspect_cli.compare.join.closeup import samples_note
+from introspect_cli.compare.closeup import samples_note
 from introspect_cli.compare.terms.names import renamer
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.compare.terms.watched import chooses_modules

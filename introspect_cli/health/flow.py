@@ -215,7 +215,8 @@ _NO_ZEROS = ("Dropout", "Embedding", "Pad", "Mask")
     Level.WARNING,
     "activations nearly all of which stay zero",
     f"at the last {LASTING} steps or more, {DEAD:.0%} of an output, or of an input that a gradient flows to, are "
-    "exactly zero; dropout, lookups, padding and masks do not count, nor an output whose input has as many zeros",
+    "exactly zero; vectors (log-determinants, fast weights), dropout, lookups, padding and masks do not count, "
+    "nor an output whose input has as many zeros",
     "a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias",
 )
 def dead_units(table: Table) -> Iterator[Hit]:
@@ -232,12 +233,17 @@ def dead_units(table: Table) -> Iterator[Hit]:
 
 
 def _activations(table: Table) -> list[int]:
-    """Float outputs, and inputs that a gradient was recorded for (so not the data themselves)."""
+    """Float outputs, and inputs that a gradient was recorded for (so not the data themselves), no vectors."""
     return [
         site
         for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD)
-        if table.kind[site] == Kind.OUTPUT.value
-        or table.site(Phase.BACKWARD, Kind.GRAD_INPUT, table.fqn[site], table.call[site], table.path[site]) is not None
+        if (layout := table.layout(site)) is not None
+        and len(layout.shape) > 1
+        and (
+            table.kind[site] == Kind.OUTPUT.value
+            or table.site(Phase.BACKWARD, Kind.GRAD_INPUT, table.fqn[site], table.call[site], table.path[site])
+            is not None
+        )
     ]
 
 

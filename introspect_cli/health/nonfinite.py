@@ -37,11 +37,20 @@ _BACKWARD = frozenset({Kind.GRAD.value, Kind.GRAD_INPUT.value, Kind.GRAD_OUTPUT.
 
 
 def _is_mask(table: Table, event: NonFinite) -> bool:
-    """Whether it is what an attention mask looks like: nothing but -Inf, in something that is no gradient."""
-    if event.nans or event.posinfs:
+    """Whether it is a mask, nothing but -Inf in something that is no gradient, or a bound that a buffer holds."""
+    if event.nans or (event.posinfs and table.kind[event.site] != Kind.BUFFER.value):
         return False
+    if event.posinfs:
+        return any(table.fqn[site] == table.fqn[event.site] for site in _bounds(table))
     kind, forward = table.kind[event.site], table.phase[event.site] == Phase.FORWARD.value
     return kind in _MASKS or (forward and kind == Kind.OP_OUTPUT.value)
+
+
+def _bounds(table: Table) -> list[int]:
+    """Buffers that hold infinities and no NaN when the first step begins, before anything was computed."""
+    first = int(table.many.steps[0])
+    began = (event for event in table.nonfinite if event.step == first and not event.nans)
+    return [event.site for event in began if table.phase[event.site] == Phase.START.value]
 
 
 @rule(
@@ -49,8 +58,8 @@ def _is_mask(table: Table, event: NonFinite) -> bool:
     Level.ERROR,
     "the first NaN or Inf, and the site that made it",
     "a recorded value is NaN or infinite; says whether what went into the module was finite. -Inf alone in an "
-    "input, output, buffer, batch or result of a forward operator counts as a mask, and gradients of a step that "
-    "changed no parameter as skipped-steps",
+    "input, output, buffer, batch or result of a forward operator counts as a mask, an infinity that a buffer holds "
+    "when the first step begins as a bound, and gradients of a step that changed no parameter as skipped-steps",
     "a division by zero, the log or root of something not positive, an overflow, or bad data",
 )
 def nonfinite(table: Table) -> Iterator[Hit]:

@@ -105,16 +105,22 @@ def no_gradient(table: Table) -> Iterator[Hit]:
     "not-in-optimizer",
     Level.INFO,
     "parameters that no optimizer holds, beside others that one does",
-    "no optimizer was seen to hold a parameter of a model that is trained",
+    "no optimizer was seen to hold a parameter of a model that is trained; a module that begins with the values of one "
+    "that is trained is a copy of it and does not count",
     "frozen on purpose, or added after the optimizer was built",
 )
 def not_in_optimizer(table: Table) -> Iterator[Hit]:
     trained = set(observed(table.moves.names, "parameters after optimizer steps"))
     roots = {name.partition(".")[0] for name in trained}
     aliases = {alias for module in table.modules for text in module.aliases for alias in text.split("=")}
+    started = {table.fqn[site]: _first_checksum(table, site) for site in table.pick(Kind.PARAM, phase=Phase.START)}
+    originals = {started.get(name) for name in trained}
+    apart = {name for name in started if name not in trained and name not in aliases}
+    new = {name.rpartition(".")[0] for name in apart if started[name] not in originals}
     for site in table.pick(Kind.PARAM, phase=Phase.START):
         name = table.fqn[site]
-        if name not in trained and name not in aliases and name.partition(".")[0] in roots:
+        # A module that begins with the values of one that is trained is a copy: an average, or a target.
+        if name in apart and name.rpartition(".")[0] in new and name.partition(".")[0] in roots:
             yield Hit(int(table.many.steps[0]), f"param {name}", "no optimizer step was seen to hold it")
 
 
@@ -192,6 +198,10 @@ def zero_learning_rate(table: Table) -> Iterator[Hit]:
 
 REST = 5
 """Steps over which running statistics must move."""
+
+
+def _first_checksum(table: Table, site: int) -> int:
+    return int(table.column(site).checksum[0])
 
 
 class _Batch(NamedTuple):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.changes.clues import CodeChanges, Ranked
     from introspect_cli.compare.changes.statements import Side
-    from introspect_cli.compare.element.elements import Elements
+    from introspect_cli.compare.elements import Elements
 
 _COMPARED = ("mean", "std", "amean", "min", "max")
 _TELLING = ("nans", "infs", "zeros", "mean", "std", "min", "max")

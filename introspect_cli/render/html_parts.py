@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.element.elements import ulp_words
+from introspect_cli.compare.elements import ulp_words
 from introspect_cli.compare.terms.words import what
 from introspect_cli.render.blocks import number, shape, statistic
 from introspect_cli.render.divergence_text import elements_words
@@ -15,8 +15,8 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.element.grid import Picture
-    from introspect_cli.compare.join.closeup import Closeup
+    from introspect_cli.compare.closeup import Closeup
+    from introspect_cli.compare.elements import Picture
     from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.records import Record, Summary

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.element.elements import Elements, differing, elements, ulp_words
-from introspect_cli.compare.element.grid import SIGN, Picture, smaller
+from introspect_cli.compare.elements import SIGN, Elements, Picture, differing, elements, smaller, ulp_words
 from introspect_cli.compare.terms.words import what
 from introspect_cli.render.blocks import Block, Column, Line, Table, line, number, shape, site_text, two_numbers
 from introspect_cli.render.divergence_text import elements_words, statistics_words
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.compare.element.elements import TensorDifference
-    from introspect_cli.compare.join.closeup import Closeup
+    from introspect_cli.compare.closeup import Closeup
+    from introspect_cli.compare.elements import TensorDifference
     from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.inspect.overview import Stored
     from introspect_cli.rerun.zoom import SourceLine

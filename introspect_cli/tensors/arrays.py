@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from introspect_cli.records import Layout, Status, Summary
+from introspect_cli.records import SKETCH_SIZE, Layout, Status, Summary
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.tensors import checksum, sketch, statistics
+from introspect_cli.tensors import checksum
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 
@@ -45,6 +45,8 @@ CODES: Final = {
 }
 """Type code of the kernels by torch's name of the element type; those of one byte beside have a table of values."""
 
+_SEEN: Final = np.zeros(1, np.uint8)
+"""All of a row counts."""
 _KEPT: Final = tuple(name for name, own in STATISTICS.items() if not own.on_request)
 
 
@@ -83,11 +85,12 @@ def summary_of(tensor: Pieces, widen: Callable[[NDArray[Any], str], NDArray[Any]
     layout = Layout(tensor.shape, dtype, "cpu", "contiguous")
     if tensor.unread:
         return Summary(Status.NOT_OBSERVED, layout, 0, text=tensor.unread)
-    total, first = r.empty(1), 0
+    rows, first = r.empty(2), 0  # the sum of all pieces, and the next
     for bits in (part for piece in tensor.read() for part in cut(piece)):
-        total = statistics.merge(total, _row(bits, dtype, first, widen))
+        rows[1] = _row(bits, dtype, first, widen)
+        k.KERNELS.merge(rows.ctypes.data, 2, rows.ctypes.data)
         first += len(bits)
-    return _summary(total, dtype, tensor.shape)
+    return _summary(rows[:1], dtype, tensor.shape)
 
 
 def _row(bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[Any], str], NDArray[Any]]) -> r.Rows:
@@ -100,7 +103,6 @@ def _row(bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[An
     flags = k.STATS | k.SKETCH
     where = table.ctypes.data if len(table) else 0
     k.KERNELS.summarise(bits.ctypes.data, len(bits), first, code, flags, where, row.ctypes.data, team.ctypes.data)
-    row.view(np.float64)[0, [r.MEDIAN, r.MODE]] = np.nan
     return row
 
 
@@ -113,14 +115,18 @@ def _team() -> tuple[NDArray[np.int64], r.Rows]:
 
 
 def _summary(total: r.Rows, dtype: str, shape: tuple[int, ...]) -> Summary:
-    head = np.array([checksum.header(dtype, shape)], np.uint64)
-    # Medians are absent of merged rows, and where there was nothing to merge.
-    columns = statistics.finalise(total, _KEPT)
-    stats = {name: float(column[0]) for name, column in columns.items() if not np.isnan(column[0])}
+    """What follows from the raw result of a whole array."""
+    sizes = {"checksum": "<u8", **{name: STATISTICS[name].type for name in _KEPT}, "sketch": f"{SKETCH_SIZE}<f4"}
+    columns = {name: np.zeros(1, kind) for name, kind in sizes.items()}
+    order = (columns.get(name) for name in k.COLUMNS)
+    places = np.array([0 if column is None else column.ctypes.data for column in order], np.uint64)
+    block, head = np.array([total.ctypes.data]), np.array([checksum.header(dtype, shape)], np.uint64)
+    k.KERNELS.columns(block.ctypes.data, 1, 0, head.ctypes.data, _SEEN.ctypes.data, 1, places.ctypes.data)
+    stats = {name: float(columns[name][0]) for name in _KEPT if not np.isnan(columns[name][0])}
     return Summary(
         Status.OBSERVED,
         Layout(shape, dtype, "cpu", "contiguous"),
-        int(checksum.finalise(total[:, r.RAW], head)[0]),
+        int(columns["checksum"][0]),
         stats,
-        tuple(sketch.finalise(total)[0].tolist()),
+        tuple(columns["sketch"][0].tolist()),
     )

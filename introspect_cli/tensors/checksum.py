@@ -48,8 +48,3 @@ SHIFTS: Final = _STREAM[SPAN:]
 def of_text(text: str) -> int:
     """Checksum of a plain value, given as text."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
-
-
-def finalise(raw: U64, headers: U64) -> U64:
-    """`mix(raw + header)` over arrays of any one shape."""
-    return mix(raw + headers)

@@ -1,5 +1,5 @@
-// What `Columns` of columns.py computes with numpy, a column after the other, in one pass over the rows: bit by bit the
-// same numbers.
+// The statistics, all over finite elements (complex numbers: over the absolute values); absent is NaN, for counts -1. Where the
+// variance is 0 there is no skewness and no kurtosis; where there is no finite element there is nothing.
 #include "columns.h"
 
 namespace {
@@ -31,6 +31,7 @@ void columns_of(const Row *const *blocks, i64 each, const u32 *slots, const u64 
         put(columns, MEAN, at, kept(r.mean)), put(columns, AMEAN, at, kept(r.abssum / n)), put(columns, VAR, at, kept(var));
         put(columns, SKEW, at, float(spread(r.m3 / n / (var * __builtin_sqrt(var)))));
         put(columns, KURT, at, float(spread(r.m4 / n / (var * var))));
+        put(columns, MED, at, kept(r.median)), put(columns, MODE, at, kept(r.mode));
         if (columns[SKETCHES])
             for (int k = 0; k < 16; k++) ((float *)columns[SKETCHES])[16 * at + k] = float(r.sketch[k]);
     }

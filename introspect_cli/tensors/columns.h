@@ -2,9 +2,9 @@
 #pragma once
 #include "kernels.h"
 
-// What a column holds, as columns.py has it.
+// What a column holds: the statistics in the order of `STATISTICS`.
 enum Column {
-    SUM, NANS, POSINFS, NEGINFS, ZEROS, MIN, MAX, ABSMIN, MEAN, AMEAN, VAR, SKEW, KURT, SKETCHES, COLUMNS
+    SUM, NANS, POSINFS, NEGINFS, ZEROS, MIN, MAX, ABSMIN, MEAN, AMEAN, VAR, SKEW, KURT, MED, MODE, SKETCHES, COLUMNS
 };
 
 // How much of a row counts.

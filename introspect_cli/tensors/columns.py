@@ -2,22 +2,18 @@
 
 Most steps have the same records as the one before, of the same slots. So the columns have their place in arrays of the
 caller's, which are those of the store's message, and what is the same in each step is put there once. The rest is one
-call of the compiled kernels, where there are no other statistics than they know. Else numpy computes a column after the
-other, each in several passes: half a millisecond a step. Both give the same bits.
+call of the compiled kernels.
 
 Rows that devices still compute are waited for later, so that the script goes on meanwhile (`EndedRows`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.statistics import STATISTICS
-from introspect_cli.tensors import checksum, kernels, sketch, statistics
-from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.row_notes import NOTHING
+from introspect_cli.tensors import kernels
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -30,12 +26,6 @@ if TYPE_CHECKING:
     from introspect_cli.tensors.rows import Arena
 
     Array = npt.NDArray[Any]
-
-
-COMPILED: Final = (
-    *("nans", "posinfs", "neginfs", "zeros", "min", "max", "absmin", "mean", "amean", "var", "skew", "kurt"),
-)
-"""Statistics that the compiled kernels know, in their order: after the checksum, before the sketch."""
 
 
 class Columns:
@@ -54,17 +44,13 @@ class Columns:
         self.slots: list[int] = []
         self.layout = np.zeros(0, np.uint32)
         self.texts: dict[int, str] = {}
-        self._statistics = [name for name in STATISTICS if name in arrays]
         self._facts: Facts | None = None  # that what follows is made of
         self._noted: list[tuple[int, int]] = []
         self._picked: tuple[Array, Array, Array] = (np.zeros(0),) * 3
         self._addresses: tuple[int, ...] = ()
-        self._targets: npt.NDArray[np.uint64] | None = None  # where the kernels put each column, 0 for those not wanted
-        is_plain = all(array.dtype.isnative and array.flags.c_contiguous for array in arrays.values())
-        if is_plain and set(self._statistics).issubset(COMPILED):
-            order = (arrays.get(name) for name in ("checksum", *COMPILED, "sketch"))
-            self._targets = np.array([0 if array is None else array.ctypes.data for array in order], np.uint64)
-            self._to = self._targets.ctypes.data
+        order = (arrays.get(name) for name in kernels.COLUMNS)
+        # where the kernels put each column, 0 for those not wanted
+        self._targets = np.array([0 if array is None else array.ctypes.data for array in order], np.uint64)
 
     def fill(self, arena: Arena, facts: Facts, slots: list[int], fixed: dict[int, int], texts: dict[int, str]) -> None:
         """Fill all arrays.
@@ -78,10 +64,7 @@ class Columns:
         """
         if facts is not self._facts or slots != self.slots:
             self._follow(facts, slots)
-        if self._targets is not None:
-            kernels.KERNELS.columns(arena.place, arena.each, *self._addresses, len(slots), self._to)
-        else:
-            self._compute(arena.first(len(facts.layout_of)))
+        kernels.KERNELS.columns(arena.place, arena.each, *self._addresses, len(slots), self._targets.ctypes.data)
         for record, slot in self._noted:
             if slot in fixed:
                 self.arrays["checksum"][record] = fixed[slot]
@@ -99,21 +82,6 @@ class Columns:
         self._noted = [(record, slot) for record, slot in enumerate(slots) if slot in facts.kinds]
         self.slots = slots
         self._facts = facts
-
-    def _compute(self, rows: r.Rows) -> None:
-        """What the kernels do, by numpy."""
-        pick, headers, seen = self._picked
-        rows = rows[pick]
-        sums = checksum.finalise(rows[:, r.RAW], headers)
-        sums[seen == NOTHING] = 0
-        made: dict[str, Array] = statistics.finalise(rows, self._statistics)
-        if "sketch" in self.arrays:
-            made["sketch"] = sketch.finalise(rows)
-        absent = np.flatnonzero(seen)  # few, as a rule
-        for name, column in made.items():
-            column[absent] = -1 if column.dtype.kind == "i" else np.nan
-            self.arrays[name][:] = column
-        self.arrays["checksum"][:] = sums
 
 
 class EndedRows:

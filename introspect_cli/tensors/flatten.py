@@ -11,8 +11,9 @@ take long, or raise. Depth, cycles and the number of leaves are bounded.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from types import MemberDescriptorType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any, Final
 
 import torch
@@ -23,6 +24,9 @@ MAX_OBJECT_DEPTH: Final = 4
 """Objects known by attributes only are followed this deep."""
 
 _ATOMS: Final = frozenset({int, float, complex, bool, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
+
+_CODE: Final = (torch.nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+"""What is called and is no value, whatever it holds; a distribution may be called, too."""
 
 _PLAIN: Final = (bool, int, float, str)
 
@@ -95,7 +99,7 @@ def _registered(value: Any) -> list[tuple[str, Any]] | None:
 
 def _attributes(value: Any) -> list[tuple[str, Any]] | None:
     """Attributes of an object that holds tensors, or objects that might; None for one that holds none."""
-    if issubclass(type(value), torch.nn.Module) or callable(value):
+    if issubclass(type(value), _CODE):
         return None
     held = _held(value)
     if held is None or not _holds_tensors(held):
@@ -138,7 +142,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _may_hold(item: Any) -> bool:
-    return _is_tensor(item) or (type(item) not in _ATOMS and not callable(item))
+    return _is_tensor(item) or (type(item) not in _ATOMS and not issubclass(type(item), _CODE))
 
 
 def _holds_tensors(held: dict[str, Any], depth: int = 3) -> bool:

@@ -20,7 +20,7 @@ be captured. Its functions take integers only, addresses among them:
 - `columns(blocks, each, slots, headers, seen, count, columns)`: what follows from `count` rows, into columns. `blocks`:
   address of the addresses of blocks of `each` rows. `slots`: address of the rows' numbers, 32 bits each; 0 for the
   first ones. `headers` and `seen`: of the rows that are taken. `columns`: address of the columns' addresses, in the
-  order of `columns.py`, 0 for what is not wanted.
+  order of `COLUMNS`, 0 for what is not wanted.
 - `watch_generator(number, words, position, spare, flag)`: where a Mersenne twister lies (see `generators`).
 - `generators_moved()`: a bit for each of them that has moved since `generator_state(number)`, 64 bits of its state.
 - `levels()` that this processor can run, the best one last; `use(level)` takes another than the best.
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.errors import IntrospectError
 from introspect_cli.machine import load
+from introspect_cli.statistics import STATISTICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,6 +57,9 @@ WORTHWHILE: Final = 8192
 """Elements from which on a second look is cheaper than a second summary."""
 MAX_DIMS: Final = 16
 """Dimensions of a strided copy, at most; torch's own limit for most operations is 64, of which few are used."""
+
+COLUMNS: Final = ("checksum", *STATISTICS, "sketch")
+"""What `columns` computes of a row, in the order of columns.h. What each means is said in columns.cpp."""
 
 STATS: Final = 1
 SKETCH: Final = 2

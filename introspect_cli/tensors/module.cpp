@@ -3,7 +3,6 @@
 // team it is given. See kernels.py for what calls mean.
 #include "calls.h"
 #include "columns.h"
-#include "digests.h"
 #include "generators.h"
 #include "lock.h"
 #include "memory.h"
@@ -187,16 +186,6 @@ PyObject *py_columns(PyObject *, Arguments a, Py_ssize_t n) {
         return i64(0);
     });
 }
-PyObject *py_crc32(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<3>(a, n, KEPT, [](const u64 *w) { return i64(crc32_of(u32(w[2]), (const u8 *)w[0], i64(w[1]))); });
-}
-PyObject *py_step_digest(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<7>(a, n, KEPT, [](const u64 *w) {
-        const Records of{i64(w[0]), (const u32 *)w[1], (const u64 *)w[2], (const u8 *)w[3], (const u64 *)w[4], (const u8 *)w[5]};
-        return step_digest(of, (u64 *)w[6]), i64(0);
-    });
-}
-PyObject *py_has_crc32(PyObject *, PyObject *) { return PyBool_FromLong(has_crc32()); }
 PyObject *py_levels(PyObject *, PyObject *) {
     Level found[3];
     int count = levels(found);
@@ -220,7 +209,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
     FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance),
-    FAST(columns), FAST(crc32), FAST(step_digest), {"has_crc32", py_has_crc32, METH_NOARGS, nullptr},
+    FAST(columns),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {"memory", new_memory, METH_O, nullptr}, {"times", new_times, METH_NOARGS, nullptr},

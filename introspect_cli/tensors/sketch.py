@@ -18,11 +18,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from introspect_cli.tensors import rows as r
-
 BLOCK: Final = 64
 """Elements that share a rotation."""
 HASH_1: Final = 0x9FB21C651E98DF25
@@ -31,9 +26,3 @@ HASH_3: Final = 0xD6E8FEB86659FD93
 SHIFT: Final = 32
 ROTATION_SHIFT: Final = 60
 """The four bits `r` are the top four of the block's first hash."""
-
-
-def finalise(rows: r.Rows) -> npt.NDArray[np.float32]:
-    """The stored sketches of rows, shape (n, 16)."""
-    with np.errstate(all="ignore"):
-        return rows.view(np.float64)[:, r.SKETCH :].astype(np.float32)

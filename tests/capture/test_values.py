@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from introspect_cli.compare.element.elements import elements
+from introspect_cli.compare.elements import elements
 
 torch = pytest.importorskip("torch")
 from opcapture import captured  # noqa: E402 - torch first: without it there is nothing to test

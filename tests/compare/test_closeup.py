@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 from opcapture import captured  # noqa: E402 - torch first: without it there is nothing to test
 from torch import nn  # noqa: E402
 
+from introspect_cli.compare.closeup import closeup, worth_a_look  # noqa: E402
 from introspect_cli.compare.diff import compare_runs  # noqa: E402
-from introspect_cli.compare.join.closeup import closeup, worth_a_look  # noqa: E402
 from introspect_cli.compare.terms.options import DiffOptions  # noqa: E402
 from introspect_cli.render.values_text import closeup_blocks  # noqa: E402
 from introspect_cli.store.read.run import open_run  # noqa: E402

@@ -6,7 +6,7 @@ from small_runs import train
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.join.steps import differing, pair_steps
+from introspect_cli.compare.steps import differing, pair_steps
 from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import parse_rename, renamer, strip_wrappers
 from introspect_cli.compare.terms.options import DiffOptions

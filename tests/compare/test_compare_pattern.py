@@ -8,8 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from introspect_cli.compare.element.elements import difference, rounded, ulp_bins, ulp_words
-from introspect_cli.compare.element.grid import picture_of, smaller, tile_of
+from introspect_cli.compare.elements import difference, picture_of, rounded, smaller, tile_of, ulp_bins, ulp_words
 
 FLOAT32 = ("float32", "float32")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import json
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 from artefacts import artefact
 from synthetic import row, write_run
+from torch import nn
 
 import introspect_cli
 from introspect_cli.errors import UsageError
@@ -293,3 +295,34 @@ def test_a_norm_leaves_out_what_is_not_finite(tmp_path):
         (record,) = run.rank(0).records(0)
     assert table.norms([0])[:, 0] == pytest.approx([5.0])
     assert record.summary.stats["l2"] == pytest.approx(5.0)
+
+
+class Idioms(nn.Module):
+    """A bound of +Inf, a constant log-determinant beside the output, and an averaged copy of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+        self.register_buffer("bound", torch.tensor(float("inf")))
+
+    def forward(self, x):
+        return self.net(x), torch.zeros(len(x))
+
+
+def test_what_is_so_by_construction_is_no_illness(tmp_path):
+    def work():
+        torch.manual_seed(0)
+        model = Idioms()
+        optimizer = torch.optim.SGD(model.net.parameters(), lr=0.1)
+        for _ in range(25):
+            out, volume = model(torch.randn(8, 4))
+            (out.square().mean() + volume.mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for average, one in zip(model.average.parameters(), model.net.parameters(), strict=True):
+                    average.lerp_(one, 0.1)
+
+    opcapture.captured(tmp_path / "run", work)
+    assert {finding.rule for finding in found(tmp_path / "run").findings} <= {"tiny-updates", "loss-stuck"}

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import formulas as statistics
 import torch
 
-from introspect_cli.tensors import checksum, sketch, statistics
+from introspect_cli.tensors import checksum, sketch
 from introspect_cli.tensors.views import pieces
 
 if TYPE_CHECKING:

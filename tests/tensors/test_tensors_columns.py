@@ -6,6 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
+from formulas import fill
 from summaries import arrays_of
 
 from introspect_cli.records import Layout, Status
@@ -16,7 +17,7 @@ from introspect_cli.tensors.columns import Columns, EndedRows
 from introspect_cli.tensors.row_notes import ALL_OF_IT, BITS_ALONE, NOTHING, LayoutNumbers, RowNotes
 from introspect_cli.tensors.rows import ROWS, Arena
 
-NAMES = [name for name, each in STATISTICS.items() if not each.on_request]
+NAMES = list(STATISTICS)
 
 
 def blocks_of_anything(sizes):
@@ -64,15 +65,9 @@ def arena_of(count):
 COUNTS = pytest.mark.parametrize("count", [0, 1, 150, ROWS, ROWS + 1, 3 * ROWS - 1])
 
 
-def by_numpy(arrays, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("introspect_cli.tensors.columns.COMPILED", ())
-        return Columns(arrays)
-
-
 @COUNTS
 @pytest.mark.parametrize(("names", "with_sketch"), [(NAMES, True), ([], False)], ids=["everything", "checksums"])
-def test_the_kernels_fill_columns_as_numpy_does_bit_by_bit(monkeypatch, count, names, with_sketch):
+def test_the_kernels_fill_columns_as_numpy_does_bit_by_bit(count, names, with_sketch):
     """In three steps: the second has the slots of the first and other values, the third has others."""
     arena, notes, facts = arena_of(count)
     assert count <= 1 or set(facts.seen.tolist()) == {ALL_OF_IT, BITS_ALONE, NOTHING}
@@ -80,7 +75,7 @@ def test_the_kernels_fill_columns_as_numpy_does_bit_by_bit(monkeypatch, count, n
     records = count + 7 if count else 0  # some slots are of several records
     slots = random.integers(0, max(count, 1), records).tolist()
     arrays, wanted = (arrays_of(records, names, with_sketch=with_sketch) for _ in range(2))
-    columns, others = Columns(arrays), by_numpy(wanted, monkeypatch)
+    columns = Columns(arrays)
     for step in range(3):
         if step == 1:
             notes.fixed.update({slot: value + 1 for slot, value in notes.fixed.items()})
@@ -90,30 +85,13 @@ def test_the_kernels_fill_columns_as_numpy_does_bit_by_bit(monkeypatch, count, n
         for block in arena.blocks:
             block[:, r.RAW] += np.uint64(1)
         columns.fill(arena, facts, list(slots), notes.fixed, notes.texts)
-        others.fill(arena.copy(count), facts, list(slots), notes.fixed, notes.texts)
+        fill(wanted, arena.first(count), facts, slots, notes.fixed)
         for name, column in wanted.items():
             assert arrays[name].tobytes() == column.tobytes(), (step, name)
         assert not records or len(np.unique(arrays["checksum"])) > 1 or records < 9
-        assert columns.layout.tolist() == others.layout.tolist() == facts.layout_index[slots].tolist()
+        assert columns.layout.tolist() == facts.layout_index[slots].tolist()
         texts = {record: notes.texts.get(slot) for record, slot in enumerate(slots)}
-        assert columns.texts == others.texts == {record: text for record, text in texts.items() if text}
-
-
-def test_columns_that_the_kernels_cannot_fill_are_left_to_numpy():
-    """Medians, an array with gaps, and another order of bytes."""
-    arena, notes, facts = arena_of(8)
-    slots = list(range(8))
-    arrays = arrays_of(8, NAMES, with_sketch=True)
-    Columns(arrays).fill(arena, facts, slots, notes.fixed, notes.texts)
-    for more in (
-        {"med": np.zeros(8)},
-        {"checksum": np.zeros(16, "<u8")[::2]},
-        {"checksum": np.zeros(8, ">u8")},
-    ):
-        others = arrays_of(8, NAMES, with_sketch=True) | more
-        Columns(others).fill(arena, facts, slots, notes.fixed, notes.texts)
-        for name, column in arrays.items():
-            np.testing.assert_array_equal(others[name], column, err_msg=name)
+        assert columns.texts == {record: text for record, text in texts.items() if text}
 
 
 def test_rows_that_a_device_still_computes_are_filled_in_when_they_are_asked_for():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import zlib
 from types import SimpleNamespace
 
+import formulas as statistics
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from kernel_values import COMPLEX, EIGHTS, EVERY, FLOATS, INTS, STRIDED, assert_same, by_torch, example
 
 from introspect_cli.records import Part
-from introspect_cli.store.format.index import step_digest
-from introspect_cli.tensors import cpu, kernels, parallel, places, statistics, views
+from introspect_cli.tensors import cpu, kernels, parallel, places, views
 from introspect_cli.tensors import rows as r
 
 
@@ -289,20 +288,3 @@ def test_torchs_own_workers_take_part(two_threads):
     assert compiled(made, x).tobytes() == shared.tobytes()
     assert threads == [1, 2]
     made.close()
-
-
-@pytest.mark.skipif(not kernels.KERNELS.has_crc32(), reason="zlib and numpy do it alone")
-def test_what_vouches_for_a_step_is_what_zlib_and_numpy_say():
-    random = np.random.default_rng(0)
-    data = random.integers(0, 256, 5000, dtype=np.uint8)
-    for count in (0, 1, 63, 64, 65, 79, 80, 127, 128, 129, 4097):
-        for start, before in ((0, 0), (3, 0xFFFFFFFF), (16, 123_456_789)):
-            piece = data[start : start + count]
-            assert kernels.KERNELS.crc32(data.ctypes.data + start, count, before) == zlib.crc32(piece, before)
-    keys, setting = random.integers(0, 1 << 64, 50, np.uint64), random.random(50) < 0.2
-    for rows in (0, 1, 777):
-        site, checksum = random.integers(0, 50, rows, np.uint32), random.integers(0, 1 << 64, rows, np.uint64)
-        status, sums = random.integers(0, 4, rows, np.uint8), np.ones(2, np.uint64)
-        read = (site, checksum, status, keys, setting, sums)
-        kernels.KERNELS.step_digest(rows, *(array.ctypes.data for array in read))
-        assert sums.tobytes() == step_digest(keys[site], checksum, status, setting[site])

@@ -56,6 +56,11 @@ class ModuleProbe:
         """Stands around every call, recorded or not; `surround` says that it has changed."""
         self.surround: Callable[[], None] = lambda: None
 
+    def phase(self) -> Phase | None:
+        """The phase of the calls under way in this thread; None where none is, or they are not recorded."""
+        calls = self.stack.calls
+        return self.stack.phase if calls and calls[-1] is not None else None
+
     def install(self) -> None:
         """Replace `nn.Module.__call__`."""
         original = nn.Module.__call__

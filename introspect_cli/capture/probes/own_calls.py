@@ -137,8 +137,8 @@ class Unseen:
         self._looked.add(key)
         above = {id(holder): holder for holder in names.holders_of(module)}
         for caller, _ in zip(outward(frame), range(_MOST_FRAMES), strict=False):
-            arguments = caller.f_code.co_varnames[: caller.f_code.co_argcount]
-            holder = above.get(id(caller.f_locals.get(arguments[0]))) if arguments else None
+            is_method = caller.f_code.co_argcount and caller.f_code.co_varnames[0] == "self"
+            holder = above.get(id(caller.f_locals.get("self"))) if is_method else None
             if holder is not None:
                 self._add(holder, caller.f_code.co_name, phase)
 

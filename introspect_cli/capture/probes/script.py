@@ -98,17 +98,17 @@ class ProductProbe(GuardedProbe):
 def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
     """The tensors in what is saved with their places, those in modules too."""
     if issubclass(type(held), nn.Module):
-        return [(f"[{name!r}]", tensor) for name, tensor in _in_module(held)]
+        return [(f"[{name!r}]", tensor) for name, tensor in tensors_in_module(held)]
     tensors: list[tuple[str, torch.Tensor]] = []
     for path, leaf in flatten(held):
         if issubclass(type(leaf), nn.Module):
-            tensors += [(f"{path}[{name!r}]", tensor) for name, tensor in _in_module(leaf)]
+            tensors += [(f"{path}[{name!r}]", tensor) for name, tensor in tensors_in_module(leaf)]
         elif issubclass(type(leaf), torch.Tensor):
             tensors.append((path, leaf))
     return tensors
 
 
-def _in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
+def tensors_in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
     """Names and tensors of what a module and those inside it hold, read past its methods."""
     tensors, waiting, seen = [], [("", root)], {id(root)}
     while waiting:

@@ -10,24 +10,26 @@ sample of the memory. A tensor with another count, address or sample than when i
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import stateless
 
 from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.script import tensors_in_module
 from introspect_cli.capture.probes.written import Loose, Written
 from introspect_cli.capture.ranks import zero
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import GIVEN, Kind, Phase
 from introspect_cli.tensors.kernels import numbers_of
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
     from torch import nn
 
     from introspect_cli.capture.context import Context
@@ -56,8 +58,11 @@ class StateProbe(GuardedProbe):
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
         self._again: dict[tuple[str, Phase], int] = {}
+        self._given: dict[tuple[str, Phase], int] = {}
         self._loose = Loose(context)
         self._step = self._called = -1
+        self.within: Callable[[], Phase | None] = lambda: None
+        """The phase of the module calls under way; None where none is, or its calls are not recorded."""
 
     def install(self) -> None:
         """Listen for roots and for optimizer steps."""
@@ -66,7 +71,39 @@ class StateProbe(GuardedProbe):
         self.hear(self._context.clock.on_after_optimizer, self.buffers_after)
         self.hear(self._context.clock.on_look, self._look_again)
         self.hear(self._context.clock.on_restart, self._restarted)
+        self._patches.watch(
+            stateless, "_functional_call", self._guarded, self._swapping, compiling=torch.compiler.is_compiling
+        )
         super().install()
+
+    def _swapping(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None] | None:
+        """Record the tensors with which `functional_call` runs a module, and after it those that the module holds."""
+        given = dict(zip(("module", "parameters_and_buffers"), args, strict=False)) | kwargs
+        module, values = given["module"], given["parameters_and_buffers"]
+        phase = self.within() if self._recorder.wanted else None  # an outermost call is looked at when it begins
+        if phase is None or not isinstance(values, dict) or self._context.names.find(module) is None:
+            return None
+        with unobserved():
+            self._turn()
+            held, names = dict(tensors_in_module(module)), self._context.names.parameters
+            swapped = [
+                (name, value, held[key])
+                for key, value in values.items()
+                if key in held and value is not held[key] and (name := names.of(held[key])) and name.watched
+            ]
+            names_of, others, own = zip(*swapped, strict=True) if swapped else ((), (), ())
+            self._write_given(names_of, others, phase)
+            return lambda _result: self._write_given(names_of, own, phase)
+
+    def _write_given(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor], phase: Phase) -> None:
+        """Record what stands under these names in a forward pass from now on."""
+        with unobserved():
+            sites = []
+            for name in names:
+                call = self._given[name.fqn, phase] = self._given.get((name.fqn, phase), -1) + 1
+                sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
+            self._recorder.tensors(sites, list(tensors))
+            self._written.recorded(list(tensors))
 
     def _restarted(self, kept: int | None) -> None:
         """Steps are counted anew; where the current one is not kept, nothing is on record."""
@@ -104,6 +141,7 @@ class StateProbe(GuardedProbe):
             # What the step before left is on record, unless that step was not captured or nobody recorded it.
             self._step, clock = self._recorder.step, self._context.clock
             self._again.clear()
+            self._given.clear()
             self._fresh.clear()
             if self._recorder.resumed or clock.unseen_steps or not clock.has_optimizer:
                 self._started.clear()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from introspect_cli.capture.frames import outward
-from introspect_cli.capture.naming.contents import parameters_in
+from introspect_cli.capture.naming.contents import modules_in, parameters_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Phase
@@ -227,7 +227,7 @@ class Evaluation:
             self._doubted = self._feeder if evaluates else -1
         elif is_trained:  # a target of the loss, where the script has begun to compute one
             evaluates = not (self._loss_is_due and _trains(module))
-            evaluates &= elsewhere or not (_trains(module) and _in_function())
+            evaluates &= elsewhere or not (_in_function() and all(map(_trains, modules_in(module))))
         else:
             under_way = self._under_way and not (self._acts and _is_live(module))
             evaluates = under_way or (elsewhere and not _trains(module) and not self._training & self._fed)

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from introspect_cli.compare.answer.compared import Compared, copies_note
-from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
-from introspect_cli.compare.match.correspondence import Correspondence, correspond, other_roots
-from introspect_cli.compare.passes.unsettled import unsettled_note
-from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
+from introspect_cli.compare.correspondence import Correspondence, correspond, other_roots
+from introspect_cli.compare.passes import unsettled_note
+from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.settings.files import tensor_files
 from introspect_cli.compare.step.comparison import Comparison
 from introspect_cli.compare.terms.at import At
@@ -30,7 +29,8 @@ from introspect_cli.compare.terms.distance import Tensors
 from introspect_cli.compare.terms.sites import KINDS, Mask, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.terms.watched import STATE_KINDS
 from introspect_cli.compare.terms.words import what
-from introspect_cli.compare.walk.walk import compare_rank
+from introspect_cli.compare.walk import compare_rank
+from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.store.ranks.tasks import MANY, ended_unevenly, tasks_of
@@ -39,8 +39,8 @@ from introspect_cli.store.remote.pieces import fetch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.step.outcome import RankOutcome
+    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.sites import Columns, Ids
     from introspect_cli.store.ranks.tasks import Task, Work
@@ -106,8 +106,8 @@ class RunPair:
         _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (note, root) if text]
-        outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
-        outcome.notes += unsettled_note(comparison)
+        outcome.notes += outcome.gathered.notes(outcome.learned) if outcome.gathered is not None else ()
+        outcome.notes += unsettled_note(outcome.learned)
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:

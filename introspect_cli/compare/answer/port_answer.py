@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.match.values import CLOSE, Flow, ModulePair, ValuePair, are_ports, ends, flow_of, measured
 from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Role, Verdict
 from introspect_cli.compare.terms.watched import lists, ordered
 from introspect_cli.compare.terms.words import amount, named, some, what
+from introspect_cli.compare.values import CLOSE, Flow, ModulePair, ValuePair, are_ports, ends, flow_of, measured
 from introspect_cli.records import Kind
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.match.values import Parameters, Value
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.values import Parameters, Value
     from introspect_cli.store.read.run import Run
 
 _LISTED = 4

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer.endings import cut_short
 from introspect_cli.compare.reasons.explain import explained
 from introspect_cli.compare.reasons.view import View
-from introspect_cli.compare.resumed.parts import RATES
+from introspect_cli.compare.resumed import RATES
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Origin, Role, Verdict
 from introspect_cli.compare.terms.words import listed
-from introspect_cli.compare.walk.choose import shows
+from introspect_cli.compare.walk import shows
 from introspect_cli.records import Kind
 from introspect_cli.texts import count
 

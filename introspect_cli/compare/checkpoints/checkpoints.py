@@ -19,22 +19,22 @@ import numpy as np
 
 from introspect_cli.compare.checkpoints.moment import MODEL, OF_A_MODEL
 from introspect_cli.compare.checkpoints.words import Cast, Differences, TensorForm, sentence_of
-from introspect_cli.compare.element.elements import rounded
-from introspect_cli.compare.match.values import Merge, parameters, same_numbers, telling_values
+from introspect_cli.compare.elements import rounded
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.terms.sites import columns
+from introspect_cli.compare.values import Merge, parameters, same_numbers, telling_values
 from introspect_cli.records import Kind, Phase, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.match.values import Value
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.names import Rename
     from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.values import Value
     from introspect_cli.store.read.run import Run
 
 _PERMUTED = 4

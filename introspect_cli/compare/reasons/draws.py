@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.passes.pair import matched
+from introspect_cli.compare.passes import matched
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import found
 from introspect_cli.compare.settings.beginning import begins_later, first_difference, script_generators

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,7 +31,7 @@ from introspect_cli.compare.terms.names import FORWARD, THEN, ancestors, owner_o
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.words import is_kept, same_values, what
-from introspect_cli.records import SCALER, Kind, Phase, Site, Status
+from introspect_cli.records import GIVEN, SCALER, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
@@ -53,6 +54,8 @@ def of_module(step: Step, position: int) -> Cause | None:
 def of_own_code(step: Step, position: int) -> Cause | None:
     """What a module's own code gives comes from its inputs, its tensors, and what the modules inside it gave before."""
     site, order, edges = step.sites[position], step.order_at(position), RESTS_ON["own_code"]
+    if site.kind is Kind.PARAM and site.path != GIVEN:
+        return None
     if site.kind is Kind.OUTPUT:
         start = _fed_equally(step, site, order)
         after = last_child(step, site.fqn, start, order) if start is not None and start >= 0 else ""
@@ -60,7 +63,9 @@ def of_own_code(step: Step, position: int) -> Cause | None:
             return None
         evidence = rests_on(step, Place(site, order, start=start), edges)
         return cause("own_code", *evidence, module=site.fqn, after=after)
-    running = parent_call(step, site.fqn, order)
+    # The module that is given a parameter is not under way yet, and the one around it has made that.
+    around = step.calls.around if site.kind is Kind.PARAM else partial(parent_call, step)
+    running = around(site.fqn, order)
     if running is None:
         return None
     parent, start, call = running

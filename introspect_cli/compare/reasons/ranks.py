@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import found
+from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Phase, Site, Status, Summary
 from introspect_cli.texts import rank_list
 

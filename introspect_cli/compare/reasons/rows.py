@@ -140,7 +140,7 @@ ROWS: Final = (
         "own_code",
         "A module's own forward code, between the modules inside it or after them, computes something else.",
         "the module's own forward code",
-        frozenset({Kind.INPUT, Kind.OUTPUT}),
+        frozenset({Kind.INPUT, Kind.OUTPUT, Kind.PARAM}),
         42,
         applies=forward.of_own_code,
         find=(forward.other_class, forward.attributes, forward.draws),

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.join.microbatches import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import found
 from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.terms.names import FORWARD
 from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
 from introspect_cli.store.format.batch import fitted
 
@@ -128,7 +128,7 @@ def _of_gradients(step: Step) -> Finding | None:
     a, b = cuts(step)
     factor = _common_factor(step)
     if factor is not None:
-        inside = step.comparison.gathered.times if step.comparison.gathered is not None else None
+        inside = step.learned.times
         # A factor that only comes after the backward pass is no loss's.
         times = factor if inside is None else inside / (b.ranks / a.ranks)
         for side, number in (("b", b.number), ("a", 1 / a.number), ("", b.number / a.number)):

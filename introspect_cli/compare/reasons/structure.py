@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.match.values import tied_to
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import attention
 from introspect_cli.compare.say import found, often
@@ -18,6 +17,7 @@ from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.sites import PHASES, kind_code, phase_code
 from introspect_cli.compare.terms.table import EQUAL, OTHER
 from introspect_cli.compare.terms.words import how_far, what
+from introspect_cli.compare.values import tied_to
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What one rank's comparison knows from its start: both runs' sites, what counts, what either capture watched.
 
-None of it changes from step to step, but for what is learned on the way: by those that `floors` and `gathered` name,
-by `rounded_before`, and in `unsettled` and `let_pass`.
+None of it changes from step to step: what is learned on the way is passed on (`passes/learned.py`), but for the noise
+that `floors` and `reached` measure.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.gathered import Gathered
-from introspect_cli.compare.join.steps import Sides
-from introspect_cli.compare.resumed.goes_on import Goes, goes_on
-from introspect_cli.compare.resumed.parts import resumption_of
+from introspect_cli.compare.gathered import Gathered
+from introspect_cli.compare.resumed import Goes, goes_on, resumption_of
+from introspect_cli.compare.steps import Sides
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.names import owner_of, with_ancestors
@@ -44,7 +43,7 @@ from introspect_cli.compare.terms.watched import (
 from introspect_cli.records import Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from introspect_cli.compare.terms.findings import Resumption
     from introspect_cli.compare.terms.names import Rename
@@ -62,17 +61,11 @@ class Comparison(Sides):
     Attributes:
         options: what counts.
         offset: step k of b is compared with step k + offset of a.
-        unsettled: parameters whose gradient was seen to be nothing but rounding: since which step, and whether that was
-            so of some elements only.
-        let_pass: those of which something beyond the tolerance was let pass.
     """
 
     options: DiffOptions
     offset: int = 0
-    unsettled: dict[str, tuple[int, bool]] = field(default_factory=dict, init=False)
-    let_pass: set[str] = field(default_factory=set, init=False)
     _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
-    _rounded: set[int] = field(default_factory=set, init=False)
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -88,16 +81,6 @@ class Comparison(Sides):
             last = Layouts(one), Layouts(two)
             self._layouts[:] = [last]
         return last
-
-    def rounded_before(self, step: int, step_b: int, *, now: bool) -> bool:
-        """Whether what a step begins with may be rounded to bfloat16 or float16, though no step was opened that agrees.
-
-        Where both compute so `now`, later steps rest on that.
-        """
-        unseen = any(at and at - 1 not in run for at, run in ((step, self.a), (step_b, self.b)))
-        if now or unseen:
-            self._rounded.add(step)
-        return unseen or any(earlier < step for earlier in self._rounded)
 
     # --- what counts
 
@@ -174,34 +157,14 @@ class Comparison(Sides):
             return None
         alignment = self.alignment
         random = alignment.kind == kind_code(Kind.RNG)
-        alone = of_kinds(alignment.kind, _ACTIVATIONS) | alignment.evaluating
+        alone = of_kinds(alignment.kind, (*_ACTIVATIONS, Kind.PRODUCT)) | alignment.evaluating
         named = (alignment.names_a, alignment.names_b)
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
         missing = (named[0] | named[1]) - (one & two)
         if missing:
             alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
-        alone |= self._saved(missing)
         return random, alone & ~random
-
-    def _saved(self, missing: frozenset[str] | set[str]) -> Mask:
-        """Which sites are tensors in files that bear such a name, as in what `state_dict` gives.
-
-        Or that bear another name since what they are saved of has one, or one run saves a model with what is around it,
-        as `DataParallel` is.
-        """
-        alignment = self.alignment
-        mask = alignment.kind == kind_code(Kind.PRODUCT)
-        keys = {f"['{name.partition('.')[2]}']" for name in missing}
-        sites = np.flatnonzero(mask).tolist()
-        renamed = {old.partition(".")[2]: new.name.partition(".")[2] for old, new in self.match.renamed.items()}
-        plain = {site: (alignment.fqn[site], _unwrapped(alignment.path[site], renamed)) for site in sites}
-        one_sided = [site for site in sites if not alignment.in_both[site]]
-        of_a, of_b = ({plain[s] for s in one_sided if (s < len(alignment.a)) is is_a} for is_a in (True, False))
-        wrapped = {site for site in one_sided if plain[site] in of_a & of_b}
-        for site, (_, path) in plain.items():
-            mask[site] = path[path.rfind("[") :] in keys or site in wrapped
-        return np.asarray(mask)
 
     # --- a run that goes on
 
@@ -298,18 +261,6 @@ class Comparison(Sides):
         mask = self.alignment.kind[sites] == kind_code(kind)
         mask &= np.isin(self.alignment.phase[sites], [phase_code(phase) for phase in phases])
         return np.asarray(sites[mask])
-
-
-def _unwrapped(path: str, renamed: Mapping[str, str]) -> str:
-    """Where a tensor is saved, under the name that it has in b and without what is around the model."""
-    at = path.rfind("['") + 2
-    key = path[at:].removeprefix("module.")
-    parts = key.removesuffix("']").split(".")
-    for length in range(len(parts), 0, -1):
-        name = ".".join(parts[:length])
-        if renamed.get(name):
-            return path[:at] + renamed[name] + key[len(name) :]
-    return path[:at] + key
 
 
 def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:

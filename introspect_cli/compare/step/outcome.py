@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.match.correspondence import Correspondence
+from introspect_cli.compare.correspondence import Correspondence
 from introspect_cli.compare.terms.distance import nan_throughout
 from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.sites import KINDS, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Learned, Table
 from introspect_cli.compare.terms.watched import observed_kinds
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.join.gathered import Gathered
-    from introspect_cli.compare.join.steps import Paired
+    from introspect_cli.compare.gathered import Gathered
     from introspect_cli.compare.step.overview import Heat
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.step.structure import Structure
+    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.terms.distance import Layouts
     from introspect_cli.compare.terms.findings import Reach, Resumption
     from introspect_cli.compare.terms.result import Divergence
@@ -68,6 +68,7 @@ class RankOutcome:
         resumption: what a resumed run goes on with; None where neither run is one.
         origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
         lost: divergences of the first diverging step that show what a resumed run did not restore.
+        learned: what the steps have shown, for its notes.
         alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
     """
 
@@ -103,6 +104,7 @@ class RankOutcome:
     resumption: Resumption | None = None
     origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
     lost: list[Divergence] = field(default_factory=list)
+    learned: Learned = field(default_factory=Learned)
     alone: Callable[[bool], RankOutcome] | None = None
 
     def cut(self, places: int) -> None:

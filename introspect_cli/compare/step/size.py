@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.element.elements import Elements, elements
+from introspect_cli.compare.elements import Elements, elements
 from introspect_cli.compare.terms.distance import ROUNDING, distance_of, distances, relative, shapes_differ
 from introspect_cli.compare.terms.names import owner_of
 from introspect_cli.compare.terms.result import RESOLUTION, Divergence, Size

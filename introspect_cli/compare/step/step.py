@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.resumed.began import Carried, kept
+from introspect_cli.compare.resumed import Carried, kept
 from introspect_cli.compare.step.calls import Calls
 from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
 from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import WITHIN, Codes, Table, plain_of
+from introspect_cli.compare.terms.table import WITHIN, Codes, Learned, Table, plain_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Step:
         before: the step before, where both runs recorded it.
         gap: whether what the step began with is not known: the step before was not recorded.
         resumed: whether nothing diverged before, and one run began later, with other values than the other had then.
+        learned: what the steps so far have shown.
         is_gathered: whether the step is put together from several ranks, whose modules run at the same time.
     """
 
@@ -56,6 +57,7 @@ class Step:
         before: Table | None = None,
         gap: bool = False,
         resumed: bool = False,
+        learned: Learned | None = None,
     ) -> None:
         self.comparison, self.of = comparison, comparison.of
         self.table, self.number, self.divergences = table, table.step, table.divergences
@@ -64,6 +66,7 @@ class Step:
         self.before = before
         self.gap = gap
         self.resumed = resumed
+        self.learned = learned or Learned()
         self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
         self.is_gathered = comparison.gathered is not None
         self._first: dict[tuple[Phase, Kind], float] = {}
@@ -83,7 +86,15 @@ class Step:
 
     def with_table(self, table: Table) -> Step:
         """The step with another table of its records."""
-        return Step(self.comparison, table, self.carried, before=self.before, gap=self.gap, resumed=self.resumed)
+        return Step(
+            self.comparison,
+            table,
+            self.carried,
+            before=self.before,
+            gap=self.gap,
+            resumed=self.resumed,
+            learned=self.learned,
+        )
 
     # --- what it belongs to
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.match.values import Merge, merge_words, merges_of
 from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.names import (
     EVICTED,
@@ -24,13 +23,14 @@ from introspect_cli.compare.terms.names import (
 )
 from introspect_cli.compare.terms.sites import Alignment, of_kinds
 from introspect_cli.compare.terms.words import listed, often, what
+from introspect_cli.compare.values import Merge, merge_words, merges_of
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.match.correspondence import Correspondence
+    from introspect_cli.compare.correspondence import Correspondence
     from introspect_cli.compare.terms.distance import Layouts
     from introspect_cli.compare.terms.table import Half, Table
 

@@ -17,7 +17,7 @@ from introspect_cli.labels import Labels, both_words
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.element.elements import Elements
+    from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.terms.names import Renaming
     from introspect_cli.records import Site, Summary
 

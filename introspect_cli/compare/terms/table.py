@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from introspect_cli.compare.terms.distance import Floats, Layouts, distances
 from introspect_cli.records import Site, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from introspect_cli.compare.terms.sites import Alignment, Ids, Mask
     from introspect_cli.store.format.batch import StepBatch
 
@@ -33,46 +36,58 @@ tolerance, different, not seen by a run, only in a, or b, different though nothi
 
 
 class Because(IntEnum):
-    """Which pass gave a row its state."""
+    """Which rule gave a row its state, as far as anybody asks."""
 
     RECORDS = 0
-    """The records themselves: their checksums, or that one run has none."""
+    """The records themselves, or a rule that nobody asks for."""
     NOT_COMPARED = 1
     """Settings, and random states that were not looked at alike."""
     NOT_OBSERVED = 2
     """A run's record says that it saw no value, or too little of it."""
-    UNTOUCHED = 3
-    """A random generator that one run describes in words, since nothing had drawn from it."""
-    SAMPLES = 4
-    """Every sample is equal, whichever rank has it."""
-    LISTED = 5
+    LISTED = 3
     """The run lists values that were written elsewhere."""
-    NOT_WATCHED = 6
-    """The other capture was told not to look."""
-    HIDDEN = 7
-    """The other run compiled or scripted the module."""
-    NOT_COUNTED = 8
+    NOT_COUNTED = 4
     """Operators whose numbers need not mean the same in both runs."""
-    REPEATED = 9
-    """It repeats what the step before left."""
-    EVALUATION = 10
+    EVALUATION = 5
     """One run evaluates more often."""
-    GATHERED = 11
-    """Several ranks' values, whose extrema and means agree."""
-    TOLERANCE = 12
-    """--rtol and --atol."""
-    NOISE = 13
-    """--noise."""
-    RESTORED = 14
-    """A resumed run read or drew it on its way to its place."""
-    DEAD = 15
-    """What rests on it is on record in both runs, and agrees."""
-    NOT_SAVED = 16
-    """The other run saves no such file in the step."""
-    UNSETTLED = 19
-    """A parameter whose gradient is nothing but rounding, or what rests on it alone."""
-    CUT = 21
+    CUT = 6
     """The other run was stopped within the step, and came to no more of it."""
+    RESTORED = 7
+    """A resumed run read or drew it on its way to its place."""
+    DEAD = 8
+    """What rests on it is on record in both runs, and agrees."""
+
+
+class Learned(NamedTuple):
+    """What a walk over the steps has learned.
+
+    Attributes:
+        coarse: the first step that may begin with what was rounded to bfloat16 or float16; None while none may.
+        unsettled: parameters whose gradient was seen to be nothing but rounding, each with the step since when, and
+            whether that was so of some elements only.
+        let_pass: those of which something beyond the tolerance was let pass.
+        factor: how many times smaller than those of a the gradients inside the backward pass of b are (negative: how
+            many times larger), where ranks or microbatches are put together; None while that was not seen.
+        flows_back: whether gradients that were chosen are compared by that factor.
+        exact: values that ranks share out and whose samples are all equal, by step and site.
+    """
+
+    coarse: int | None = None
+    unsettled: Mapping[str, tuple[int, bool]] = MappingProxyType({})
+    let_pass: frozenset[str] = frozenset()
+    factor: int | None = None
+    flows_back: bool = False
+    exact: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def smaller(self) -> float:
+        """By what the gradients of b are smaller, as far as that was seen."""
+        return 1.0 if self.factor is None else self.factor if self.factor > 0 else -1.0 / self.factor
+
+    @property
+    def times(self) -> float | None:
+        """How many times those of a these gradients of b are; None where that was not seen."""
+        return None if self.factor is None else 1 / self.smaller
 
 
 class Half(NamedTuple):
@@ -125,7 +140,7 @@ class Table:
 
     # --- other tables
 
-    def marked(self, rows: Ids | Mask, state: int, because: Because) -> Table:
+    def marked(self, rows: Ids | Mask, state: int, because: Because = Because.RECORDS) -> Table:
         """The table with another state of some rows."""
         states, reasons = self.state.copy(), self.because.copy()
         states[rows], reasons[rows] = state, because

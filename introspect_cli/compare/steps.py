@@ -22,12 +22,12 @@ from introspect_cli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from introspect_cli.compare.join.wholes import Splits
-    from introspect_cli.compare.match.correspondence import Correspondence
+    from introspect_cli.compare.correspondence import Correspondence
     from introspect_cli.compare.terms.distance import Tensors
     from introspect_cli.compare.terms.names import Rename
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.sites import Columns
+    from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.format.index import Entries, StepEntry
     from introspect_cli.store.ranks.whole_reader import Reader
 

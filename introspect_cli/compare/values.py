@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.match.correspondence import PROVES_NOTHING, telling
+from introspect_cli.compare.correspondence import PROVES_NOTHING, telling
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.sites import Alignment, kind_code, phase_code
 from introspect_cli.records import Kind, Phase

@@ -10,7 +10,7 @@ What the columns mean, all over finite elements (complex numbers: over the absol
 `kurt` Pearson's kurtosis (M4/n) / (M2/n)**2, 3 for a normal distribution. Where the variance is 0 there is no
 skewness and no kurtosis; where there is no finite element there is nothing. Absent is NaN.
 
-A new statistic that follows from what rows hold is a line of `FORMULAS` here and one of `statistics.STATISTICS`.
+It is the oracle of what the compiled kernels merge and derive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.statistics import STATISTICS
+from introspect_cli.tensors import checksum
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.row_notes import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -129,3 +131,32 @@ def finalise(rows: r.Rows, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
                 column = np.where(some & np.isfinite(column), column, np.nan)
             out[name] = column.astype(kind)
     return out
+
+
+def checksums(raw: npt.NDArray[np.uint64], headers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`mix(raw + header)` over arrays of any one shape."""
+    return checksum.mix(raw + headers)
+
+
+def fill(
+    arrays: dict[str, npt.NDArray[Any]], rows: r.Rows, facts: Any, slots: list[int], fixed: dict[int, int]
+) -> None:
+    """What the kernels put into arrays of a step's records, by numpy."""
+    pick = np.array(slots, np.uint32)
+    seen, rows = facts.seen[pick], rows[pick]
+    made: dict[str, npt.NDArray[Any]] = finalise(rows, [name for name in STATISTICS if name in arrays])
+    if "sketch" in arrays:
+        with np.errstate(all="ignore"):
+            made["sketch"] = rows.view(np.float64)[:, r.SKETCH :].astype(np.float32)
+    absent = np.flatnonzero(seen)
+    for name, column in made.items():
+        column[absent] = -1 if column.dtype.kind == "i" else np.nan
+        arrays[name][:] = column
+    sums = checksums(rows[:, r.RAW], facts.headers[pick])
+    sums[seen == NOTHING] = 0
+    for record, slot in enumerate(slots):
+        if slot in facts.kinds and slot in fixed:
+            sums[record] = fixed[slot]
+    arrays["checksum"][:] = sums
+    if "status" in arrays:
+        arrays["status"][:] = facts.status[pick]

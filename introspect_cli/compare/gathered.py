@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.closeup import samples_of
-from introspect_cli.compare.join.microbatches import most_calls
+from introspect_cli.compare.closeup import samples_of
 from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase, Status
@@ -22,8 +21,8 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.compare.steps import Sides
+    from introspect_cli.compare.terms.table import Learned, Table
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.read.run import Run
 
@@ -36,49 +35,34 @@ _SURE = 1e-3
 
 
 class Gathered:
-    """Compares what was gathered from several ranks, and remembers by which factor gradients flow back.
-
-    Its notes tell of what was chosen to be compared.
-    """
+    """Compares what was gathered from several ranks."""
 
     def __init__(self, sides: Sides) -> None:
-        """Start without a factor; the readers know how often either run computes its loss in a step."""
+        """Take both runs; the readers know how often either computes its loss in a step."""
         a, b, splits = sides.a, sides.b, sides.splits
-        self.factor: int | None = None
         self._readers, self._runs = (a, b), (sides.tensors.a, sides.tensors.b)
         self._each = all(manifest.get("options", {}).get("per_sample") is True for manifest in sides.manifests)
         self._ranks = shares(b) / shares(a)
         self._alone = a.many == b.many == 1
         self.by_samples = splits is not None and splits.differ
-        self._exact: set[tuple[int, int]] = set()
-        self._often = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
         self._layouts = a.layouts, b.layouts
-        self._flows_back = False
 
-    @property
-    def times(self) -> float | None:
-        """How many times those of a the gradients inside the backward pass of b are; None where that was not seen."""
-        return None if self.factor is None else 1 / self._smaller
-
-    @property
-    def _smaller(self) -> float:
-        """By what these gradients of b are smaller, as far as that was seen."""
-        return 1.0 if self.factor is None else self.factor if self.factor > 0 else -1.0 / self.factor
-
-    @property
-    def summed(self) -> bool:
-        """Whether these gradients tell that a run adds up losses of microbatches: no ranks make that factor."""
-        return self.by_samples and self.times is not None and abs(self.times - self._ranks) > _SURE
+    def learn(self, table: Table, learned: Learned) -> Learned:
+        """What a step shows of the factor by which gradients flow back."""
+        if not _has_means(table):
+            return learned
+        back = of_kinds(table.kinds, _FLOWING_BACK) & self._by_moments(table)
+        rows = np.flatnonzero(back & ~_scalar(table, self._layouts))  # a loss's gradient is what the script makes it
+        factor = learned.factor if learned.factor is not None else _factor(table, rows)
+        flows = learned.flows_back or bool((back & table.chosen[table.differing]).any())
+        return learned._replace(factor=factor, flows_back=flows)
 
     def same_samples(self, table: Table) -> Mask:
         """Differing rows whose samples were all kept and are equal, whichever rank has them."""
         same = np.zeros(len(table.rows_a), np.bool_)
-        shared = _how(table, Joined.GATHERED) & self._each
-        for at in np.flatnonzero(shared).tolist():
+        for at in np.flatnonzero(_how(table, Joined.GATHERED) & self._each).tolist():
             bags = self._bags(table, int(table.rows_a[at]), int(table.rows_b[at]))
             same[at] = bags is not None and bags[0] == bags[1]
-        chosen = same & table.chosen[table.differing]
-        self._exact |= {(table.step, int(table.a.site[row])) for row in table.rows_a[chosen]}
         return same
 
     def samples_note(self, table: Table, rows: tuple[int, int], kind: Kind) -> list[str]:
@@ -105,31 +89,26 @@ class Gathered:
         one, two = (Layouts(layouts).dtype[batch.layout[rows]] for layouts, (batch, rows) in pairs)
         return np.asarray((one == two) | ~of_kinds(table.kinds, _RAN_INSIDE))
 
-    def agree(self, table: Table, rtol: Floats) -> Mask:
-        """Differing rows of which one side at least was gathered, and whose extrema and means agree.
-
-        A batch that was kept sample by sample is the same samples or another batch: no rounding is in it.
-        """
-        out = np.zeros(len(table.rows_a), np.bool_)
-        single = _single(table, self._layouts)
+    def _by_moments(self, table: Table) -> Mask:
+        """Differing rows that are compared by extrema and means: one side at least was gathered, or is a number."""
         gathered = _how(table, Joined.GATHERED) | _equal_parts(table, self._layouts)
-        gathered |= single & _how(table, Joined.ALIKE)
-        batches = table.kinds == kind_code(Kind.BATCH)
+        gathered |= _single(table, self._layouts) & _how(table, Joined.ALIKE)
         if not _has_sketches(table):
             gathered |= _added_up(table, self._layouts)
-        if self._each:
-            gathered &= ~(batches & _how(table, Joined.GATHERED) & ~self.same_samples(table))
-        rows = np.flatnonzero(gathered)
+        if self._each:  # the same samples or another batch: no rounding is in it
+            gathered &= ~((table.kinds == kind_code(Kind.BATCH)) & _how(table, Joined.GATHERED))
+        return gathered
+
+    def agree(self, table: Table, rtol: Floats, learned: Learned) -> Mask:
+        """Differing rows of which one side at least was gathered, and whose extrema and means agree."""
+        out, rows = self._sums(table, rtol, learned), np.flatnonzero(self._by_moments(table))
         if not len(rows) or not _has_means(table):
-            return out | self._sums(table, rtol)
-        chosen, back = table.chosen[table.differing], of_kinds(table.kinds, _FLOWING_BACK)
-        tensors = ~_scalar(table, self._layouts)  # the gradient of a loss is what the script multiplies that by
-        self._look_for_factor(table, np.flatnonzero(gathered & back & tensors))
-        factor = np.where(back, self._smaller, 1.0)[rows]
-        self._flows_back |= bool((gathered & back & chosen).any())
+            return out
+        single = _single(table, self._layouts)[rows]
+        factor = np.where(of_kinds(table.kinds, _FLOWING_BACK), learned.smaller, 1.0)[rows]
         often = tuple(_often(batch, of_run[rows]) for batch, of_run in table.pairs)
         size = np.maximum(*(_size(batch, of_run[rows]) for batch, of_run in table.pairs))
-        limit, single = rtol[rows], single[rows]
+        limit = rtol[rows]
         close = np.ones(len(rows), np.bool_)
         for name in _MOMENTS:
             one, two = (values[rows] for values in _values(table, name))
@@ -142,23 +121,9 @@ class Gathered:
                 near |= single & self._add_up(one, two, (often[0], often[1]), limit)
             close &= near | (single & (name != "mean"))
         out[rows] |= close
-        return out | self._sums(table, rtol)
+        return out
 
-    def _look_for_factor(self, table: Table, rows: Ids) -> None:
-        """See by what gradients of b are smaller, where that was not seen: the whole number that most sites show."""
-        if self.factor is not None:
-            return
-        one, two = (values[rows] for values in _values(table, "amean"))
-        seen: Counter[int] = Counter()
-        positive = (one > 0) & (two > 0)
-        for ratio in (one[positive] / two[positive]).tolist():
-            larger = round(max(ratio, 1 / ratio))
-            if abs(max(ratio, 1 / ratio) / larger - 1) < _SURE:
-                seen[larger if ratio >= 1 else -larger] += 1
-        if seen:
-            self.factor = seen.most_common(1)[0][0]
-
-    def _sums(self, table: Table, rtol: Floats) -> Mask:
+    def _sums(self, table: Table, rtol: Floats, learned: Learned) -> Mask:
         """Gradients that the ranks' own add up to, or one rank has, by the factor that all gradients have."""
         out = np.zeros(len(table.rows_a), np.bool_)
         if not _has_sketches(table):
@@ -168,7 +133,7 @@ class Gathered:
         whole = ~_how(table, Joined.GATHERED) & np.equal(*shapes)
         rows = np.flatnonzero(of_kinds(table.kinds, _FLOWING_BACK) & (_how(table, Joined.OWED) | whole))
         one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
-        distance, size = (np.linalg.norm(values, axis=1) for values in (one - two * self._smaller, one))
+        distance, size = (np.linalg.norm(values, axis=1) for values in (one - two * learned.smaller, one))
         with np.errstate(invalid="ignore"):
             out[rows] = distance <= rtol[rows] * size
         return out
@@ -179,18 +144,19 @@ class Gathered:
         near = [np.abs(total - other) <= rtol * np.abs(total), np.abs(total - two) <= rtol * np.abs(total)]
         return np.asarray(near[0] | near[1] | (np.abs(one - other) <= rtol * np.abs(one)))
 
-    def notes(self) -> list[str]:
-        """What to say of the factors, and of what was compared sample by sample."""
+    def notes(self, learned: Learned) -> list[str]:
+        """What to say of the factor, and of what was compared sample by sample."""
         lines = []
-        if self._exact:
-            many = count(len(self._exact), "value")
+        if learned.exact:
+            many = count(len(learned.exact), "value")
             those, one = ("microbatches", "microbatch") if self._alone else ("ranks", "rank")
             lines.append(f"{many} that {those} share out by samples: every sample is equal, whichever {one} has it.")
-        if self.factor is None or abs(self.factor) == 1 or not self._flows_back:
+        factor, times = learned.factor, learned.times
+        if factor is None or times is None or abs(factor) == 1 or not learned.flows_back:
             return lines
-        small, large = ("b", "a") if self.factor > 0 else ("a", "b")
-        text = f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: "
-        if self.summed:
+        small, large = ("b", "a") if factor > 0 else ("a", "b")
+        text = f"Gradients inside the backward pass of run {large} are {abs(factor)} x those of run {small}: "
+        if self.by_samples and abs(times - self._ranks) > _SURE:  # no ranks make that factor
             text += (
                 "the losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
                 "nevertheless, they were divided (a pipeline's schedule does that) or clipped after it."
@@ -198,6 +164,18 @@ class Gathered:
         else:
             text += "there the loss is a mean over fewer samples. That is taken into account."
         return [*lines, text]
+
+
+def _factor(table: Table, rows: Ids) -> int | None:
+    """The whole number by which gradients of b are smaller that most sites show, negative for larger; None for none."""
+    one, two = (values[rows] for values in _values(table, "amean"))
+    seen: Counter[int] = Counter()
+    positive = (one > 0) & (two > 0)
+    for ratio in (one[positive] / two[positive]).tolist():
+        larger = round(max(ratio, 1 / ratio))
+        if abs(max(ratio, 1 / ratio) / larger - 1) < _SURE:
+            seen[larger if ratio >= 1 else -larger] += 1
+    return seen.most_common(1)[0][0] if seen else None
 
 
 # --- which differing rows

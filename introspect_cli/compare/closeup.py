@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.element.elements import TensorDifference, difference
+from introspect_cli.compare.elements import TensorDifference, difference
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Tensors, relative, sketch_norms
 from introspect_cli.compare.terms.sites import columns, kind_code

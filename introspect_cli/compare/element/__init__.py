@@ -1,1 +1,0 @@
-"""Two whole tensors, element by element."""

@@ -1,1 +1,0 @@
-"""Which module, parameter or value of one run is which of the other."""

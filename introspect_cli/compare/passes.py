@@ -1,0 +1,808 @@
+"""What each opened step goes through: functions from a table of its records to one in which more is decided.
+
+`pair` puts rows of a beside rows of b, by site, as their checksums compare.
+
+*What one run could not have* (`cover`). A site that only one run has may mean that the model changed, or just that the
+other capture was told not to look, that a compiler hid the module, or that a tensor is recorded once more with the
+value that it had. So each one-sided row is held against what the manifests and the other run's records say; what means
+nothing is no divergence.
+
+*What is let pass* (`combine`, `tolerate`). What they share out is compared as the whole that it is. Where the samples
+of both runs are equal, whichever rank has which, so are the records; of other values that were gathered from several
+ranks, extrema and means are compared, and no more is claimed. Then differences pass that are small enough by a stated
+tolerance, or by measured noise.
+
+A tolerance is put to the root-mean-square difference of two tensors: RMS(a - b) <= atol + rtol * max(RMS(a), RMS(b)).
+Noise is measured: runs that should equal a, compared with it, give each site a floor, the largest relative distance
+seen there up to this step, and a divergence counts where it exceeds the floor by a factor. Integers, random states and
+shapes tolerate nothing; NaNs and infinities must be as many.
+
+*Gradients of rounding alone* (`unsettle`). A key's bias in attention, and a bias before a BatchNorm, change no output:
+their gradient is 0, and what is computed is the rounding of a sum whose terms cancel. Adam and its like divide a
+gradient by its size, so another order of the same sums moves such a parameter otherwise. Nothing of the training rests
+on where it goes. So where a tolerance is put to two runs, such a parameter is within it, with its optimizer state, what
+its module returns, and the running statistics of what takes that; a note says so. Whatever takes part in the loss is
+compared as ever: a bias that has an effect shows there.
+
+*What nothing rests on* (`dead`). A mask is a tensor of numbers for one implementation and one of truths for another; a
+scaler multiplies a loss and divides the gradients again; a loader reads a batch before it is needed; samples are padded
+to another length; a gradient is sparse in one run alone. Only what comes of such a value says whether it is another
+one. So a record that differs is *dead* where all that rests on it is on record in both runs, and agrees:
+
+- on a batch, what outermost modules are given, and the losses, unless one run alone read it, or more of it;
+- on an input of another form, the outputs of its call, which may be rounded otherwise;
+- on a gradient that is sparse in one run alone, what the optimizer leaves of its parameter;
+- on gradients on their way back, the gradients that the optimizer takes, and what it leaves; so on a loss that is one
+  multiple of the other's, as each gradient on its way back is;
+- on what has another shape on its way, where a batch is cut differently: the same, and the losses.
+
+What was not recorded is never taken to agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.resumed import PLACE, redundant_starts, starts, updated, with_starts, written
+from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
+from introspect_cli.compare.step.size import LEAST_BOUND
+from introspect_cli.compare.terms.at import At
+from introspect_cli.compare.terms.distance import (
+    ROUNDING,
+    Floats,
+    Layouts,
+    distances,
+    has_norms,
+    norms,
+    relative,
+    same_nonfinite,
+)
+from introspect_cli.compare.terms.findings import Restored
+from introspect_cli.compare.terms.names import generator_of, owner_of
+from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import (
+    ABSENT,
+    DEAD,
+    DIFFERENT,
+    EQUAL,
+    NOT_SEEN,
+    ONLY_A,
+    ONLY_B,
+    WITHIN,
+    Because,
+    Table,
+)
+from introspect_cli.compare.terms.watched import MODULE_KINDS, lists, ordered, stopped_within
+from introspect_cli.compare.terms.words import what
+from introspect_cli.compare.wholes import autocasts
+from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from introspect_cli.compare.step.comparison import Comparison
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.terms.sites import Ids, Mask
+    from introspect_cli.compare.terms.table import Learned
+    from introspect_cli.records import Layout
+    from introspect_cli.store.format.batch import StepBatch
+
+_UNSEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)
+
+
+def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
+    """The table of one step.
+
+    Where one run lists tensors at the start of a step, the other has there what its step before left.
+    """
+    alignment = comparison.alignment
+    readers, columns, steps = (comparison.a, comparison.b), (alignment.a, alignment.b), (step_a, step_b)
+    batches, left = [comparison.a.read(step_a), comparison.b.read(step_b)], np.empty(0, np.int64)
+    listing = [lists(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
+    if listing[0] != listing[1] and comparison.gathered is None:
+        side, listed = int(listing[0]), int(listing[1])
+        before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
+        batches[side], left = with_starts(alignment, side, before, batches[side], wanted)
+    table = matched(alignment, comparison.compared, steps, (batches[0], batches[1]))
+    in_order = [ordered(manifest) for manifest in comparison.manifests]
+    if in_order == [False, True]:
+        table = replace(table, a=_in_order_of_b(table))
+    return replace(table, chosen=comparison.chosen[table.site], left=left)
+
+
+def _in_order_of_b(table: Table) -> StepBatch:
+    """A's records in the order of b's; those that b has not come last."""
+    place = np.full(table.alignment.size, np.iinfo(np.int64).max)
+    place[table.sites_b] = table.b.sequence
+    order = np.lexsort((table.a.sequence, place[table.sites_a]))
+    sequence = np.empty(len(order), np.uint32)
+    sequence[order] = np.arange(len(order))
+    return replace(table.a, sequence=sequence)
+
+
+def matched(
+    alignment: Alignment, compared: Mask, steps: tuple[int, int], batches: tuple[StepBatch, StepBatch]
+) -> Table:
+    """The records of one step of both runs, as they are."""
+    a, b = batches
+    sites = a.site.astype(np.int64), alignment.b_ids[b.site]
+    row_a, row_b, alone_a, alone_b = _partners(alignment, *sites)
+    both = len(row_a)
+    state = np.concatenate([np.full(both, EQUAL), np.full(len(alone_a), ONLY_A), np.full(len(alone_b), ONLY_B)])
+    because = np.full(len(state), Because.RECORDS)
+    site = np.concatenate([sites[0][row_a], sites[0][alone_a], sites[1][alone_b]])
+    counts = compared[site]
+
+    differs = a.checksum[row_a] != b.checksum[row_b]
+    state[:both][differs] = DIFFERENT
+    blind = _blind(a, row_a) | _blind(b, row_b) | _expanded(a, b, row_a, row_b, differs)
+    for rows, reason in (
+        (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.RECORDS),
+        (blind & counts[:both], Because.NOT_OBSERVED),
+        (differs & ~counts[:both], Because.NOT_COMPARED),
+    ):
+        state[:both][rows], because[:both][rows] = NOT_SEEN, reason
+
+    blind = np.concatenate([_blind(a, alone_a), _blind(b, alone_b)])
+    for rows, reason in ((blind, Because.NOT_OBSERVED), (~counts[both:], Because.NOT_COMPARED)):
+        state[both:][rows], because[both:][rows] = ABSENT, reason
+    return Table(
+        alignment=alignment,
+        step=steps[0],
+        step_b=steps[1],
+        a=a,
+        b=b,
+        site=site,
+        row_a=np.concatenate([row_a, alone_a, np.full(len(alone_b), -1, np.int64)]),
+        row_b=np.concatenate([row_b, np.full(len(alone_a), -1, np.int64), alone_b]),
+        state=state.astype(np.int8),
+        because=because.astype(np.int8),
+        chosen=counts,
+        cause=np.zeros(len(state), np.bool_),
+        left=np.empty(0, dtype=np.int64),
+    )
+
+
+def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids, Ids, Ids]:
+    """Rows of a and b with the same site, and the rows that have no partner."""
+    none = np.empty(0, dtype=np.int64)
+    if len(site_a) == len(site_b) and np.array_equal(site_a, site_b):
+        rows = np.arange(len(site_a), dtype=np.int64)
+        return rows, rows, none, none
+    place = np.full(alignment.size, -1, dtype=np.int64)
+    place[site_a] = np.arange(len(site_a))
+    partner = place[site_b]
+    rows_b = np.flatnonzero(partner >= 0)
+    rows_a = partner[rows_b]
+    alone = np.ones(len(site_a), dtype=np.bool_)
+    alone[rows_a] = False
+    return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
+
+
+def _blind(batch: StepBatch, rows: Ids) -> Mask:
+    """Rows whose value was not seen: nothing observed, or so little that there is no checksum."""
+    status = batch.status[rows]
+    unseen: Mask = status == _UNSEEN
+    partial = status == _PARTIAL
+    if partial.any():
+        unseen |= partial & (batch.checksum[rows] == 0)
+    return unseen
+
+
+def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
+    """Rows that one run read element by element and of which the other only tells what is in memory."""
+    status_a, status_b = a.status[rows_a], b.status[rows_b]
+    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
+    for at in np.flatnonzero(unlike):
+        texts = a.text[rows_a[at]], b.text[rows_b[at]]
+        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
+    return unlike
+
+
+def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
+    """Random states that one run records as untouched, in words, and the other as a state: these do not compare.
+
+    Whether a generator counts as touched depends on when the capture began; what is drawn from it shows by itself.
+    """
+    random = alignment.kind[sites] == kind_code(Kind.RNG)
+    if not random.any():
+        return np.asarray(random)
+    return np.asarray(random & ((a.status[rows_a] == _VALUE) != (b.status[rows_b] == _VALUE)))
+
+
+# --- what one run could not have
+
+
+def cover(table: Table, comparison: Comparison) -> Table:
+    """The table in which one-sided rows that mean nothing are absent, and those that cannot be compared not seen."""
+    table = _without_restored(_without_uncounted(_without_unwatched(table, comparison)), comparison)
+    alone = table.site[table.diverging & table.one_sided]
+    if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
+        again_a, again_b = redundant_starts(comparison, table)
+        rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
+        table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT)
+    return _without_cut(_without_evaluation(table, comparison), comparison)
+
+
+def _without_cut(table: Table, comparison: Comparison) -> Table:
+    """Without what one run alone has after the last record of both, in a step within which the other was stopped."""
+    one, two = comparison.manifests
+    both = ~table.one_sided
+    for state, row, batch, stopped in (
+        (ONLY_A, table.row_a, table.a, stopped_within(two) and comparison.b.last_step == table.step_b),
+        (ONLY_B, table.row_b, table.b, stopped_within(one) and comparison.a.last_step == table.step),
+    ):
+        if stopped and len(batch):
+            sequence = np.asarray(batch.sequence, np.int64)[row]
+            after = sequence > sequence[both].max(initial=-1)
+            table = table.marked((table.state == state) & after, ABSENT, Because.CUT)
+    return table
+
+
+def _without_restored(table: Table, comparison: Comparison) -> Table:
+    """Where a run goes on: without batches and random states that a script reads and draws to get to its place.
+
+    What counts is whether it gets there: the last batches are the other run's, and so are the states when something
+    first draws from them.
+    """
+    resumption = (
+        comparison.resumption() if comparison.goes_on_at(table.step) and not comparison.options.strict else None
+    )
+    restored = [part for part in resumption.parts if part.state is Restored.YES] if resumption is not None else []
+    if not restored:
+        return table
+    alignment, rows = table.alignment, np.flatnonzero(table.diverging)
+    sites = [alignment.site(site) for site in table.site[rows].tolist()]
+    begin, in_place = {part.generator for part in restored}, any(part.part == PLACE for part in restored)
+    batches = [site.kind is Kind.BATCH and site.phase is Phase.DATA and in_place for site in sites]
+    states = [site.kind is Kind.RNG and site.phase is Phase.START and generator_of(site) in begin for site in sites]
+    rows = rows[np.array(batches, np.bool_) | np.array(states, np.bool_)]
+    alone = table.one_sided[rows]
+    table = table.marked(rows[alone], ABSENT, Because.RESTORED)
+    return table.marked(rows[~alone], NOT_SEEN, Because.RESTORED)
+
+
+def _without_unwatched(table: Table, comparison: Comparison) -> Table:
+    """What one run could not have recorded: it was told not to, lists values of elsewhere, or hid the module."""
+    manifests = comparison.manifests
+    for state, manifest, other, other_sites, counts in (
+        (ONLY_A, manifests[0], table.b, table.sites_b, comparison.covered[0]),
+        (ONLY_B, manifests[1], table.a, table.sites_a, comparison.covered[1]),
+    ):
+        alone = table.state == state
+        if lists(manifest):
+            table = table.marked(alone, NOT_SEEN, Because.LISTED)
+            continue
+        table = table.marked(alone & ~counts[table.site], ABSENT)
+        rows = np.flatnonzero(table.state == state)
+        hidden = _hidden(table.alignment, table.site[rows], other, other_sites)
+        table = table.marked(rows[hidden], ABSENT)
+    return table
+
+
+def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids) -> Mask:
+    """Of sites that one run alone has in a step, those that the other could not have seen.
+
+    The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
+    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several. And a
+    model that has gradients, of which nothing ran, ran unseen: `forward` of a compiled one, called by name.
+    """
+    blind = other.status == int(Status.NOT_OBSERVED)
+    kinds = alignment.kind
+    roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
+    ran = (kinds[other_sites] == kind_code(Kind.LOSS)).any()  # else an optimizer steps once more
+    silent = _roots_of(alignment, other_sites, {Kind.GRAD} if ran else ())
+    silent = (silent - _roots_of(alignment, other_sites, MODULE_KINDS)) & _roots_of(alignment, sites, MODULE_KINDS)
+    began = (alignment.phase[sites] == phase_code(Phase.START)) & of_kinds(kinds[sites], {Kind.PARAM, Kind.BUFFER})
+    unseen = (began | of_kinds(kinds[sites], MODULE_KINDS)) & np.array([root in silent for root in roots], np.bool_)
+    for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
+        hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
+        if hidden:
+            there = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
+            unseen |= there & of_kinds(kinds[sites], inside)
+    return np.asarray(unseen)
+
+
+def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:
+    """The models of which there is anything of some kinds."""
+    return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
+
+
+def _without_uncounted(table: Table) -> Table:
+    """Results of operators in modules of which one run says that their numbers need not mean the same (`OTHERS`).
+
+    An operator's site ends in how often it has run in its module before. Where one run compiled a module, some
+    operators are gone or made anew. Such a run says so, by one record for a module and phase.
+    """
+    alignment = table.alignment
+    marks = [mark for mark in alignment.others.tolist() if (table.site == mark).any()]
+    if not marks:
+        return table
+    regions = {(alignment.fqn[mark], alignment.phase[mark]) for mark in marks}
+    rows = np.flatnonzero((alignment.kind[table.site] == kind_code(Kind.OP_OUTPUT)) & table.diverging)
+    inside = [(alignment.fqn[site], alignment.phase[site]) in regions for site in table.site[rows].tolist()]
+    return table.marked(rows[np.array(inside, np.bool_)], NOT_SEEN, Because.NOT_COUNTED)
+
+
+def _without_evaluation(table: Table, comparison: Comparison) -> Table:
+    """What is there only because one run evaluates more often: it says nothing of the other.
+
+    A copy that is only evaluated is recorded when it first is.
+    """
+    alignment, options = table.alignment, comparison.options
+    if options.strict or not alignment.evaluating.any():
+        return table
+    every = options.evaluation is False or not all(evaluates(table))
+    alone = table.diverging & table.one_sided & alignment.evaluating[table.site]
+    start = alignment.phase[table.site] == phase_code(Phase.START)
+    return table.marked(alone & (start | every), ABSENT, Because.EVALUATION)
+
+
+def evaluates(table: Table) -> tuple[bool, bool]:
+    """Whether run a and run b evaluate in a step."""
+    phase = table.alignment.phase == phase_code(Phase.EVAL)
+    return bool(phase[table.sites_a].any()), bool(phase[table.sites_b].any())
+
+
+# --- what is let pass
+
+
+_COMPUTED = (
+    Kind.OUTPUT, Kind.OP_OUTPUT, Kind.LOSS, Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRAD, Kind.PARAM,
+    Kind.OPTIMIZER_STATE,
+)  # fmt: skip
+
+
+def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+    """The table in which what was gathered from several ranks is equal by its samples, or agrees by its extrema."""
+    gathered = comparison.gathered
+    if gathered is None:
+        return table, learned
+    same = gathered.same_samples(table)
+    exact = table.rows_a[same & table.chosen[table.differing]]
+    table = table.marked(table.differing[same], EQUAL)
+    learned = gathered.learn(table, learned)
+    learned = learned._replace(exact=learned.exact.union((table.step, int(table.a.site[row])) for row in exact))
+    if len(table.differing):
+        agree = gathered.agree(table, relative_tolerance(table, learned, comparison), learned)
+        table = table.marked(table.differing[agree & gathered.of_one_dtype(table)], WITHIN)
+    return table, learned
+
+
+def tolerate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+    """The table in which differences that tolerance or noise lets pass are within it."""
+    options = comparison.options
+    rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
+    comparison.reached.see(table, comparison.layouts, rounded)
+    after = learned
+    if options.rtol_fine and (_may_be_coarse(table, comparison) or _first_coarse(table, comparison)[0] < np.inf):
+        after = learned._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
+    if len(table.differing) and options.tolerant:
+        near = _within_tolerance(table, learned, comparison)
+        if comparison.gathered is not None:
+            near &= comparison.gathered.of_one_dtype(table)
+        table = table.marked(table.differing[near], WITHIN)
+    if len(table.differing) and comparison.floors:
+        rel, factor = relative(*table.distances(comparison.layouts)), options.noise_factor
+        passes = [floor.within(table, comparison.layouts[0], rel, factor) for floor in comparison.floors]
+        table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
+    return table, after
+
+
+def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
+    """Plain numbers within tolerance, by their text."""
+    close = np.zeros(len(rows), dtype=np.bool_)
+    for index, place in enumerate(rows):
+        try:
+            a, b = float(table.a.text[table.rows_a[place]]), float(table.b.text[table.rows_b[place]])
+        except (ValueError, OverflowError):
+            continue
+        close[index] = a == b or abs(a - b) <= options.atol + options.rtol * max(abs(a), abs(b))
+    return close
+
+
+def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
+    """What --rtol is for each differing row.
+
+    The tolerance that layouts get by themselves follows dtypes: what both runs computed in bfloat16 or float16, and all
+    that was recorded after that, is rounded so; what came before that is not. Training rests on no evaluation.
+    """
+    options, rows = comparison.options, table.differing
+    out = np.full(len(rows), options.rtol)
+    if not options.rtol_fine:
+        return out
+    trained, evaluated = _first_coarse(table, comparison)
+    if _may_be_coarse(table, comparison) or (learned.coarse is not None and learned.coarse < table.step):
+        trained = evaluated = -np.inf
+    first = np.where(table.alignment.evaluating[table.site[rows]], min(trained, evaluated), trained)
+    out[table.order[rows] < first] = options.rtol_fine
+    return out
+
+
+def _may_be_coarse(table: Table, comparison: Comparison) -> bool:
+    """Whether a step may begin with what was rounded so, as the step before is not on record."""
+    return any(at and at - 1 not in run for at, run in ((table.step, comparison.a), (table.step_b, comparison.b)))
+
+
+def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:
+    """When both runs first compute in bfloat16 or float16 in training, and in evaluation; infinity for never."""
+    both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
+    half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)
+    for batch, rows, layouts in zip((table.a, table.b), (table.row_a, table.row_b), comparison.layouts, strict=True):
+        half &= layouts.unit[batch.layout[rows[both]]] >= ROUNDING["float16"]
+    coarse = both[half]
+    evaluates = table.alignment.evaluating[table.site[coarse]]
+    order = table.order[coarse]
+    return float(order[~evaluates].min(initial=np.inf)), float(order[evaluates].min(initial=np.inf))
+
+
+def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Mask:
+    """Differing rows that --rtol and --atol let pass."""
+    options, (layouts_a, layouts_b) = comparison.options, comparison.layouts
+    rows_a, rows_b = table.rows_a, table.rows_b
+    distance, scale = table.distances(comparison.layouts)
+    layout_a, layout_b = table.a.layout[rows_a], table.b.layout[rows_b]
+    root = np.sqrt(np.maximum(layouts_a.numel[layout_a], 1.0))
+    with np.errstate(invalid="ignore"):
+        passes = distance / root <= options.atol + relative_tolerance(table, learned, comparison) * scale / root
+    passes &= layouts_a.floating[layout_a] & layouts_b.floating[layout_b]
+    passes &= same_nonfinite(table.a, table.b, rows_a, rows_b)
+    passes &= table.kinds != kind_code(Kind.RNG)
+    status_a, status_b = table.a.status[rows_a], table.b.status[rows_b]
+    plain = (status_a == _VALUE) | (status_b == _VALUE)
+    passes &= ~plain
+    both = np.flatnonzero((status_a == _VALUE) & (status_b == _VALUE))
+    passes[both] = _close_values(table, both, options)
+    return np.asarray(passes)
+
+
+# --- gradients of rounding alone
+
+
+_ROUNDINGS = 64.0
+"""Of its dtype, relative to the other gradients of its module: what is left of a sum whose terms cancel."""
+
+_IN_HALF = 2.0 * ROUNDING["bfloat16"]
+"""The same where autocast computes a float32 gradient in bfloat16 or float16."""
+
+_NO_DIGIT = 0.05
+"""Relative L2 from which two roundings have no digit in common."""
+
+_FEW = 8.0
+
+_MEAN, _VARIANCE = ".running_mean", ".running_var"
+_HELD = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
+_GIVEN = (Kind.INPUT, Kind.OUTPUT)
+
+
+def unsettle(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+    """The table in which what rests on such parameters alone is within tolerance."""
+    if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
+        return table, learned
+    known = dict(learned.unsettled)
+    for fqn, partly in _rounded(table, comparison).items():
+        since, was = known.get(fqn, (table.step, partly))
+        known[fqn] = min(table.step, since), partly and was
+    learned = learned._replace(unsettled=known)
+    names = {fqn: step for fqn, (step, _) in known.items() if step <= table.step}
+    some = {fqn: step for fqn, step in names.items() if known[fqn][1]}
+    rows = np.flatnonzero(table.state == DIFFERENT)
+    if not known or not len(rows):
+        return table, learned
+    alignment, sites = table.alignment, table.site[rows]
+    fqns = [alignment.fqn[site] for site in sites.tolist()]
+    kinds = alignment.kind[sites]
+    inputs = kinds == kind_code(Kind.INPUT)
+    held = of_kinds(kinds, _HELD) & _are(fqns, names.keys() - some.keys())
+    # what a step before left of the parameter shows in what its module returns, where it was given the same
+    moved = {owner_of(fqn) for fqn, step in names.items() if step < table.step}
+    moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
+    returned = (kinds == kind_code(Kind.OUTPUT)) & _are(fqns, moved)
+    given = of_kinds(kinds, _GIVEN) & _same_values(table, rows, rows[returned])
+    takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
+    counted = (kinds == kind_code(Kind.BUFFER)) & _are(map(owner_of, fqns), takers)
+    counted |= _carries_bias(table, comparison, rows, fqns, names.keys())
+    if some:
+        within = _within_updates(table, comparison, rows, fqns, some)
+        held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & within
+    let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
+    return table.marked(rows[held | returned | given | counted], WITHIN), learned._replace(let_pass=let_pass)
+
+
+def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
+    """Parameters that are no further apart than updates of a learning rate each, one way in a and the other in b."""
+    runs = (comparison.tensors.a, comparison.tensors.b)
+    rates = [rate for run in runs for rate in learning_rates(run.settings_of(comparison.rank).get(OPTIMIZERS))]
+    for site in np.flatnonzero(table.alignment.kind == kind_code(Kind.HYPERPARAMETER)).tolist():
+        if table.alignment.path[site].endswith("['lr']"):
+            with suppress(ValueError):  # of what a run says, which anyone may have written
+                rates += [float(table.plain(site, side) or 0.0) for side in "ab"]
+    distance, _ = distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts)
+    numel = comparison.layouts[0].numel[table.a.layout[table.row_a[rows]]]
+    steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
+    with np.errstate(invalid="ignore"):
+        return np.asarray(distance <= 2 * max(rates, default=0.0) * steps * np.sqrt(numel))
+
+
+def _carries_bias(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], names: Collection[str]) -> Mask:
+    """Running means that such a bias alone can have moved: by no more than it differs, and the variance agrees.
+
+    What takes a compiled module's output is not on record. Another momentum or mode would show in the variance.
+    """
+    alignment, (layouts, _) = table.alignment, comparison.layouts
+    means = np.array([fqn.endswith(_MEAN) for fqn in fqns], np.bool_)
+    if not means.any():
+        return means
+    agree = np.flatnonzero(np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided)
+    settled = {alignment.fqn[site] for site in table.site[agree].tolist()}
+    distance, _ = distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts)
+    numel = layouts.numel[table.a.layout[table.row_a[rows]]]
+    biases = _are(fqns, names) & (alignment.kind[table.site[rows]] == kind_code(Kind.PARAM))
+    for at in np.flatnonzero(means).tolist():
+        near = biases & (numel == numel[at])
+        means[at] = fqns[at].removesuffix(_MEAN) + _VARIANCE in settled and distance[at] <= distance[near].max(
+            initial=0
+        )
+    return means
+
+
+def _are(fqns: Iterable[str], names: Iterable[str]) -> Mask:
+    wanted = {*names}
+    return np.array([fqn in wanted for fqn in fqns], np.bool_)
+
+
+def _same_values(table: Table, rows: Ids, of: Ids) -> Mask:
+    """Which rows have the values that some rows have, in both runs."""
+    checksums = table.a.checksum[table.row_a], table.b.checksum[table.row_b]
+    values = {
+        (one, two) for one, two in zip(*(column[of].tolist() for column in checksums), strict=True) if one and two
+    }
+    pairs = zip(*(column[rows].tolist() for column in checksums), strict=True)
+    return np.array([pair in values for pair in pairs], np.bool_)
+
+
+def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
+    """Parameters whose gradient is rounding in both runs, and whether that is so of some elements of it only.
+
+    It is small beside its module's other ones, and no digit is equal; or of a bias that agrees, an element is so small,
+    as in one for queries, keys and values together.
+    """
+    alignment = table.alignment
+    taken = (alignment.kind == kind_code(Kind.GRAD)) & (alignment.phase == phase_code(Phase.OPTIMIZER))
+    rows = np.flatnonzero(taken[table.site] & ~table.one_sided)
+    if (
+        not np.isin(table.state[rows], (DIFFERENT, WITHIN)).any()
+        or "absmin" not in table.a.floats.keys() & table.b.floats.keys()
+    ):
+        return {}
+    of_run, layouts = (table.row_a[rows], table.row_b[rows]), comparison.layouts
+    sides = tuple(zip((table.a, table.b), of_run, layouts, strict=True))
+    sizes = np.array([_root_mean_square(batch, at, table_of) for batch, at, table_of in sides])
+    units = np.fmax(*(table_of.unit[batch.layout[at]] for batch, at, table_of in sides))
+    zeros = [np.asarray(batch.counts["zeros"])[at] for batch, at, _ in sides]  # a unit that is switched off gives those
+    few = np.maximum(*zeros) <= layouts[0].numel[table.a.layout[of_run[0]]] / _FEW
+    least = np.array([np.asarray(batch.floats["absmin"], np.float64)[at] for batch, at, _ in sides])
+    far = relative(*distances(table.a, table.b, *of_run, *layouts))
+    owners = [owner_of(alignment.fqn[site]) for site in table.site[rows].tolist()]
+    largest: dict[str, float] = {}
+    for owner, size in zip(owners, np.fmax(*sizes).tolist(), strict=True):
+        largest[owner] = max(largest.get(owner, 0.0), size)
+    coarse = np.array([[_IN_HALF * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
+    bound = np.maximum(_ROUNDINGS * units, coarse) * np.array([largest[owner] for owner in owners])
+    flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in table.a.layout[of_run[0]].tolist()], np.bool_)
+    with np.errstate(invalid="ignore"):
+        whole = (sizes <= bound).all(axis=0) & (far > _NO_DIGIT)
+        partly = flat & few & (least <= bound).all(axis=0) & (table.state[rows] != DIFFERENT)
+    names = [alignment.fqn[site] for site in table.site[rows].tolist()]
+    return {
+        name: not all_of_it for name, all_of_it, some in zip(names, whole, partly, strict=True) if all_of_it or some
+    }
+
+
+def _root_mean_square(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
+    return norms(batch, rows, layouts) / np.sqrt(np.maximum(layouts.numel[batch.layout[rows]], 1.0))
+
+
+def unsettled_note(learned: Learned) -> list[str]:
+    """A sentence on those of which a difference was let pass; none for none."""
+    names = sorted(learned.let_pass)
+    if not names:
+        return []
+    more, whose = "", "its module returns"
+    if names[1:]:
+        more, whose = f" and of {count(len(names) - 1, 'other parameter')}", "their modules return"
+    partly = "of some elements nothing" if all(learned.unsettled[name][1] for name in names) else "nothing"
+    made = f"what the optimizer makes of that, and what {whose}, was not compared"
+    return [f"The gradient of {names[0]}{more} is {partly} but rounding in both runs: {made}."]
+
+
+# --- what nothing rests on
+
+
+_BACK = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT)
+
+
+def dead(table: Table, comparison: Comparison) -> Table:
+    """The table in which differences on which nothing recorded rests are dead."""
+    if comparison.options.strict or not table.diverging.any():
+        return table
+    for edge in (_sparse, _back, _inputs, _batches):
+        rows = edge(table, comparison)
+        alone = table.one_sided[rows]
+        table = table.marked(rows[~alone], DEAD, Because.DEAD).marked(rows[alone], ABSENT, Because.DEAD)
+    return table
+
+
+def _of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
+    """The rows of some kinds, in a phase or in all."""
+    alignment, sites = table.alignment, table.site
+    mask = of_kinds(alignment.kind[sites], kinds)
+    return mask if phase is None else mask & (alignment.phase[sites] == phase_code(phase))
+
+
+def _agree(table: Table, rows: Ids | Mask) -> bool:
+    """Whether there are rows, each on record in both runs, and none differs."""
+    states = table.state[rows]
+    return bool(len(states) and np.isin(states, (EQUAL, WITHIN, DEAD)).all())
+
+
+def _names(table: Table, rows: Ids) -> list[str]:
+    return [table.alignment.fqn[site] for site in table.site[rows].tolist()]
+
+
+def _layouts(table: Table, rows: Ids, comparison: Comparison, name: str) -> tuple[Ids, Ids]:
+    """What a lookup table over layouts says of rows that both runs have."""
+    one, two = (getattr(layouts, name) for layouts in comparison.layouts)
+    return one[table.a.layout[table.row_a[rows]]], two[table.b.layout[table.row_b[rows]]]
+
+
+# --- what rests on what
+
+
+def _sparse(table: Table, comparison: Comparison) -> Ids:
+    """Gradients that are sparse in one run alone, and of which both optimizers make the same."""
+    rows = np.flatnonzero(_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
+    rows = rows[np.not_equal(*_layouts(table, rows, comparison, "stored"))]
+    after: dict[str, list[int]] = defaultdict(list)
+    left = np.flatnonzero(_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER)) if len(rows) else rows
+    for row, name in zip(left.tolist(), _names(table, left), strict=True):
+        after[name].append(row)
+    same = [_agree(table, np.array(after[name], np.int64)) for name in _names(table, rows)]
+    return rows[np.array(same, np.bool_)]
+
+
+def _back(table: Table, comparison: Comparison) -> Ids:
+    """The backward pass, where the optimizer takes the same gradients in both runs and leaves the same."""
+    differ = table.state == DIFFERENT
+    taken = _of(table, Kind.GRAD, phase=Phase.OPTIMIZER)
+    left = _of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, phase=Phase.OPTIMIZER)
+    if not _agree(table, taken) or (table.diverging & left).any():
+        return np.empty(0, np.int64)
+    back, losses = differ & _of(table, *_BACK, phase=Phase.BACKWARD), _of(table, Kind.LOSS)
+    scaled = np.flatnonzero(differ & (losses | back))
+    if (differ & losses).any():
+        times = factor_of(table, scaled, comparison.options.rtol * bool(back.any()))
+        if not np.isfinite(times) or (_of(table, *_BACK).any() and not back.any()):
+            return np.empty(0, np.int64)
+    if comparison.splits is None or not comparison.splits.differ:
+        return scaled
+    flowing = np.flatnonzero(differ & _of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *_BACK))
+    other = np.not_equal(*_amounts(table, flowing, comparison))
+    return np.concatenate([scaled, flowing[other] if (losses & ~differ).any() else flowing[:0]])
+
+
+def _amounts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Ids, Ids]:
+    """How many elements both runs have of some rows; all calls together, where these were put together."""
+    one, two = _layouts(table, rows, comparison, "numel")
+    for numel, batch, of_run in ((one, table.a, table.row_a), (two, table.b, table.row_b)):
+        if batch.elements is not None:
+            known = np.asarray(batch.elements)[of_run[rows]]
+            np.copyto(numel, known, where=known >= 0)
+    return one, two
+
+
+def _inputs(table: Table, comparison: Comparison) -> Ids:
+    """Inputs of another dtype or shape whose call gives the same."""
+    rows = np.flatnonzero(_of(table, Kind.INPUT) & (table.state == DIFFERENT))
+    form = np.not_equal(*_layouts(table, rows, comparison, "shape"))
+    form |= np.not_equal(*_layouts(table, rows, comparison, "floating"))
+    rows, alignment = rows[form], table.alignment
+
+    def rests(row: int) -> Ids:
+        site = int(table.site[row])
+        call = (alignment.call == alignment.call[site]) & (alignment.phase == alignment.phase[site])
+        names = np.isin(table.site, alignment.by_fqn[alignment.fqn[site]])
+        return np.flatnonzero(names & call[table.site] & _of(table, Kind.OUTPUT) & ~table.one_sided)
+
+    same = [
+        _agree(table, outputs) or _differ_by_rounding(table, outputs, comparison)
+        for outputs in map(rests, rows.tolist())
+    ]
+    return rows[np.array(same, np.bool_)]
+
+
+def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool:
+    """Whether both runs have all of these rows, which agree or differ by no more than rounding."""
+    if not len(rows) or not np.isin(table.state[rows], (EQUAL, WITHIN, DIFFERENT)).all():
+        return False
+    rows = rows[table.state[rows] == DIFFERENT]
+    rel = relative(*distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts))
+    one, two = _layouts(table, rows, comparison, "unit")
+    return bool((one == two).all() and (rel <= LEAST_BOUND * one).all())
+
+
+def _batches(table: Table, comparison: Comparison) -> Ids:
+    """Batches of which the models are given the same, and whose losses agree."""
+    rows = np.flatnonzero(_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
+    given = np.flatnonzero(_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
+    given = given[["." not in name for name in _names(table, given)]] if len(given) else given
+    losses = np.flatnonzero(_of(table, Kind.LOSS))
+    if not _agree(table, given):
+        return rows[:0]
+    if Kind.LOSS in comparison.kinds and _agree(table, losses):
+        return rows
+    more = table.one_sided[rows]
+    both = rows[~more]
+    more[~more] = np.not_equal(*_amounts(table, both, comparison))
+    return rows if more.all() else rows[:0]
+
+
+# --- factors
+
+
+def factor_of(table: Table, rows: Ids, close: float) -> float:
+    """C where b is c times a in each of some differing rows, by means, extrema and sketches; NaN where it is none.
+
+    A power of two rounds nothing, so it has to fit in bits; another factor has to fit up to `close`, and not at all
+    where that is 0.
+    """
+    one, two = ((batch, of_run[rows]) for batch, of_run in ((table.a, table.row_a), (table.b, table.row_b)))
+    factor = np.nan
+    for name in ("mean", "min", "max"):
+        if name not in table.a.floats or name not in table.b.floats:
+            return np.nan
+        first, second = (np.asarray(batch.floats[name], np.float64)[at] for batch, at in (one, two))
+        with np.errstate(all="ignore"):
+            factor = float(second[0] / first[0]) if name == "mean" else factor
+        bits = math.isfinite(factor) and factor > 0 and math.frexp(factor)[0] == _POWER_OF_TWO
+        close = 0.0 if bits else close
+        if not (math.isfinite(factor) and factor > 0) or factor == 1 or not (bits or close):
+            return np.nan
+        if not np.allclose(second, first * factor, rtol=close, atol=0, equal_nan=True):
+            return np.nan
+    if table.a.sketch is None or table.b.sketch is None:
+        return factor
+    mine, others = (np.asarray(batch.sketch[at], np.float64) for batch, at in (one, two) if batch.sketch is not None)
+    far = np.linalg.norm(others - mine * factor, axis=1) > close * np.linalg.norm(others, axis=1)
+    return np.nan if far.any() else factor
+
+
+_POWER_OF_TWO = 0.5
+"""What `frexp` leaves of a power of two."""
+
+
+# --- words
+
+
+def dead_note(table: Table, rows: Iterable[int], comparison: Comparison) -> str:
+    """The sentence on dead differences of a step, the first of them by name; "" for none."""
+    by_order = sorted(rows, key=lambda row: float(table.order[row]))
+    if not by_order:
+        return ""
+    row, much = by_order[0], count(len(by_order), "difference")
+    sides = (comparison.a, table.a, table.row_a), (comparison.b, table.b, table.row_b)
+    one, two = (_form(reader.layouts[int(batch.layout[of_run[row]])]) for reader, batch, of_run in sides)
+    form = f" ({one} in a, {two} in b)" if one != two else ""
+    first = f"{what(table.named(row))}{form}"
+    return f"Nothing recorded rests on {much} in step {table.step}, first {first}: what comes of it agrees."
+
+
+def _form(layout: Layout) -> str:
+    return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{' (sparse)' * layout.is_sparse}"

@@ -1,1 +1,0 @@
-"""The passes of a comparison, each a function from table to table."""

@@ -1,0 +1,827 @@
+"""A run that goes on from where the other has been: how a step began, where, what was restored.
+
+*What a step began with.* Parameters are recorded after each optimizer step, so what step k computes with was recorded
+at the end of step k - 1, or at the start of the first captured step. Where step k - 1 was not recorded, nothing is
+known, and a module whose output differs is no proven origin.
+
+A run that rebuilds its model from a checkpoint, or whose capture left out the step before, records at the start of a
+step what the other run did not need to: it is on record there as the end of the step before. Where both are equal,
+nothing differs; where they are not, something other than the optimizer has changed the tensor in between.
+
+A run that lists what was written elsewhere may have the parameters at the start of every step. What the step before
+left stands for them in a capture, which would have recorded them anew had anything else changed them.
+
+*Which run goes on, and from where.* A resumed run counts its steps from 0 again. What it begins with, the whole run had
+after some step: parameters, buffers, the optimizer's state. But equal parameters alone prove nothing: a warm-up whose
+first learning rate is 0 leaves them as they were. So a run is resumed only if something in it says so that a fresh one
+cannot have: its framework counts on, its optimizer's state is not new, or it read a checkpoint that the other did not
+read. Where a fresh run could begin like that too, the offset that explains more of what the run begins with wins.
+
+*What it goes on with, part by part.* A checkpoint holds more than parameters: buffers, the optimizer's state, the
+schedule, the scaler, random states, the place in the data, counters, averaged copies. What is lost of these shows in
+the loss much later or never. So each part is held against what the other run had at that step: restored, not restored
+with the values, or not recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.settings.beginning import DOCUMENT
+from introspect_cli.compare.terms.at import At, Tensor, tensor_of
+from introspect_cli.compare.terms.findings import Part, Restored, Resumption
+from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
+from introspect_cli.compare.terms.words import key_of, listed
+from introspect_cli.labels import Labels, shown, step_words
+from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
+from introspect_cli.store.format.batch import StepBatch, preceded
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from introspect_cli.compare.steps import Sides
+    from introspect_cli.compare.terms.at import BatchValues, State, States, Tensor
+    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.store.ranks.whole_reader import Reader
+
+
+@dataclass
+class Carried:
+    """Tensors that the step began with and that are known to differ, by FQN (and path for optimizer state).
+
+    Attributes:
+        within: those that differ by no more than the tolerance or the noise.
+        diverged: whether anything has diverged before.
+    """
+
+    params: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)
+    states: set[tuple[str, str]] = field(default_factory=set)
+    rng: set[str] = field(default_factory=set)
+    loaders: set[tuple[Phase, str]] = field(default_factory=set)
+    within: set[str] = field(default_factory=set)
+    diverged: bool = False
+
+
+def kept(carried: Carried, recorded: frozenset[str]) -> Carried:
+    """What is left of it after a step that agrees: tensors that no step records anew."""
+    params, buffers, within = (names - recorded for names in (carried.params, carried.buffers, carried.within))
+    return Carried(params, buffers, within=within, diverged=carried.diverged)
+
+
+def is_gap(sides: Sides, pair: Table) -> bool:
+    """Whether what a step began with was recorded by neither the step before nor its own start."""
+    before_a, before_b = pair.step - 1 in sides.a, pair.step_b - 1 in sides.b
+    first_a = sides.a.entry(0).step == pair.step and _began(sides.a, pair.a, sides.manifests[0])
+    first_b = sides.b.entry(0).step == pair.step_b and _began(sides.b, pair.b, sides.manifests[1])
+    return not ((before_a or first_a) and (before_b or first_b))
+
+
+def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
+    """Whether the first step on record says how it began; one before which others were dropped need not."""
+    options = manifest.get("options", {})
+    if not reader.thinned and not any(options.get(name) for name in ("when", "epochs", "schedule")):
+        return True
+    sites, numbers = reader.sites, batch.site.tolist()
+    tensors = {kind.value for kind in STATE_KINDS}
+    phases = {sites.phase[number] for number in numbers if sites.kind[number] in tensors}
+    return Phase.START.value in phases or Phase.OPTIMIZER.value not in phases
+
+
+# --- the tensors of a step
+
+
+def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
+    """Of the rows of `table.only_a` and of `table.only_b`, those that hold what the tensor had before.
+
+    That is what the step before left or, after an update, what the step began with: an optimizer that has a frozen
+    parameter does not change it. Where a run has not recorded the step before, the other one tells.
+    """
+    alignment = table.alignment
+    before = At(sides.a, alignment.a, table.step - 1), At(sides.b, alignment.b, table.step_b - 1)
+    left_a, left_b = (at.tensors() if at.recorded else None for at in before)
+
+    def of_once(union: int) -> Tensor:  # a model that is called compiled, and as it is, has its tensors twice
+        kind, fqn, path = tensor_of(alignment, union)
+        return kind, fqn, path.partition("@")[0]
+
+    def repeats(batch: StepBatch, rows: Ids, sites: Ids, left: dict[Tensor, int]) -> Mask:
+        unions, repeated = sites[rows], np.zeros(len(rows), dtype=np.bool_)
+        known = dict(left)
+        for of in (starts, written, updated):  # in the order in which they come in a step
+            for place in np.flatnonzero(of(alignment, unions)):
+                repeated[place] = known.get(of_once(int(unions[place]))) == batch.checksum[rows[place]]
+            there = np.flatnonzero(of(alignment, sites)).tolist()
+            known |= {tensor_of(alignment, int(sites[row])): int(batch.checksum[row]) for row in there}
+        return repeated
+
+    return (
+        repeats(table.a, table.only_a, table.sites_a, (left_b if left_a is None else left_a) or {}),
+        repeats(table.b, table.only_b, table.sites_b, (left_a if left_b is None else left_b) or {}),
+    )
+
+
+def with_starts(
+    alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids
+) -> tuple[StepBatch, Ids]:
+    """A step's records, and before them tensors as the step before left them; and the union numbers of these.
+
+    Args:
+        alignment: the runs' sites.
+        side: 0 for a, 1 for b.
+        before: the step before.
+        batch: the records.
+        other_union: sites of the other run's records of the step. Those of them that are tensors at its start, and that
+            the run has not recorded there, are wanted.
+    """
+    ids, none = alignment.ids[side], np.empty(0, dtype=np.int64)
+    wanted = other_union[starts(alignment, other_union)]
+    wanted = wanted[~np.isin(wanted, ids[batch.site])]
+    if not len(wanted) or not before.recorded:
+        return batch, none
+    numbers = np.full(alignment.size, -1, dtype=np.int64)
+    numbers[ids] = np.arange(len(ids))
+    rows_of = before.tensor_rows()
+    unions = [union for union in wanted.tolist() if numbers[union] >= 0 and tensor_of(alignment, union) in rows_of]
+    if not unions:
+        return batch, none
+    rows = np.array([rows_of[tensor_of(alignment, union)] for union in unions], dtype=np.int64)
+    return preceded(batch, before.batch, rows, numbers[unions]), np.array(unions, dtype=np.int64)
+
+
+def starts(alignment: Alignment, unions: Ids) -> Mask:
+    """Which of these sites are tensors, or an optimizer's state, at the start of a step."""
+    started = (alignment.phase[unions] == phase_code(Phase.START)) & (alignment.call[unions] == 0)
+    return np.asarray(of_kinds(alignment.kind[unions], STATE_KINDS) & started)
+
+
+def updated(alignment: Alignment, unions: Ids) -> Mask:
+    """Which of these sites are parameters after an optimizer step."""
+    after = alignment.phase[unions] == phase_code(Phase.OPTIMIZER)
+    return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & after)
+
+
+def written(alignment: Alignment, unions: Ids) -> Mask:
+    """Which of these sites are parameters that a forward pass has written to, as it left them."""
+    forward = alignment.phase[unions] == phase_code(Phase.FORWARD)
+    return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & forward)
+
+
+# --- resumed runs
+
+
+def resumed(sides: Sides, offset: int) -> Carried:
+    """Tensors that the later of two captures began with and that differ from what the other had then."""
+    a, b = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
+    if a.step == b.step + offset:
+        return Carried()
+    late, whole, first = (b, a, b.step + offset) if b.step + offset > a.step else (a, b, a.step - offset)
+    began, ended = late.tensors(Phase.START), whole.to(first - 1).tensors(Phase.OPTIMIZER)
+    unequal = {tensor for tensor in began.keys() & ended.keys() if began[tensor] != ended[tensor]}
+    return Carried(
+        params={fqn for kind, fqn, _ in unequal if kind == kind_code(Kind.PARAM)},
+        buffers={fqn for kind, fqn, _ in unequal if kind == kind_code(Kind.BUFFER)},
+        states={(fqn, path) for kind, fqn, path in unequal if kind == kind_code(Kind.OPTIMIZER_STATE)},
+    )
+
+
+# --- which run goes on, and from where
+
+
+_STATE = kind_code(Kind.OPTIMIZER_STATE)
+_SELECTING = ("steps", "every_seconds", "epochs", "first", "last", "when", "schedule", "max_size")
+"""Options of a capture that may leave out the steps before its first."""
+LOOKED_AT = 200
+"""Steps from there on of which learning rates, batches and random states are held against each other."""
+
+
+class Sign(Enum):
+    """What says that a run does not begin its training."""
+
+    COUNTED = "its framework counts on"
+    STATE = "its optimizer's state is not new when it begins"
+    READ = "it read a checkpoint that the other run did not read"
+    ASKED = "--offset says so"
+
+
+@dataclass(frozen=True)
+class Goes:
+    """One run goes on where the other has been.
+
+    Attributes:
+        late: `a` or `b`, the run that goes on.
+        sign: what says so.
+        begins: its first step.
+        there: the step of the other run that this is compared with.
+    """
+
+    sides: Sides
+    late: str
+    sign: Sign
+    begins: At
+    there: At
+
+    @property
+    def first(self) -> int:
+        """The first step of the run that goes on."""
+        return self.begins.step
+
+    @property
+    def at(self) -> int:
+        """The step of the other run that this is compared with."""
+        return self.there.step
+
+    @property
+    def whole(self) -> str:
+        """The other run."""
+        return OTHER[self.late]
+
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """Kinds that both captures watched for; all where a run does not say."""
+        every = {kind.value for kind in Kind}
+        one, two = (observed_kinds(manifest) or every for manifest in self.sides.manifests)
+        return frozenset(one & two)
+
+    # --- steps
+
+    @property
+    def first_steps(self) -> tuple[At, At]:
+        """The first step of the later run, and the step of the whole run that it is compared with."""
+        return self.begins, self.there
+
+    def steps(self) -> Iterator[tuple[At, At]]:
+        """The steps of both from there on, as far as they are looked at."""
+        for after in range(LOOKED_AT):
+            late, whole = self.begins.to(self.first + after), self.there.to(self.at + after)
+            if late.recorded and whole.recorded:
+                yield late, whole
+
+    def since(self, late: At, whole: At) -> str:
+        """From which step on, as a clause; "" for the first. Steps are those of a."""
+        step = whole.step if self.late == "b" else late.step
+        return "" if late.step == self.first else f"from step {step} on"
+
+    # --- what either had when that step began
+
+    @cached_property
+    def began(self) -> dict[Tensor, int]:
+        """Checksums of the tensors that the later run begins with: of each optimizer when it first steps."""
+        return self.begins.begun(LOOKED_AT)
+
+    @cached_property
+    def had(self) -> Mapping[Tensor, int | None] | None:
+        """Those of the whole run when that step began, None where one is not known; None where none is on record."""
+        before, sites = self.there.to(self.at - 1), self.there.sites
+        if not before.recorded:
+            return dict(self.there.tensors(Phase.START)) or None
+        again = (sites.phase == phase_code(Phase.START)) & (sites.call > 0)
+        start = {} if again.any() else At.first(self.there.reader, sites).tensors(Phase.START)
+        frozen = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
+        return frozen | before.left(LOOKED_AT)
+
+    # --- words
+
+    def ab(self, late: str, whole: str) -> tuple[str, str]:
+        """Two values as those of a and of b."""
+        return (whole, late) if self.late == "b" else (late, whole)
+
+    def change(self, late: str, whole: str) -> str:
+        """The values of a and b: `5 -> 1`."""
+        return " -> ".join(self.ab(late, whole))
+
+
+def _firsts(sides: Sides, late: str) -> tuple[At, At]:
+    """The first steps of the later run and of the other, given which is the later one."""
+    a, b = (At.first(reader, sites) for reader, sites in zip((sides.a, sides.b), sides.sites, strict=True))
+    return (b, a) if late == "b" else (a, b)
+
+
+def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
+    """Which run goes on from the other, where it is so."""
+    if not len(sides.a) or not len(sides.b):
+        return None
+    first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step
+    if first_a == first_b + offset:
+        return None
+    late = "b" if first_b + offset > first_a else "a"
+    at = first_b + offset if late == "b" else first_a - offset
+    manifest = sides.manifests["ab".index(late)]
+    begins, whole = _firsts(sides, late)
+    if begins.step and any(manifest.get("options", {}).get(name) for name in _SELECTING):
+        return None  # the capture left out what came before
+    for sign, holds in (
+        (Sign.COUNTED, bool(offset_by_labels(sides.a.labels, sides.b.labels))),
+        (Sign.STATE, _not_new(begins, whole)),
+        (Sign.READ, bool(_read_more(sides, late))),
+        (Sign.ASKED, asked and bool(offset)),
+    ):
+        if holds:
+            return Goes(sides, late, sign, begins, whole.to(at))
+    return None
+
+
+def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
+    """By how much a step's number is larger in a than in b, and what is said of it."""
+    a, b = sides.a, sides.b
+    if by_labels:
+        return by_labels, (
+            f"Steps with the same global_step are compared, step {max(by_labels, 0)} of a with step "
+            f"{max(-by_labels, 0)} of b (--offset {by_labels}): one of the runs counts on from a checkpoint."
+        )
+    if not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
+        return 0, ""
+    for late, whole in (("b", "a"), ("a", "b")):
+        begins, other = _firsts(sides, late)
+        start = _begins_after(begins, other, read=bool(_read_more(sides, late)))
+        if start is None:
+            continue
+        step, decided = start
+        first = begins.step
+        offset = (step - first) * (1 if late == "b" else -1)
+        after = step_words(step - 1, other.reader.labels.get(step - 1, {}))
+        if offset and not decided:
+            return 0, (
+                f"Run {late} begins with the parameters that run {whole} has after {after}, and nothing else says that "
+                f"it is resumed (--offset {offset} compares step {first} of {late} with step {step} of {whole})."
+            )
+        if offset:
+            return offset, (
+                f"Run {late} begins with what run {whole} has after {after}: "
+                f"step {first} of {late} is compared with step {step} of {whole} (--offset {offset})."
+            )
+    return 0, _may_go_on(sides)
+
+
+def _may_go_on(sides: Sides) -> str:
+    """That one run alone reads a checkpoint, and where it goes on is not seen; "" where some of the start agrees."""
+    more = {late: _read_more(sides, late) for late in "ab"}
+    late, whole = ("a", "b") if more["a"] else ("b", "a")
+    begun, begun_whole = (at.tensors(Phase.START).items() for at in _firsts(sides, late))
+    if bool(more["a"]) is bool(more["b"]) or begun & begun_whole:
+        return ""
+    return (
+        f"Run {late} alone reads {more[late][-1]}. If it continues run {whole}, say after which step: --offset "
+        f"{'-' if late == 'a' else ''}K compares step 0 of {late} with step K of {whole}."
+    )
+
+
+def _read_more(sides: Sides, late: str) -> list[str]:
+    """The checkpoints that the later run read before its first step and the other one did not."""
+    read = []
+    for run, reader, files in zip((sides.tensors.a, sides.tensors.b), (sides.a, sides.b), sides.files, strict=True):
+        noted = run.settings_of(reader.rank).document(DOCUMENT).get("read")
+        read.append({**files, **({str(name): str(name) for name in noted} if isinstance(noted, list) else {})})
+    mine, theirs = read["ab".index(late)], read["ba".index(late)]
+    return [name for key, name in mine.items() if key not in theirs]
+
+
+def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
+    """By how much a's number of a step is larger than b's of the step with the same `global_step`; 0 where unknown."""
+    offsets: list[int] = []
+    for labels in (a, b):
+        counted = {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}
+        if len(counted) != 1:  # nobody counts, or a training was begun anew within the run
+            return 0
+        offsets.append(counted.pop())
+    return offsets[1] - offsets[0]
+
+
+# --- by what a run begins with
+
+
+def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | None:
+    """The step of the whole run that the later one begins with, and whether that is decided; None for none."""
+    start = begins.tensors(Phase.START)
+    start_whole = {tensor: value for tensor, value in whole.tensors(Phase.START).items() if tensor[0] != _STATE}
+    tensors = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
+    if (
+        tensors
+        and all(start_whole.get(tensor) == value for tensor, value in tensors.items())
+        and len(start) == len(tensors)
+    ):
+        return None  # it begins as the other one does
+    new = not _not_new(begins, whole)
+    best = _step_with(whole, start)
+    if not new and (best is None or best[0] == whole.step):  # the rest was not restored
+        states = {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}
+        best = _step_with(whole, states) or best or _step_with(whole, tensors)
+    if best is None:
+        counted = None if new else _step_counted(begins, whole)
+        return None if counted is None else (counted, True)
+    step, explained = best
+    fresh = sum(start_whole.get(tensor) == value for tensor, value in start.items())
+    if new and (explained <= fresh or not any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)):
+        return None
+    return step, not new or read
+
+
+def _step_with(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
+    """The step of the whole run that begins with most of `start`, and with how much; None where none stands out.
+
+    What a step begins with, the step before left; where that was not captured, its own start tells.
+    """
+    for phase, after in ((Phase.OPTIMIZER, 1), (Phase.START, 0)):
+        place = _row_with(whole, start, phase)
+        if place is not None:
+            return int(whole.reader.entries["step"][place[0]]) + after, place[1]
+    return None
+
+
+def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
+    """The row of the step that has most of `start` in a phase, and how much; None where none stands out."""
+    sites, reader = whole.sites, whole.reader
+    wanted = (sites.phase == phase_code(phase)) & (sites.call == 0)  # later calls are within the step
+    wanted &= of_kinds(sites.kind, STATE_KINDS)
+    last = {tensor_of(sites, n): n for n in np.flatnonzero(wanted).tolist()}
+    shared = [tensor for tensor in start if tensor in last]
+    if not shared:
+        return None
+    goal = np.array([start[tensor] for tensor in shared], dtype=np.uint64)
+    numbers = np.array([last[tensor] for tensor in shared])
+    equal = np.zeros((len(reader), 2), dtype=np.int64)
+    kept = np.zeros(len(sites), dtype=np.uint64)  # each of several optimizers leaves its parameters alone
+    for row in range(len(reader)):
+        batch = reader.read_row(row)
+        values = np.zeros(len(sites), dtype=np.uint64)
+        values[batch.site] = kept[batch.site] = batch.checksum
+        equal[row] = [int((which[numbers] == goal).sum()) for which in (kept, values)]
+        if equal[row, 0] == len(goal):
+            break
+    best = max(equal.tolist(), default=[0, 0])
+    if (equal == best).all(axis=1).sum() != 1 or 2 * best[0] < len(goal):
+        return None
+    return equal.tolist().index(best), best[0]
+
+
+def _step_counted(begins: At, whole: At) -> int | None:
+    """The step of the whole run at whose start its optimizer has counted as far as that of the later run has."""
+    goal = steps_counted(begins, Phase.START)
+    steps = whole.reader.entries["step"].tolist() if goal is not None else ()
+    return next((step + 1 for step in steps if steps_counted(whole.to(step), Phase.OPTIMIZER) == goal), None)
+
+
+def steps_counted(at: At, phase: Phase) -> float | None:
+    """How many steps an optimizer has counted, the most of all parameters; None where it does not count."""
+    counts = [number.value for number in at.numbers(Kind.OPTIMIZER_STATE, phase) if number.path == "['step']"]
+    return max((count for count in counts if count is not None), default=None)
+
+
+def _not_new(begins: At, whole: At) -> bool:
+    """Whether the later run's optimizer has stepped before its first step, and more often than the whole run's."""
+    if not _stepped(begins):
+        return False
+    if not _stepped(whole):
+        return True
+    late, other = steps_counted(begins, Phase.START), steps_counted(whole, Phase.START)
+    return late is None or other is None or late > other
+
+
+def _stepped(at: At) -> bool:
+    """Whether an optimizer's state says, when a run begins, that it has stepped: it has counted, or has moments."""
+    states = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
+    counts = [number.value for number in states if number.path == "['step']"]
+    if counts:
+        return any(value is not None and value > 0 for value in counts)
+    moments = ("exp_avg", "momentum", "square_avg")
+    return any(number.moves for number in states if any(name in number.path for name in moments))
+
+
+# --- what it goes on with, part by part
+
+
+RATES = "learning rates and schedulers"
+_COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
+"""Classes of models that hold a moving average of another."""
+
+
+def resumption_of(goes: Goes, bits: str, *, is_cut: bool) -> Resumption:
+    """What the later run goes on with.
+
+    Args:
+        goes: which run goes on from which.
+        bits: " in bits" where values count as equal that are not, else "".
+        is_cut: whether the runs cut batches otherwise, so that one's parts are not the other's.
+    """
+    parts = (
+        tensors(goes, Kind.PARAM, bits),
+        tensors(goes, Kind.BUFFER, bits),
+        optimizer(goes, bits),
+        rates(goes),
+        scaler(goes),
+        *random(goes),
+        Part(PLACE, Restored.UNSEEN, "a batch is cut differently") if is_cut else place(goes),
+        counters(goes),
+        copies(goes),
+    )
+    return Resumption(goes.late, goes.at, goes.first, goes.sign.value, parts)
+
+
+# --- tensors
+
+
+def tensors(goes: Goes, kind: Kind, bits: str) -> Part:
+    """Parameters or buffers."""
+    name, began, there = kind.several, goes.began, goes.had
+    if kind.value not in goes.kinds:
+        return Part(name, Restored.UNSEEN)
+    if there is None:
+        return Part(name, Restored.UNSEEN, f"step {goes.at - 1} of {goes.whole} is not on record")
+    code = kind_code(kind)
+    both = [tensor for tensor in began if tensor[0] == code and there.get(tensor) and not _is_copy(tensor[1])]
+    if not both:
+        return Part(name, Restored.UNSEEN, "none on record", matters=False)
+    missing = sum(tensor[0] == code and tensor not in began and not _is_copy(tensor[1]) for tensor in there)
+    unseen = f"; {missing} more not recorded in {goes.late}" if missing else ""
+    differ = sorted(tensor[1] for tensor in both if began[tensor] != there[tensor])
+    if not differ:
+        return Part(name, Restored.YES, f"all {len(both)}{unseen}" if len(both) > 1 else f"{both[0][1]}{unseen}")
+    more = [f"{len(differ) - 2} more"] if len(differ) > 2 else []
+    much = f"{len(differ)} of {len(both)} differ{bits}"
+    return Part(name, Restored.NO, f"{much}, {listed([*differ[:2], *more])}{unseen}")
+
+
+def optimizer(goes: Goes, bits: str) -> Part:
+    """The optimizer's state."""
+    name, code = Kind.OPTIMIZER_STATE.several, kind_code(Kind.OPTIMIZER_STATE)
+    if Kind.OPTIMIZER_STATE.value not in goes.kinds:
+        return Part(name, Restored.UNSEEN)
+    if goes.had is None:
+        return Part(name, Restored.UNSEEN, f"step {goes.at - 1} of {goes.whole} is not on record")
+    there = {tensor: value for tensor, value in goes.had.items() if tensor[0] == code and value is not None}
+    unknown = goes.had.keys() - there.keys()
+    began = {tensor: value for tensor, value in goes.began.items() if tensor[0] == code and tensor not in unknown}
+    differ = [tensor for tensor in (there | began) if began.get(tensor) != there.get(tensor)]
+    if not there and not began:
+        return Part(name, Restored.UNSEEN, "none on record", matters=False)
+    if not differ:
+        return Part(name, Restored.YES, f"all {count(len(there), 'value')}" if len(there) > 1 else "")
+    counted = _counted(goes)
+    paths = listed(list(dict.fromkeys(key_of(tensor[2]) for tensor in differ)))
+    if counted is not None:
+        return Part(name, Restored.NO, f"step {goes.change(*counted)}", *goes.ab(*counted))
+    if not began:
+        if _ends_equal(goes):  # it was there and nobody looked
+            return Part(name, Restored.UNSEEN, f"not as {goes.late} begins, equal after its first step")
+        return Part(name, Restored.NO, f"{goes.late} begins without {paths}")
+    return Part(
+        name, Restored.NO, f"{paths} of {count(len({tensor[1] for tensor in differ}), 'parameter')} differ{bits}"
+    )
+
+
+def _ends_equal(goes: Goes) -> bool:
+    """Whether the optimizers leave the first step with one state in both runs."""
+    left = [
+        {tensor: value for tensor, value in tensors.items() if tensor[0] == kind_code(Kind.OPTIMIZER_STATE)}
+        for tensors in (side.tensors(Phase.OPTIMIZER) for side in goes.first_steps)
+    ]
+    return bool(left[0]) and left[0] == left[1]
+
+
+def _counted(goes: Goes) -> tuple[str, str] | None:
+    """How many steps the optimizers have counted after that step, in the later and the whole run; None if equal."""
+    late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in goes.first_steps)
+    return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
+
+
+def copies(goes: Goes) -> Part:
+    """Averaged copies of a model, as an evaluation first finds them in both runs, or the end of a step."""
+    name, trained = "averaged copies", True
+    for late, whole in goes.steps():
+        mine, theirs = (_of(side, Phase.START, copy=True) | _kept(side) for side in (late, whole))
+        held = mine.keys() & theirs.keys()
+        differ = [tensor[1] for tensor in held if mine[tensor] != theirs[tensor]]
+        if differ and not trained:
+            return Part(name, Restored.UNSEEN, "first on record when the parameters differ", matters=False)
+        if differ:
+            return Part(name, Restored.NO, f"{len(differ)} of {len(held)} differ, {min(differ)}")
+        if held:
+            return Part(name, Restored.YES, f"all {len(held)}")
+        ends = [_of(side, Phase.OPTIMIZER, copy=False) for side in (late, whole)]
+        trained = trained and ends[0] == ends[1]
+    none = "none on record" if Kind.PRODUCT.value in goes.kinds else ""
+    return Part(name, Restored.UNSEEN, none, matters=False)
+
+
+def _of(side: At, phase: Phase, *, copy: bool) -> dict[Tensor, int]:
+    """The tensors of copies, or all others, as a phase of a step has them."""
+    return {tensor: value for tensor, value in side.tensors(phase).items() if _is_copy(tensor[1]) is copy}
+
+
+def _kept(side: At) -> dict[Tensor, int]:
+    """Copies of what is trained that nothing runs."""
+    rows, batch = side.rows([Kind.PRODUCT], Phase.OPTIMIZER), side.batch
+    return {tensor_of(side.sites, number): int(batch.checksum[row]) for row, number in rows}
+
+
+def _is_copy(fqn: str) -> bool:
+    root = fqn.partition(".")[0]
+    return EVALUATED in root or root.startswith(_COPIES)
+
+
+# --- settings and counters
+
+
+def rates(goes: Goes) -> Part:
+    """Learning rates, and the schedule that gives those of the steps after."""
+    seen = differ = 0
+    changed: tuple[str, tuple[str, str]] | None = None
+    at_first = False
+    for sides in goes.steps():
+        late, whole = (_rates(side) for side in sides)
+        places = sorted(late.keys() & whole.keys())
+        seen += bool(places)
+        other = next((group for group in places if late[group] != whole[group]), None)
+        differ += other is not None
+        if other is not None and changed is None:
+            values = f"{late[other]:.6g}", f"{whole[other]:.6g}"
+            group = f" of group {other[1]}" if len(set(late.values())) > 1 else ""
+            since = goes.since(*sides)
+            at_first = not since
+            changed = f"lr{group} {goes.change(*values)}{f' {since}' if since else ''}", values
+    if not seen:
+        return Part(RATES, Restored.UNSEEN)
+    if changed is not None:
+        once = " in the first step alone" if differ == 1 and seen > 1 and at_first else ""
+        return Part(RATES, Restored.NO, changed[0] + once, *goes.ab(*changed[1]))
+    first = list(dict.fromkeys(f"{rate:.6g}" for rate in _rates(goes.first_steps[0]).values()))
+    return Part(RATES, Restored.YES, f"lr {listed(first[:3])}, equal in {count(seen, 'step')}" if first else "")
+
+
+def _rates(side: At) -> dict[tuple[str, str], float]:
+    """Learning rates by optimizer and group."""
+    return {
+        (number.fqn, number.path.partition("]")[0][1:]): number.value
+        for number in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+        if number.path.endswith("['lr']") and number.value is not None
+    }
+
+
+def scaler(goes: Goes) -> Part:
+    """The scale of a gradient scaler."""
+    late, whole = (
+        {
+            number.path: number.value
+            for number in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+            if number.fqn == SCALER and number.value is not None
+        }
+        for side in goes.first_steps
+    )
+    shared = sorted(late.keys() & whole.keys())
+    if not shared:
+        return Part("scaler", Restored.UNSEEN, "none on record", matters=False)
+    for path in shared:
+        if late[path] != whole[path]:
+            values = f"{late[path]:g}", f"{whole[path]:g}"
+            return Part("scaler", Restored.NO, f"{key_of(path)} {goes.change(*values)}", *goes.ab(*values))
+    return Part("scaler", Restored.YES, ", ".join(f"{key_of(path)} {late[path]:g}" for path in shared))
+
+
+def counters(goes: Goes) -> Part:
+    """What the framework counts."""
+    late, whole = (side.reader.labels.get(side.step, {}) for side in goes.first_steps)
+    # one step may be so many batches in one run, and fewer in the other
+    counted = ("global_step", "epoch", *["batch"] * (late.get("accumulation") == whole.get("accumulation")))
+    names = [label for label in counted if label in late and label in whole]
+    if not names:
+        return Part("counters", Restored.UNSEEN, matters=False)
+    differ = [label for label in names if late[label] != whole[label]]
+    if differ:
+        text = ", ".join(f"{label} {goes.change(shown(late[label]), shown(whole[label]))}" for label in differ)
+        return Part("counters", Restored.NO, text, matters=False)
+    return Part("counters", Restored.YES, ", ".join(f"{label} {shown(late[label])}" for label in names))
+
+
+PLACE = "place in the data"
+
+
+def random(goes: Goes) -> list[Part]:
+    """The random state of each generator."""
+    if Kind.RNG.value not in goes.kinds:
+        return [Part("random states", Restored.UNSEEN)]
+    late, whole = (side.random_states() for side in goes.first_steps)
+    last = [*goes.steps()][-1:]
+    ends = tuple(side.random_states() for side in last[0]) if last and last[0] != goes.first_steps else ({}, {})
+    parts = []
+    for key in sorted(late.keys() | whole.keys()):
+        if key[1] is Phase.START:
+            state, text = _restored(goes, key[0], late.get(key), whole.get(key))
+            unused = state is Restored.NO and _unused(key[0], (late, ends[0])) and _unused(key[0], (whole, ends[1]))
+            text = "nothing drew from it in the steps compared" if unused else text
+            name = f"random state of {key[0]}"
+            parts.append(Part(name, state, text, matters=not unused, generator=key[0]))
+    return parts
+
+
+def _restored(goes: Goes, generator: str, late: State | None, whole: State | None) -> tuple[Restored, str]:
+    """Whether a generator was restored, given its state in either run when the step begins.
+
+    A script restores it after its loader has drawn: then it is in the same state when something first draws from it.
+    """
+    if late is None or whole is None:
+        return Restored.UNSEEN, f"on record in {goes.whole if late is None else goes.late} only"
+    (checksum, status), (other, status_other) = late, whole
+    if status is not status_other:
+        return Restored.UNSEEN, f"nothing had drawn from it in {goes.late if status is Status.VALUE else goes.whole}"
+    if checksum == other:
+        return Restored.YES, "nothing had drawn from it in either run" if status is Status.VALUE else ""
+    later = _later(goes, generator)
+    if not later:
+        return Restored.UNSEEN, f"another one when {goes.late} begins, and nothing later is on record"
+    return (Restored.YES, "within the first step") if all(one == two for one, two in later) else (Restored.NO, "")
+
+
+def _later(goes: Goes, generator: str) -> list[tuple[State, State]]:
+    """A generator's states in both runs when something draws from it in that step; else when a later step begins."""
+    start = (generator, Phase.START, generator, 0)
+    for place, sides in enumerate(goes.steps()):
+        if place > _LATER:
+            break
+        late, whole = (side.random_states() for side in sides)
+        both = late.keys() & whole.keys()
+        within = [] if place else [key for key in both if key[0] == generator and key[1] is not Phase.START]
+        within += [start] if place and start in both else []
+        if within:
+            return [(late[key], whole[key]) for key in within]
+    return []
+
+
+_LATER = 8
+"""Steps in which a generator is looked for."""
+
+
+def _unused(generator: str, states: tuple[States, ...]) -> bool:
+    """Whether nothing drew from a generator between the first and the last step of a run that are looked at."""
+    first, last = states
+    start = (generator, Phase.START, generator, 0)
+    drawn = any(key[0] == generator and key[1] is not Phase.START for state in states for key in state)
+    return not drawn and start in first and first[start] == last.get(start)
+
+
+# --- data
+
+
+def place(goes: Goes) -> Part:
+    """Which batches the later run goes on with; in its first step it may read others before, to get there."""
+    if Kind.BATCH.value not in goes.kinds:
+        return _by_inputs(goes)
+    seen = 0
+    for late, whole in goes.steps():
+        mine, theirs = late.batches(), whole.batches()
+        begins = late.step == goes.first
+        for loader in sorted(mine.keys() | theirs.keys()):
+            here, there = mine.get(loader, []), theirs.get(loader, [])
+            if begins and here and there and here[-len(there) :] == there:
+                seen += 1
+                continue
+            if begins and (not (here and there) or there[-len(here) :] == here):
+                continue  # either run may have read ahead, or thrown the others away: what the models are given tells
+            if here != there:
+                when = goes.since(late, whole)
+                return Part(PLACE, Restored.NO, f"{f'{when} ' if when else ''}{_which(goes, here, loader)}")
+            seen += bool(here)
+        if begins and not seen:
+            return _by_inputs(goes)
+    if not seen:
+        return Part(PLACE, Restored.UNSEEN)
+    return Part(PLACE, Restored.YES, f"{count(seen, 'batch', 'batches')} equal")
+
+
+def _which(goes: Goes, read: list[BatchValues], loader: str) -> str:
+    """Where the whole run read the batch that the later one goes on with."""
+    if not read:
+        return f"{goes.late} reads no batch"
+    for side in map(goes.there.to, goes.there.reader.entries["step"][:LOOKED_AT].tolist()):
+        if read[-1] in side.batches().get(loader, []):
+            return f"{goes.late} reads the batch of step {side.step} of {goes.whole}"
+    return f"{goes.late} reads a batch that no recorded step of {goes.whole} has"
+
+
+def _by_inputs(goes: Goes) -> Part:
+    """By what the models are given, where no batch is on record."""
+    if Kind.INPUT.value not in goes.kinds:
+        return Part(PLACE, Restored.UNSEEN)
+    late, whole = (_inputs(side) for side in goes.first_steps)
+    shared = late.keys() & whole.keys()
+    if not shared:
+        return Part(PLACE, Restored.UNSEEN)
+    if all(late[at] == whole[at] for at in shared):
+        return Part(PLACE, Restored.YES, "the model's inputs are equal in the first step")
+    return Part(PLACE, Restored.NO, "the model's inputs differ")
+
+
+def _inputs(side: At) -> dict[tuple[str, int, str], int]:
+    """Checksums of what root modules are given in a step."""
+    sites, inputs = side.sites, {}
+    for row, number in side.rows([Kind.INPUT], Phase.FORWARD):
+        if "." not in sites.fqn[number] and side.batch.status[row] == Status.OBSERVED:
+            inputs[sites.fqn[number], int(sites.call[number]), sites.path[number]] = int(side.batch.checksum[row])
+    return inputs

@@ -1,0 +1,199 @@
+"""What is decided of planted faults is what was decided before; the frozen set covers all of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+
+import cases
+import claims
+import configurations
+import decisions
+import pytest
+import yaml
+
+from introspect_cli.store.read.run import open_run
+
+ASKED = (
+    "diff * gpt-decay-biases",  # groups of an optimizer, in every configuration
+    "diff everything gpt-no-zero-grad",  # a stale gradient, which the random state says nothing of
+    "diff lean gpt-residual-inplace",  # forward code
+    "diff refactorings changed mlp-head-renamed-and-scaled",  # statements
+    "check ill loss-nan",
+)
+RULES = {"accepted": [], "merged": {}, "rules_gone": {}}
+
+
+def run(*words):
+    command = [sys.executable, decisions.__file__, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory, forks):
+    """The rows of a few questions, asked of runs that are captured now."""
+    folder = tmp_path_factory.mktemp("decisions")
+    _, runs = decisions.planned(ASKED)
+    assert decisions.make(folder, runs, 2, forks) == 0
+    chosen = [word for glob in ASKED for word in ("--only", glob)]
+    done = run("ask", folder, "-o", folder / "now.jsonl", "--claims", *chosen)
+    assert done.returncode == 0, done.stderr
+    return folder / "now.jsonl"
+
+
+def test_decisions_are_those_that_were_frozen_or_accepted_and_no_claim_is_false(rows):
+    done = run("compare", rows)
+    assert done.returncode == 0, done.stdout
+    assert len(decisions.read_rows(rows)) > 15
+    assert " 0 not frozen" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("category", "column", "value"),
+    [
+        ("verdict", "verdict", "same"),
+        ("place", "fqn", "GPT.elsewhere"),
+        ("role", "role", "propagated"),
+        ("cause", "reason", "rng"),
+        ("setting", "settings", []),
+        ("finding", "findings", []),
+        ("statement", "statements", ["train.py:1"]),
+    ],
+)
+def test_another_decision_is_a_mistake_of_its_category(rows, tmp_path, category, column, value):
+    changed = decisions.read_rows(rows)
+    name = next(name for name, row in changed.items() if row.get(column) not in (None, value))
+    changed[name] = {**changed[name], column: value}
+    decisions.write_rows(tmp_path / "other.jsonl", changed)
+    done = run("compare", tmp_path / "other.jsonl")
+    assert done.returncode == 1
+    assert f"MISTAKE: {category}: {column} of {name}\n" in done.stdout
+    assert "1 rows have differences that nobody accepted" in done.stdout
+
+
+WAS = {"verdict": "diverged", "reason": "module", "findings": [["deaf", 1], ["loss-nan", 2]]}
+
+
+@pytest.mark.parametrize(
+    ("now", "corrected", "rules", "states"),
+    [
+        ({**WAS, "reason": "code"}, [], {}, ["MISTAKE"]),
+        ({**WAS, "reason": "code"}, [], {"merged": {"module": "code"}}, []),
+        ({**WAS, "reason": "code"}, [{"reason": "code"}], {}, ["set right"]),
+        (WAS, [{"reason": "code"}], {}, ["known to be false"]),
+        ({**WAS, "reason": "draw"}, [{"reason": "code"}], {}, ["MISTAKE"]),
+        ({**WAS, "findings": [["loss-nan", 2]]}, [], {}, ["MISTAKE"]),
+        ({**WAS, "findings": [["loss-nan", 2]]}, [], {"rules_gone": {"deaf": "rare"}}, []),
+        (
+            {**WAS, "reason": "code"},
+            [],
+            {"accepted": [{"question": "diff *", "what": "cause", "was": "module", "is": "code", "why": "so"}]},
+            ["accepted: so"],
+        ),
+        (
+            {**WAS, "reason": "code"},
+            [],
+            {"accepted": [{"question": "diff *", "what": "cause", "is": "draw", "why": "so"}]},
+            ["MISTAKE"],
+        ),
+    ],
+)
+def test_what_is_accepted_and_what_was_false_is_no_mistake(now, corrected, rules, states):
+    found = decisions.differences("diff x", now, WAS, corrected, {**RULES, **rules})
+    assert [state for _, _, state, _ in found] == states
+
+
+def test_every_question_is_frozen_or_says_what_it_should_be():
+    questions, _ = decisions.planned()
+    right = yaml.safe_load((decisions.KEPT / "should_be.yaml").read_text(encoding="utf-8"))
+    told = {entry["question"] for entry in right}
+    frozen = decisions.read_rows(decisions.KEPT / "frozen.jsonl.gz")
+    assert [question.name for question in questions if question.name not in frozen.keys() | told] == []
+    assert len(frozen) > 6000
+    assert len({json.dumps(row) for row in frozen.values()}) > 1000
+
+
+# --- reduced runs, and claims
+
+
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory, forks):
+    return cases.Captures(tmp_path_factory.mktemp("captures"), forks)
+
+
+CASES = {case.name: case for case in cases.load_cases()}
+
+
+def records(path):
+    """What a run says, but for when it was made: steps of sites and what was kept of each."""
+    with open_run(path) as run:
+        reader = run.rank(0)
+        found = {
+            entry.step: [(record.site, record.info, record.summary) for record in reader.records(entry.step)]
+            for entry in reader.steps
+        }
+        about = [run.manifest[name] for name in ("observed", "options", "narrowing")]
+        return found, *about, set(run.settings), {site for site, _ in reader.sites}
+
+
+@pytest.mark.parametrize(
+    "reduction",
+    [
+        configurations.Reduction(record=configurations.LEAN),
+        configurations.Reduction(record=("output", "loss")),
+        configurations.Reduction(measured=False),
+    ],
+    ids=["lean", "outputs", "checksums"],
+)
+def test_a_reduced_run_is_what_a_capture_so_reported_leaves(reduction, captures, tmp_path):
+    side = CASES["gpt-lr"].a
+    lean = captures.path(cases.Side(side.script, side.args, options=reduction.options))
+    reduced = configurations.reduce(captures.path(side), tmp_path / "run", reduction)
+    real, made = records(lean), records(reduced)
+    assert repr(made[0]) == repr(real[0])  # NaN is not itself, and reads the same
+    assert sorted(made[1]) == sorted(real[1])
+    for asked, reduced_to in zip(real[2:4], made[2:4], strict=True):
+        assert {**reduced_to, "record": 0, "stats": 0} == {**asked, "record": 0, "stats": 0}
+    assert made[4:] == real[4:]
+
+
+@pytest.fixture(scope="module")
+def answer(captures):
+    """Two runs that differ, and what `diff` answers."""
+    case = CASES["gpt-layernorm-eps"]
+    a, b = captures.pair(case)
+    with open_run(a) as one, open_run(b) as two:
+        yield cases.compare(a, b, captures.run), claims.Books(one, two)
+
+
+@pytest.mark.parametrize(
+    ("thing", "known", "stands"),
+    [
+        ("inputs", "equal", True),
+        ("random_at_start", "equal", True),
+        ("parameters", "equal", True),
+        ("the parameters of GPT.ln_f", "equal", True),
+        ("its inputs", "equal", True),
+        ("inputs", "different", False),
+        ("batches", "equal", False),  # of this kind nothing stands before the divergence that both recorded
+        ("loss", "equal", False),
+    ],
+)
+def test_what_a_divergence_rests_on_is_derived_again(answer, thing, known, stands):
+    document, books = answer
+    told = {**document, "rests_on": [{"thing": thing, "known": known, "of": None}]}
+    assert (claims.false_claims(told, books) == []) is stands
+
+
+def test_a_false_place_verdict_or_setting_is_noticed(answer):
+    document, books = answer
+    assert claims.false_claims(document, books) == []
+    later = copy.deepcopy(document)
+    later["first"] |= {"phase": "optimizer", "kind": "param", "fqn": "GPT.ln_f.bias", "path": "", "call": 0}
+    unseen = {**document, "first": {**document["first"], "step": 99}}
+    same = {**document, "verdict": "same", "first": None}
+    setting = {**document, "settings": [{**document["settings"][0], "a": "1", "b": "1"}]}
+    for wrong in (later, unseen, same, setting):
+        assert claims.false_claims(wrong, books) != []
