@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.capture.recording.samples import KINDS as SAMPLED
 from introspect_cli.records import SETTING_KINDS, Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
@@ -123,7 +122,6 @@ def reduce(source: Path, target: Path, reduction: Reduction) -> Path:
                 number,
                 stats=reduction.measured,
                 sketch=reduction.measured,
-                samples=not reduction.record or not SAMPLED.isdisjoint(reduction.record),
             )
             for layout in reader.layouts:
                 rank.layout(layout)

@@ -52,7 +52,7 @@ def made(writer: RankWriter, records: int, *, sketch: bool) -> StepBatch:
 def write(path: Path, steps: int, records: int, *, sketch: bool = True) -> tuple[float, list[float]]:
     """Write a run; bytes a record, and the seconds of each append after the first."""
     with StoreWriter.create(path) as store:
-        writer = store.rank(0, stats=True, sketch=sketch, samples=True)
+        writer = store.rank(0, stats=True, sketch=sketch)
         batch = made(writer, records, sketch=sketch)
         times = [seconds(lambda step=step: writer.append(step, batch)) for step in range(steps)]  # type: ignore[misc]
         store.write_manifest({"status": "complete"})

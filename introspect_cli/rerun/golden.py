@@ -186,7 +186,7 @@ def _another_machine(result: DiffResult) -> DiffResult:
         f"Could not tell: the first difference, at step {first.step}, is as small as rounding, and the golden run is "
         f"of another machine ({'; '.join(machine[:3])}). Give it a tolerance, or save one here."
     )
-    return replace(result, verdict=Verdict.UNDECIDED, sentence=sentence, why="")
+    return replace(result.unexplained(), verdict=Verdict.UNDECIDED, sentence=sentence)
 
 
 def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: bool = False) -> Path:

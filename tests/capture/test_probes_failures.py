@@ -4,118 +4,62 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 
 import pytest
 import torch
-from mistakes import Mistake, broken, diff, seeded, train
+from mistakes import Mistake, broken, called_while, diff, seeded, train, train_compiled
 from neutrality import Seen, assert_same, trajectory, watched
+from sweeps import sliced
 from torch import nn
 
-from introspect_cli.capture.context import Context
-from introspect_cli.capture.naming.names import Names
-from introspect_cli.capture.naming.states import ParameterNames
-from introspect_cli.capture.probes.built import BuiltProbe
-from introspect_cli.capture.probes.data import DataProbe
-from introspect_cli.capture.probes.description import Description
-from introspect_cli.capture.probes.gradients import GradientProbe
-from introspect_cli.capture.probes.loss import LossProbe
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.probes.module_calls import ModuleCalls
-from introspect_cli.capture.probes.module_values import ModuleValues
-from introspect_cli.capture.probes.optimizers import OptimizerProbe
-from introspect_cli.capture.probes.state import StateProbe
-from introspect_cli.capture.recording.backlog import Backlog
-from introspect_cli.capture.recording.recorder import Recorder
-from introspect_cli.capture.recording.step_block import StepBlock
-from introspect_cli.capture.recording.step_rows import Sites
-from introspect_cli.capture.steps.clock import StepClock
-from introspect_cli.capture.steps.evaluation import Trained
 from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.tensors.summarizer import Summarizer
+from introspect_cli.records import Kind
 from introspect_cli.tensors.unusual import UnusualTensors
 
-ENTRIES = [
-    (ModuleCalls, "_enter"),
-    (ModuleCalls, "_leave"),
-    (ModuleValues, "arguments"),
-    (ModuleCalls, "_phase"),
-    (GradientProbe, "watch"),
-    (GradientProbe, "clear"),
-    (OptimizerProbe, "_note"),
-    (OptimizerProbe, "_record_before"),
-    (OptimizerProbe, "_record_after"),
-    (LossProbe, "_record"),
-    (DataProbe, "_record"),
-    (BuiltProbe, "_made"),
-    (Description, "of"),
-    (StateProbe, "_record"),
-    (StateProbe, "_tensors_of"),
-    (StateProbe, "_changed"),
-    (StateProbe, "_site"),
-    (StateProbe, "parameters_after"),
-    (StateProbe, "buffers_after"),
-    (Names, "state"),
-    (Names, "registered"),
-    (Names, "refresh"),
-    (ParameterNames, "of"),
-    (Names, "new_modules"),
-    (StepClock, "begin"),
-    (StepClock, "tick"),
-    (StepClock, "built"),
-    (StepClock, "outermost_forward"),
-    (StepClock, "look_for_unseen_step"),
-    (Trained, "is_trained"),
-    (Context, "site"),
-    (Sites, "number"),
-    (Recorder, "tensor"),
-    (Recorder, "tensor_at"),
-    (Recorder, "value"),
-    (Recorder, "tick"),
-    (Recorder, "flush"),
-    (Backlog, "_append"),
-    (Summarizer, "add"),
-    (Summarizer, "value"),
-    (Summarizer, "end_step"),
-    (StepBlock, "complete"),
-]
+OPERATORS = {"level": "op", "vjp": ("Model.last:Model.body",)}
+INSIDE = {"level": "op", "compile": "keep", "record": CaptureOptions().record | {Kind.OP_OUTPUT}}
+WORLDS = {"default": (train, {}, 16), "on request": (train, OPERATORS, 8), "compiled": (train_compiled, INSIDE, 8)}
+"""A training, options of the capture, and into how many parts the functions that run are divided."""
+PARTS = [(name, part) for name, (_, _, parts) in WORLDS.items() for part in range(parts)]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The run that a capture without a mistake makes."""
-    paths = [tmp_path_factory.mktemp("whole") / str(number) for number in range(2)]
-    for path in paths:
+def worlds(tmp_path_factory):
+    """For each, the run without a mistake, and the functions that run and did not in the world before."""
+    found, known = {}, set()
+    for name, (work, options, _) in WORLDS.items():
+        path = tmp_path_factory.mktemp("whole") / "run"
+        called = called_while(work, path, **options)
+        found[name] = path, {name: function for name, function in called.items() if name not in known}
+        known |= called.keys()
+    assert [len(functions) > least for (_, functions), least in zip(found.values(), (150, 40, 20), strict=True)]
+    return found
+
+
+@pytest.mark.parametrize(("name", "part"), sliced(PARTS, [(name, 1) for name in WORLDS]))
+def test_a_mistake_in_capture_never_reaches_the_script(tmp_path, capsys, worlds, name, part):
+    """Whichever function raises: the numbers are the same, and what is not observed is said, or nothing is missing."""
+    (work, options, parts), (whole, functions) = WORLDS[name], worlds[name]
+    bare, harm = trajectory(work), {}
+    chosen = [name for name in functions if zlib.crc32(name.encode()) % parts == part]
+    assert chosen
+    for number, function in enumerate(chosen):
+        path = tmp_path / str(number)
         seeded()
-        with watched(path):
-            trajectory(train)
-    assert diff(*paths).verdict is Verdict.SAME
-    return paths[0]
-
-
-@pytest.mark.parametrize("after", [0, 5])
-@pytest.mark.parametrize(("owner", "name"), ENTRIES, ids=[f"{owner.__name__}.{name}" for owner, name in ENTRIES])
-def test_a_mistake_in_a_probe_never_reaches_the_script(tmp_path, monkeypatch, capsys, whole, owner, name, after):
-    bare = trajectory(train)
-    calls = broken(monkeypatch, owner, name, after)
-    seeded()
-    with watched(tmp_path / "run", quiet=False):
-        seen = trajectory(train)
-    monkeypatch.undo()
-    assert_same(bare, seen)
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("introspect: ")]
-    if len(calls) <= after:
-        assert not any("Mistake" in line for line in said)
-        return
-    about = [line for line in said if f"Mistake: {name} is broken" in line]
-    assert about, said
-    assert len(about) == len(set(about)) <= 6
-    manifest = Seen(tmp_path / "run").manifest
-    assert any(f"{name} is broken" in sentence for sentence in manifest["not_observed"])
-    assert any("Mistake" in detail and "Traceback" in detail for detail in manifest["failures"])
-    for other in (whole, tmp_path / "run"):
-        result = diff(other, tmp_path / "run")
-        assert result.verdict is Verdict.UNDECIDED, result.sentence
-        assert result.sentence.startswith("Could not tell: ")
-        assert any(f"{name} is broken" in note for note in result.notes)
+        with broken(functions[function], after=number % 2 * 5) as calls, watched(path, quiet=False, **options):
+            seen = trajectory(work)
+        said = [line for line in capsys.readouterr().err.splitlines() if "is broken" in line]
+        assert_same(bare, seen)
+        is_told = any("is broken" in sentence for sentence in Seen(path).manifest["not_observed"])
+        beside, alone = diff(whole, path).verdict, diff(path, path).verdict
+        wanted = beside is not Verdict.SAME and alone is Verdict.UNDECIDED if is_told else beside is Verdict.SAME
+        if not wanted:
+            harm[function] = len(calls), beside, alone, said
+        assert len(said) == len(set(said)) <= 6, said
+    assert harm == {}
 
 
 def test_steps_before_the_mistake_are_kept(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from introspect_cli.store.format.columns import Lists, Texts, integer_lists, spa
 from introspect_cli.store.format.schemas import LIMIT_TEXT, record_columns
 
 SCHEMA = (
-    *record_columns(operators=True, samples=True),
+    *record_columns(operators=True),
     Column("after", "|u1"),
     Column("vector", "vector", 3),
     Column("words", "list<utf8>"),
@@ -65,15 +65,15 @@ def test_a_message_is_that_of_its_columns_in_every_step(rows):
 
 
 def test_what_has_not_changed_is_not_encoded_again(monkeypatch):
-    message, encoded = Message(record_columns(samples=True), 2), []
+    message, encoded = Message(record_columns(operators=True), 2), []
     monkeypatch.setattr("introspect_cli.store.format.arrow._encode", lambda column, *_: encoded.append(column.name))
-    same = {"text": sparse_texts(2, {1: "a"}), "samples": integer_lists([[], [5]])}
+    same = {"text": sparse_texts(2, {1: "a"}), "given": integer_lists([[], [5]], np.int32)}
     for _ in range(3):
         for name, column in same.items():
             message.put(name, column)
     message.put("text", Texts(same["text"].offsets, b"b"))
-    message.put("samples", Lists(same["samples"].offsets, np.array([6])))
-    assert encoded == ["text", "samples", "text", "samples"]
+    message.put("given", Lists(same["given"].offsets, np.array([6], np.int32)))
+    assert encoded == ["text", "given", "text", "given"]
 
 
 def test_a_message_knows_the_largest_number_of_a_column():

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import os
 import random
+import sys
+import threading
+import types
+from pathlib import Path
 
 import numpy as np
 import torch
+from neutrality import trajectory, watched
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+import introspect_cli
+from introspect_cli.capture.guard import Guarded
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import open_run
+
+CAPTURE = os.path.join(str(Path(introspect_cli.__file__).parent), "capture", "")
 
 
 class Model(nn.Module):
@@ -42,6 +54,17 @@ def train(log):
         optimizer.zero_grad()
 
 
+def train_compiled(log):
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    fast = torch.compile(net, backend="eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        log.loss(fast(torch.randn(4, 8)).square().mean()).backward()
+        optimizer.step()
+        log(net)
+
+
 class Mistake(Exception):
     pass
 
@@ -58,15 +81,76 @@ def diff(a, b):
         return compare_runs(one, other, DiffOptions(), [])
 
 
-def broken(monkeypatch, owner, name, after):
-    """Have a method raise from its call number `after` on; the list of its calls."""
-    original, calls = getattr(owner, name), []
+def called_while(work, path, **options):
+    """By name, capture's functions that run inside of a guard while something trains."""
+    found, depth = {}, threading.local()
+    functions = {function.__code__: function for function in _functions()}
 
-    def fails(self, *args, **kwargs):
-        calls.append(name)
+    def look(frame, event, _arg):
+        code, inside = frame.f_code, getattr(depth, "inside", 0)
+        if code is Guarded.__enter__.__code__:
+            depth.inside = inside + (event == "return")
+        elif code is Guarded.__exit__.__code__:
+            depth.inside = inside - (event == "call")
+        elif event == "call" and inside > 0 and code in functions:
+            found[f"{code.co_filename.removeprefix(CAPTURE)}:{functions[code].__qualname__}"] = functions[code]
+
+    seeded()
+    with watched(path, **options):
+        threading.setprofile(look)
+        sys.setprofile(look)
+        try:
+            trajectory(work)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+    return found
+
+
+def _functions():
+    """Those that another can stand in for: of capture, and without variables of others."""
+    owners = [module for name, module in list(sys.modules.items()) if name.startswith("introspect_cli.capture")]
+    owners += [value for module in owners for value in vars(module).values() if isinstance(value, type)]
+    for owner in owners:
+        for value in vars(owner).values():
+            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            code = getattr(function, "__code__", None)
+            if isinstance(function, types.FunctionType) and _may_fail(code):
+                yield function
+
+
+def _may_fail(code):
+    is_plain = not code.co_freevars and not code.co_flags & inspect.CO_GENERATOR and not code.co_name.startswith("__")
+    return is_plain and code.co_filename.startswith(CAPTURE)
+
+
+PLANTED = []
+"""What is called in place of a function."""
+
+
+@contextlib.contextmanager
+def broken(function, after=0):
+    """Have a function raise from its call number `after` on, whoever calls it; its calls."""
+    code = function.__code__
+    original = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__)
+    original.__kwdefaults__ = function.__kwdefaults__
+    calls = []
+
+    def planted(*args, **kwargs):
+        calls.append(code.co_name)
         if len(calls) > after:
-            raise Mistake(f"{name} is broken")
-        return original(self, *args, **kwargs)
+            raise Mistake(f"{code.co_name} is broken")
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(owner, name, fails)
-    return calls
+    def stands_in(*args, **kwargs):
+        from mistakes import PLANTED
+
+        return PLANTED[-1](*args, **kwargs)
+
+    PLANTED.append(planted)
+    function.__code__ = stands_in.__code__
+    try:
+        yield calls
+    finally:
+        function.__code__ = code
+        PLANTED.pop()

@@ -277,7 +277,7 @@ class Rank:
         return hash(layout) % 1000
 
     def message(self, rows):
-        return Message(record_columns(samples=True), rows)
+        return Message(record_columns(), rows)
 
     def append(self, step, message, labels=None):
         self.steps.append((step, {name: column.tolist() for name, column in message.columns.items()}))

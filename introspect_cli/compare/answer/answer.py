@@ -108,7 +108,7 @@ def _diverging(
     head = f"{place}: {told.head}"
     end, why, later = _at_the_end(at, compared.ending, place, why)
     sentence = f"{end}: {why}"
-    before = before_it(at)
+    before, nothing = before_it(at), _nothing_changed(at, code)
     return DiffResult(
         a=str(compared.a.path),
         b=str(compared.b.path),
@@ -116,14 +116,14 @@ def _diverging(
         sentence=sentence,
         why=why,
         head=head if end == place else sentence,
-        also=tuple(filter(None, (*told.more, other))),
+        also=tuple(filter(None, (*told.more, other, *nothing))),
         rests_on=tuple(
             Fact(fact.thing.name.lower(), fact.known.name.lower(), fact.of, fact.inside, thing(fact)[0])
             for fact in told.evidence
         ),
         explains=told.findings,
         causes=causes,
-        evidence=(*before, *evidence_lines(at, told), *_nothing_changed(at, code)),
+        evidence=(*before, *evidence_lines(at, told), *nothing),
         before=before,
         first=first,
         candidates=tuple(sorted(at.peers, key=ranks.upstream)),
@@ -192,9 +192,7 @@ def _place(at: View, head: str = "First divergence at") -> str:
     """Where it is; `head` is what stands before the step."""
     first = at.first
     which = ranks.where(at)
-    where = first.step_words + (
-        f", on {which} ranks" if which.startswith("all") else f", rank {which}" if which else ""
-    )
+    where = first.step_words + (f", {which}" if which else "")
     if first.site.phase is Phase.RECOMPUTE:
         where += ", recomputed"
     elif first.site.evaluates and "evaluation" not in head:

@@ -10,6 +10,7 @@ from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
 from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import Candidate, SettingChange
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,8 +122,21 @@ def likely_words(
     return words
 
 
+_AROUND, _WIDE = 12, 56
+"""Characters that are shown of a statement before what changed, and of all of it."""
+
+
 def candidate_words(one: Candidate) -> str:
-    """A cause in a line: `model.py:41 (Block.__init__)`, `--lr 0.05 -> 0.06`."""
+    """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`."""
     if one.kind == "statement":
-        return f"{one.line}{f' ({one.name})' if one.name else ''}"
+        texts = [" ".join((text or "").split()) for text in (one.a, one.b)]
+        start = max(begin_alike(*texts) - _AROUND, 0) if max(map(len, texts)) > _WIDE else 0
+        a, b = (_part(text, start) for text in texts)
+        return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
+
+
+def _part(text: str, start: int) -> str:
+    """A statement from a place on, as far as there is room; that there is none."""
+    text = f"...{text[start:]}" if start else text or "(nothing)"
+    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."

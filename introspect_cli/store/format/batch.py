@@ -17,7 +17,7 @@ from introspect_cli.records import Given, Joined
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.format.arrow_schema import Malformed
 from introspect_cli.store.format.columns import Lists, Texts, filled, integer_lists, sparse_texts, texts
-from introspect_cli.store.format.schemas import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC, WHOLE_COLUMNS
+from introspect_cli.store.format.schemas import LIMIT_TEXT, SKETCH, STATISTIC, WHOLE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,26 +69,6 @@ def given_columns(given: Mapping[int, Given], rows: int) -> GivenColumns:
     return GivenColumns(integer_lists(inputs, np.int32), forward, node)
 
 
-def sample_lists(samples: Mapping[int, int], rows: int) -> Lists[int]:
-    """The column of so many records' sums of samples: a list of one signed number, or of none."""
-    offsets = np.zeros(rows + 1, np.int32)
-    if not samples:
-        return Lists(offsets, _NONE)
-    offsets[np.fromiter(samples, np.int64, len(samples)) + 1] = 1
-    values = np.array([samples[row] for row in sorted(samples)], np.uint64)
-    return Lists(np.cumsum(offsets, dtype=np.int32), values.view(np.int64))
-
-
-def samples_of(column: Lists[int]) -> dict[int, int]:
-    """The sums of samples by row, out of their column."""
-    values = np.asarray(column.values)
-    if not len(values):
-        return {}
-    rows = np.flatnonzero(np.diff(column.offsets) == 1)
-    return dict(zip(rows.tolist(), values[column.offsets[rows]].astype(np.uint64).tolist(), strict=True))
-
-
-_NONE = np.zeros(0, np.int64)
 _JOINED = WHOLE_COLUMNS[0].name
 _OF_WHOLES = {"ranks": 0, "calls": 1, "elements": -1}
 """The other columns of what was put together, with what they say where nothing was."""
@@ -109,7 +89,6 @@ class StepBatch:
         sketch: float32 (n, 16), or None where no sketches are kept.
         text: n texts, "" where there is none.
         given: what operators were given, or None where that is not kept.
-        samples: of rows whose samples were looked at, the checksums of the samples added up modulo 2**64.
         how: uint8 (n,), how the ranks' records were put together, `records.Joined`; None for the records of one rank.
         ranks: uint32 (n,), how many ranks have the one value that stands for theirs; 0 where that is not so.
         calls: int64 (n,), how many calls of one rank were put together, at most; None for the records of one rank.
@@ -126,7 +105,6 @@ class StepBatch:
     sketch: NDArray[np.float32] | None = None
     text: Sequence[str] = ()
     given: GivenColumns | None = None
-    samples: Mapping[int, int] = field(default_factory=dict)
     how: NDArray[np.uint8] | None = None
     ranks: NDArray[np.uint32] | None = None
     calls: NDArray[np.int64] | None = None
@@ -158,7 +136,6 @@ class StepBatch:
             sketch=sketch,
             text=columns["text"].sanitized(LIMIT_TEXT),
             given=given,
-            samples=samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {},
             how=joined,
             ranks=columns.get("ranks"),
             calls=columns.get("calls"),
@@ -179,8 +156,6 @@ class StepBatch:
                 columns[name] = absent(column.type, rows) if values is None else values
             elif name == SKETCH.name:
                 columns[name] = np.zeros((rows, column.width), np.float32) if self.sketch is None else self.sketch
-            elif name == SAMPLES.name:
-                columns[name] = sample_lists(self.samples, rows)
             elif name == _JOINED:
                 columns[name] = np.zeros(rows, np.uint8) if self.how is None else self.how
             elif name in _OF_WHOLES:
@@ -242,18 +217,16 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
         shared = [name for name in columns[0] if all(name in each for each in columns)]
         return {name: column([each[name] for each in columns]) for name in shared}
 
-    texts, samples = dict[int, str](), dict[int, int]()
+    texts = dict[int, str]()
     for batch, rows, start in zip(batches, which, ends.tolist(), strict=False):
         to = np.full(len(batch), -1)
         to[rows] = place[start : start + len(rows)]
         texts |= {int(to[row]): batch.text[row] for row in filled(batch.text).tolist() if to[row] >= 0}
-        samples |= {int(to[row]): total for row, total in batch.samples.items() if to[row] >= 0}
     return StepBatch(
         **{name: column([getattr(batch, name) for batch in batches]) for name in _PLAIN},
         counts=by_name([batch.counts for batch in batches]),
         floats=by_name([batch.floats for batch in batches]),
         text=sparse_texts(len(place), texts),
-        samples=samples,
     )
 
 

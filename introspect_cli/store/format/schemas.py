@@ -131,9 +131,6 @@ SKETCH = Column("sketch", "vector", SKETCH_SIZE)
 GIVEN_COLUMNS: Schema = (Column("given", "list<i4>"), Column("forward", "<i4"), Column("node", "utf8"))
 """What an operator was given, where operators are recorded."""
 
-SAMPLES = Column("samples", "list<i8>")
-"""The checksums of a tensor's samples added up, as a signed number, or nothing."""
-
 WHOLE_COLUMNS: Schema = (
     Column("joined", "|u1"),
     Column("ranks", "<u4"),
@@ -210,7 +207,7 @@ def parse_columns(description: bytes) -> Columns:
     return Columns(**streams)
 
 
-_OPTIONAL = (SKETCH, *GIVEN_COLUMNS, *WHOLE_COLUMNS, SAMPLES)
+_OPTIONAL = (SKETCH, *GIVEN_COLUMNS, *WHOLE_COLUMNS)
 
 
 def _column(described: object) -> Column:
@@ -255,7 +252,6 @@ def record_columns(
     sketch: bool = True,
     sorted_stats: tuple[str, ...] = (),
     operators: bool = False,
-    samples: bool = False,
     whole: bool = False,
 ) -> Schema:
     """The columns of records with what was asked for."""
@@ -270,7 +266,6 @@ def record_columns(
         *([SKETCH] if sketch else []),
         *(GIVEN_COLUMNS if operators else ()),
         *(WHOLE_COLUMNS if whole else ()),
-        *([SAMPLES] if samples else []),
         TEXT,
     )
 

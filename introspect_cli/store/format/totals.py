@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.records import KIND_CODES, SETTING_KINDS, Kind
+from introspect_cli.records import KIND_CODES, SETTING_KINDS
 from introspect_cli.store.files.folders import DamageError
 from introspect_cli.store.format.index import step_digest
+from introspect_cli.store.format.kinds import codes_that
 from introspect_cli.sums import header, mix, unmix
 
 if TYPE_CHECKING:
@@ -50,12 +51,8 @@ SHARE = np.dtype([("kind", "<u4"), ("rows", "<u4"), ("place", "<u8"), ("sites", 
 MIXED, SET = 255, 254
 """The kinds of two shares: what each rank may have its own of; and settings, whose total is 0, since none counts."""
 
-BUFFERS = KIND_CODES[Kind.BUFFER]
+STATE, FIRST, LEFT_OUT = map(codes_that, ("state", "first", "left_out"))
 SETTINGS = tuple(KIND_CODES[kind] for kind in sorted(SETTING_KINDS))
-LEFT_OUT = (*SETTINGS, KIND_CODES[Kind.COLLECTIVE])
-"""Kinds of records that no comparison of layouts takes for values."""
-
-COPIED = tuple(KIND_CODES[kind] for kind in (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE, Kind.BUFFER))
 _FRAME = struct.Struct("<4sIII")
 """What each frame begins with: which, how many shares, CRC-32 of what follows, zeros."""
 
@@ -156,7 +153,7 @@ class StepTotals:
     def _arranged(self, site: Array, layout: Array, status: Array) -> _Arrangement:
         kind, place = self._kinds[site], self._places[layout]
         counts = ~np.isin(kind, LEFT_OUT)
-        adds_up = counts & (np.isin(kind, COPIED) | (place > 0))
+        adds_up = counts & (np.isin(kind, STATE) | (place > 0))
         rows, mixed = np.flatnonzero(adds_up), np.flatnonzero(counts & ~adds_up)
         order = rows[np.lexsort((place[rows], kind[rows]))]
         new = np.ones(len(order), np.bool_)

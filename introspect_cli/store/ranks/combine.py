@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import KIND_CODES, Joined, Kind, Status
+from introspect_cli.store.format.kinds import codes_that
 from introspect_cli.store.ranks.combined import NONFINITE, CombinedStep, PartSums
 from introspect_cli.store.ranks.plan import UNPLACED, Plan, any_of, plan_of, starts_of
 from introspect_cli.store.ranks.stacked import batched_layout, whole_layout
-from introspect_cli.sums import MASK
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
@@ -29,19 +29,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
-def _codes(*kinds: Kind) -> list[int]:
-    return [KIND_CODES[kind] for kind in kinds]
-
-
-_COPIED = _codes(Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
-_STATE = frozenset((*_COPIED, *_codes(Kind.BUFFER)))
-_FIRSTS = _codes(Kind.BUFFER, Kind.HYPERPARAMETER)
-"""Of these the first rank's counts: DDP gives its buffers to the others before each forward pass, as they all begin."""
-
-_RANK_LOCAL = _codes(
-    *(Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS, Kind.RNG),
-)
-"""Of these each rank may have a value that no other has."""
+_COPIED, _STATE, _FIRSTS, _OWN = map(codes_that, ("copied", "state", "first", "own"))
 
 _ROUNDING = 1e-4
 """Copies whose sketches are further apart than this share of them are different."""
@@ -96,7 +84,7 @@ class Combiner:
         samples = self._put_parts(result)
         self._put_owed(result)
         self._put_partless(result, plan.partless | samples)
-        several = plan.flows | np.isin(plan.kind, _RANK_LOCAL)
+        several = plan.flows | np.isin(plan.kind, _OWN)
         members = np.bincount(plan.group, minlength=len(plan.starts))
         alike = (result.how == Joined.AS_RECORDED) & (plan.flows & (plan.ranks > 1) | several & (plan.calls > 1))
         for group in np.flatnonzero(alike).tolist():
@@ -208,7 +196,7 @@ class Combiner:
                 result.unseen(group, step.texts.get(int(plan.rows[at]), ""))
                 partless[group] = False
         if self._lacking:
-            for group in np.flatnonzero(partless & np.isin(plan.kind, _RANK_LOCAL)).tolist():
+            for group in np.flatnonzero(partless & np.isin(plan.kind, _OWN)).tolist():
                 result.unseen(group, self._lacking)
                 partless[group] = False
         cut = any_of(self._places.part[step.rows.number[plan.rows]] > 0, plan.starts)
@@ -253,9 +241,6 @@ class Combiner:
             numbers = step.rows.number[members]
             parts = self._places.part[numbers]
             result.layout[group] = self._batched_number(numbers[parts == parts[0]])
-            sums = [step.samples.get(row) for row in members.tolist()] if step.samples else [None]
-            if None not in sums and not parts.any():
-                result.samples[group] = sum(filter(None, sums)) & MASK
 
     def _are_summed(self, result: CombinedStep, groups: Array) -> Array:
         """Whether groups are gradients of what is equal on all ranks, such as an embedding of positions: they add up.

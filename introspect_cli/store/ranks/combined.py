@@ -53,7 +53,6 @@ class CombinedStep:
         self.counts = {name: absent(some[name].dtype.str, self.size) for name in step.rows.counts}
         self.floats = {name: absent("<f8", self.size) for name in step.rows.floats}
         self.sketch = np.full((self.size, SKETCH_SIZE), np.nan, np.float32) if step.sketched else None
-        self.samples: dict[int, int] = {}
 
     def set(self, groups: Array, how: int, status: int) -> None:
         """Make groups something else than one of their records: nothing is known of them but what is then filled in."""
@@ -164,9 +163,6 @@ class CombinedStep:
                 floats[groups] = step.taken(rows, [batch.floats[name] for batch in batches])
             if self.sketch is not None:
                 self.sketch[groups] = step.taken(rows, [np.asarray(batch.sketch) for batch in batches])
-            if step.samples:
-                each = zip(groups.tolist(), rows.tolist(), strict=True)
-                self.samples |= {group: step.samples[row] for group, row in each if row in step.samples}
         order = step.taken(self.row, [batch.sequence for batch in batches])
         return StepBatch(
             site=self.plan.site,
@@ -178,7 +174,6 @@ class CombinedStep:
             floats=self.floats,
             sketch=self.sketch,
             text=self.text,
-            samples=self.samples,
             how=self.how,
             ranks=self.ranks,
             calls=self.plan.calls,

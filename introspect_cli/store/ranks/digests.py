@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import Status
-from introspect_cli.store.format.totals import BUFFERS, COPIED, LEFT_OUT, MIXED, keys_of, place_of
+from introspect_cli.store.format.totals import FIRST, LEFT_OUT, MIXED, STATE, keys_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -94,7 +94,7 @@ def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
             before = first.setdefault(share.tobytes(), total)
             if before is total:
                 lanes[:, :2] += total
-            elif kind != BUFFERS or place:  # of buffers the first rank's count
+            elif kind not in FIRST or place:
                 whole &= (total == before).all(axis=1)
     return lanes, whole
 
@@ -135,7 +135,7 @@ def _share_of(names: WholeNames, places: LayoutTables, basis: Rows, rows: Array,
     """Of each row a number for the share that it is in, the same for shares of copies; -1 for values of each rank."""
     kind, rank = names.kinds[basis.site[rows]], basis.rank[rows]
     place = np.array([place_of(layout) for layout in places.layouts], np.uint64)[basis.number[rows]]
-    adds_up = np.isin(kind, COPIED) | (place > 0)
+    adds_up = np.isin(kind, STATE) | (place > 0)
     numbers: dict[bytes, int] = {}
     by_rank = [
         {

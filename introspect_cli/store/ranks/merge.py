@@ -201,7 +201,6 @@ def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool)
         stats=some is not None and bool(some.counts),
         sketch=some is not None and some.sketch is not None,
         sorted_stats=tuple(name for name in on_request if some is not None and name in some.floats),
-        samples=any(rank.has_samples for rank in reader.readers),
         whole=True,
     )
     for number in range(len(reader.sites)):

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.records import KIND_CODES, Kind, Status
+from introspect_cli.records import Status
+from introspect_cli.store.format.kinds import codes_that
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
 
 _NOT_SEEN = int(Status.NOT_OBSERVED)
 
-_FLOWING = [
-    KIND_CODES[kind.value] for kind in (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
-]
+_FLOWING = codes_that("flows")
 
 UNPLACED = "where the parts of it lie could not be worked out"
 """Why parts cannot be put together where that says nothing of them."""

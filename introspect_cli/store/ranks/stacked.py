@@ -175,12 +175,6 @@ class StackedStep:
                 texts[start + row] = batch.text[row]
         return texts
 
-    @cached_property
-    def samples(self) -> dict[int, int]:
-        """The sums of samples that are known, by row."""
-        starts = zip(self.rows.starts.tolist(), self.batches, strict=False)
-        return {start + row: total for start, batch in starts for row, total in batch.samples.items()}
-
     def rank_of(self, row: int) -> int:
         """The rank that recorded a row."""
         return self._ranks[int(self.rows.rank[row])]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Phase
+from introspect_cli.store.format.kinds import kinds_that
 from introspect_cli.store.ranks.stacked import whole_layout
 from introspect_cli.store.read.name_tables import SiteTable
 from introspect_cli.store.write.names import encode_sites
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-_FLOWING = frozenset(
-    {Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS, Kind.VALUE},
-)
-"""What each call, each microbatch then, has a value of its own of."""
+_BY_CALL = kinds_that("by_call")
 
 _GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
 _COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
@@ -123,7 +121,7 @@ class WholeNames:
                 if key not in number_of:
                     site, info = reader.sites[number]
                     named = site.fqn if stages is None else stages.name(site.fqn)
-                    each = self._fold.get((site.evaluates, named), 0) if site.kind in _FLOWING else 0
+                    each = self._fold.get((site.evaluates, named), 0) if site.kind in _BY_CALL else 0
                     if stages is not None:
                         site = replace(site, fqn=stages.name(site.fqn, self.distinct_roots))
                     if each:

@@ -22,7 +22,7 @@ from introspect_cli.store.format.arrow_schema import Malformed, schema_message
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.format.documents import LABELS, LIMIT_LABELS, decode_labels
 from introspect_cli.store.format.index import EMPTY, Entries, Index, parse_index, records_name
-from introspect_cli.store.format.schemas import LIMIT_INDEX, SAMPLES
+from introspect_cli.store.format.schemas import LIMIT_INDEX
 from introspect_cli.store.format.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.format.totals import decode as decode_totals
 from introspect_cli.store.read.name_tables import NameTables, SiteTable, layouts_of, modules_of
@@ -177,11 +177,6 @@ class RankReader(StepReader):
             raise DamageError(handle.path, "its end is not the one that was written")
 
     # --- steps
-
-    @property
-    def has_samples(self) -> bool:
-        """Whether sums of samples were kept."""
-        return any(column.name == SAMPLES.name for column in self._schema)
 
     def rows_in(self, rows: Any) -> int:
         """How many records some steps (positions among the entries) have."""

@@ -1,0 +1,62 @@
+"""What ranks of a launch have of each kind of value: one table, by which digests, totals and putting together go."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from introspect_cli.records import KIND_CODES, Kind
+
+
+class Share(NamedTuple):
+    """What each of several ranks has of the values of a kind.
+
+    Attributes:
+        copied: equal copies, or parts that add up.
+        state: what training leaves, of which a part that is missing is missing in the model.
+        first: where copies differ, the first rank's counts: DDP gives its buffers to the others before each forward
+            pass, as they all begin.
+        own: a value that no other rank need have: samples, and what is computed of them.
+        flows: what flows through modules, of which data-parallel ranks have their own samples.
+        by_call: a value for each call, so for each microbatch.
+        left_out: nothing that a comparison of layouts takes for a value.
+    """
+
+    copied: bool = False
+    state: bool = False
+    first: bool = False
+    own: bool = False
+    flows: bool = False
+    by_call: bool = False
+    left_out: bool = False
+
+
+_FLOWS = Share(own=True, flows=True, by_call=True)
+_COPIED = Share(copied=True, state=True)
+
+SHARES: dict[Kind, Share] = {
+    Kind.HYPERPARAMETER: Share(first=True, left_out=True),
+    Kind.COLLECTIVE: Share(left_out=True),
+    Kind.PARAM: _COPIED,
+    Kind.GRAD: _COPIED,
+    Kind.OPTIMIZER_STATE: _COPIED,
+    Kind.BUFFER: Share(state=True, first=True),
+    Kind.BATCH: Share(own=True, by_call=True),
+    Kind.LOSS: Share(own=True, by_call=True),
+    Kind.RNG: Share(own=True),
+    Kind.VALUE: Share(by_call=True),
+    Kind.INPUT: _FLOWS,
+    Kind.OUTPUT: _FLOWS,
+    Kind.GRAD_INPUT: _FLOWS,
+    Kind.GRAD_OUTPUT: _FLOWS,
+    Kind.OP_OUTPUT: Share(flows=True),
+}
+
+
+def kinds_that(are: str) -> frozenset[Kind]:
+    """The kinds of which a field of the table says so."""
+    return frozenset(kind for kind, share in SHARES.items() if getattr(share, are))
+
+
+def codes_that(are: str) -> list[int]:
+    """The codes of these kinds, in order."""
+    return sorted(KIND_CODES[kind] for kind in kinds_that(are))
