@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.recount import recounted
 from introspect_cli.compare.resumed import PLACE, redundant_starts, starts, updated, with_starts, written
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
 from introspect_cli.compare.step.size import LEAST_BOUND
@@ -111,6 +112,8 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
         batches[side], left = with_starts(alignment, side, before, batches[side], wanted)
+    if comparison.gathered is None and len(batches[0]) != len(batches[1]):
+        batches[0], batches[1] = recounted((alignment.a, alignment.b), (batches[0], batches[1]))
     table = matched(alignment, comparison.compared, steps, (batches[0], batches[1]))
     in_order = [ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:

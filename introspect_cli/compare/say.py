@@ -21,7 +21,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "attribute": "{name} {a} -> {b}[ of {of}]",
     "attribute-in-one": "{name} {value}[ of {of}], only in {side}",
     "dtype": "another precision: {a} -> {b}",
-    "identity": "in {side} it returns its input unchanged (switched off, or in eval mode)",
+    "identity": "in {side} it returns its input unchanged",
     "draws": "in {side} it draws random numbers there, in {other} it does not",
     "argument": "argument {name} {a} -> {b}",
     "other-operators": "different operators run there in {other}[ ({line})]",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.table import Table
+    from introspect_cli.store.format.batch import StepBatch
 
 
 class Calls:
@@ -88,6 +89,7 @@ class Calls:
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 _DATA = frozenset({Phase.DATA})
 _BACK = 2000
+_OPTIMIZERS = 8
 """Steps that are looked through for what stands since an earlier one."""
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
 
@@ -291,13 +293,31 @@ class Step:
 
     def standing(self, union: int, side: str) -> str | None:
         """A value that a run recorded last before the step; None where it is not on record, or steps are missing."""
+        found = self._earlier(union, side, _BACK)
+        return None if found is None else plain_of(*found)
+
+    def sketch_before(self, union: int) -> Any:
+        """The sketch of what run a recorded last before the step, as of another optimizer's; None where there is none.
+
+        Only a few steps back: as many as there are optimizers that step in turn.
+        """
+        if self.before is not None and (old := self.before.sketch(union, "a")) is not None:
+            return old
+        found = None if self.before is None else self._earlier(union, "a", _OPTIMIZERS)
+        if found is None or found[0].sketch is None:
+            return None
+        sketch = found[0].sketch[found[1]].astype(np.float64)
+        return sketch if np.isfinite(sketch).all() else None
+
+    def _earlier(self, union: int, side: str, back: int) -> tuple[StepBatch, int] | None:
+        """Batch and row of what a run recorded last in so many steps before; None where nothing is, or some went."""
         comparison, in_b = self.comparison, side == "b"
         reader, number = (comparison.b, self.table.step_b) if in_b else (comparison.a, self.number)
-        earlier = range(number - 1, max(number - _BACK, 0) - 1, -1) if not reader.thinned else range(0)
+        earlier = range(number - 1, max(number - back, 0) - 1, -1) if not reader.thinned else range(0)
         for batch in (reader.read(step) for step in earlier if step in reader):
             rows = np.flatnonzero(self.alignment.ids[in_b][batch.site] == union).tolist()
             if rows:
-                return plain_of(batch, rows[-1])
+                return batch, rows[-1]
         return None
 
     # --- tensors, and calls
