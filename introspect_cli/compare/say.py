@@ -167,6 +167,9 @@ _LIKELY: Final[Mapping[str, str]] = {
     "no-sync": "with {passes} backward passes, gradients may be reduced after each of them in {side} (no_sync)",
 }
 
+BATCH_OF, BACKWARD_PASS, STEP_BEGINS = "batch from ", "backward", "the beginning of the step"
+"""Between what something was drawn, where that is no module."""
+LEFT_OUT_ARGUMENT, WHOLE_VALUE = "left out", "the value"
 _FACTORS = {"world": "ranks", "group": "the data-parallel ranks", "batches": "accumulated batches"}
 
 _LEFT: Final[Mapping[str, str]] = {
