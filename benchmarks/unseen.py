@@ -94,21 +94,6 @@ fit(model.parameters(), lambda: -mll(model(x), y))
 evaluate(mll, lambda: likelihood(model(torch.linspace(0, 1.3, 25))).variance.sum())
 """,
     ),
-    "botorch": (
-        "a Gaussian process asked by `posterior()`",
-        """
-import gpytorch
-from botorch.models import SingleTaskGP
-from gpytorch.mlls import ExactMarginalLogLikelihood
-x = torch.rand(20, 2, dtype=torch.float64); y = x.sin().sum(1, keepdim=True)
-class Mean(gpytorch.means.ConstantMean):
-    def forward(self, x):
-        return changed(super().forward(x) + 1, self.training)
-model = SingleTaskGP(x, y, mean_module=Mean()); mll = ExactMarginalLogLikelihood(model.likelihood, model)
-fit(model.parameters(), lambda: -mll(model(*model.train_inputs), model.train_targets).sum())
-evaluate(mll, lambda: model.posterior(torch.rand(5, 2, dtype=torch.float64)).mean.sum())
-""",
-    ),
     "torchdiffeq": (
         "the adjoint runs the model without gradients inside an `autograd.Function`",
         """
