@@ -37,6 +37,7 @@ NOT_HERE = {
     r"^(pytest|ruff|mypy|mkdocs|python (-m build|docs|setup.py|benchmarks))": "tests, linters and benchmarks",
     r"s3://|https://": "another machine",
     r"mlflow|wandb": "servers of theirs; test_publish.py has stand-ins for both",
+    r"show (step N|values NAME|graph RUN)|bisect --good REV": "forms: test_reference.py runs one of each",
     r"accelerate launch": "test_launchers.py starts one",
     r"-o run torchrun": "the guide many-gpus.md starts one, test_launchers.py too",
     r"capture -o train.py$": "a mistake that the page on messages explains",
