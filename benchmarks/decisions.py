@@ -66,6 +66,10 @@ LATER = frozenset({"found"})
 """Columns that the frozen rows have not: they are compared where `should_be.yaml` has them."""
 
 
+OTHER_NAMES = frozenset({"ranks", "faults", "splits", "refactorings", "ports", "checkpoints"})
+"""Questions about runs in which one value has two names, several parts or several calls: no claim is derived again."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A verb, its options and the runs that it is asked of, by the names that `planned` gives them."""
@@ -154,7 +158,7 @@ def asked(question: Question, folder: Path, *, claims: bool = False) -> dict[str
     text = out.getvalue().replace(str(folder), "RUNS").replace(f"{TREE}/", "")
     document = json.loads(text) if text.startswith("{") else {}
     row = {"exit": code, **(row_of(document) if document else {})}
-    if claims and document and question.verb == "diff" and all((folder / name).is_dir() for name in question.runs):
+    if claims and document and question.verb == "diff" and question.name.split()[1] not in OTHER_NAMES:
         row["claims"] = claimed(document, question, *(folder / name for name in question.runs))
     return row
 
@@ -181,7 +185,7 @@ def claimed(document: dict[str, Any], question: Question, a: Path, b: Path) -> l
         books = Books(
             one,
             two,
-            first.get("step", 0) - (first.get("step_b") or first.get("step", 0)),
+            first.get("step", 0) - first.get("step_b", first.get("step", 0)),
             lambda step, site: options.wants_step(step) and options.wants(site.kind, site.fqn),
         )
         tolerant = several or "--rtol" in told or first.get("reason") == "split" or "resumed" in document

@@ -117,6 +117,7 @@ def not_in_optimizer(table: Table) -> Iterator[Hit]:
     originals = {started.get(name) for name in trained}
     apart = {name for name in started if name not in trained and name not in aliases}
     new = {name.rpartition(".")[0] for name in apart if started[name] not in originals}
+    new |= {name.rpartition(".")[0] for name in trained}  # of a copy no optimizer holds any parameter
     for site in table.pick(Kind.PARAM, phase=Phase.START):
         name = table.fqn[site]
         # A module that begins with the values of one that is trained is a copy: an average, or a target.
