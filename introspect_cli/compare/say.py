@@ -21,7 +21,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "attribute": "{name} {a} -> {b}[ of {of}]",
     "attribute-in-one": "{name} {value}[ of {of}], only in {side}",
     "dtype": "another precision: {a} -> {b}",
-    "identity": "in {side} it returns its input unchanged (switched off, or in eval mode)",
+    "identity": "in {side} it returns its input unchanged",
     "draws": "in {side} it draws random numbers there, in {other} it does not",
     "argument": "argument {name} {a} -> {b}",
     "other-operators": "different operators run there in {other}[ ({line})]",
@@ -167,6 +167,9 @@ _LIKELY: Final[Mapping[str, str]] = {
     "no-sync": "with {passes} backward passes, gradients may be reduced after each of them in {side} (no_sync)",
 }
 
+BATCH_OF, BACKWARD_PASS, STEP_BEGINS = "batch from ", "backward", "the beginning of the step"
+"""Between what something was drawn, where that is no module."""
+LEFT_OUT_ARGUMENT, WHOLE_VALUE = "left out", "the value"
 _FACTORS = {"world": "ranks", "group": "the data-parallel ranks", "batches": "accumulated batches"}
 
 _LEFT: Final[Mapping[str, str]] = {

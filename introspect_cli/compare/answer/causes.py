@@ -98,6 +98,13 @@ def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[Sett
         if change.explains and (change.source not in _NO_CAUSE or file):
             tells = None not in (change.a, change.b) and change.a != ""
             merged.setdefault((change.a, change.b) if tells else (change.source, change.name), []).append(change)
+    for key in [key for key, members in merged.items() if members[0].source == "command"]:
+        flag = merged[key][0]
+        value = flag.b if flag.a is None else flag.a if flag.b is None else None
+        side = "b" if flag.a is None else "a"
+        made = next((one for one, members in merged.items() if getattr(members[0], side) == value), key)
+        if value is not None and made != key:  # what was made of it has its value
+            merged[made] += merged.pop(key)
     return (*statements, *(_setting(members, on_record) for members in merged.values()))
 
 

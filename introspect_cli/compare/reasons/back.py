@@ -208,7 +208,7 @@ def stale_share(step: Step, position: int) -> tuple[str, float]:
         earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
         old = table.sketch(earlier[0], "a") if earlier else None
     else:
-        old = None if step.before is None else step.before.sketch(union, "a")
+        old = step.sketch_before(union)
     sketches = table.sketches(union)
     if sketches is None or old is None or not old.any():
         return "", 0.0

@@ -11,7 +11,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.draws import drawn_otherwise, side_that_draws
-from introspect_cli.compare.say import found, often
+from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, found, often
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step.rests_on import (
     LEFT_OUT,
@@ -233,7 +233,10 @@ def arguments(at: View) -> Iterator[Finding]:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for name, one, two in list(unequal(a, b))[:_MOST]:
             yield found(
-                "argument", name=name, a="left out" if name not in a else one, b=two if name in b else "left out"
+                "argument",
+                name=name,
+                a=LEFT_OUT_ARGUMENT if name not in a else one,
+                b=two if name in b else LEFT_OUT_ARGUMENT,
             )
 
 

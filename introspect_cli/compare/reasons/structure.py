@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import found, often
+from introspect_cli.compare.say import WHOLE_VALUE, found, often
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.names import FORWARD, owner_of
@@ -204,7 +204,7 @@ def _paths(at: View) -> Iterator[Finding]:
     given: list[list[str]] = []
     for side in "ab":
         unions = at.recorded(side, at.step.of_call(site.phase, site.kind, site.fqn, site.call))
-        given.append([alignment.path[u] or "the value" for u in unions])
+        given.append([alignment.path[u] or WHOLE_VALUE for u in unions])
     times = [max((1 + int(path.partition("@")[2] or 0) for path in paths), default=0) for paths in given]
     if not all(times):
         return

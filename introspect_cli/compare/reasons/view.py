@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.settings.beginning import differs_unseen
 from introspect_cli.compare.settings.differences import Difference, unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
-from introspect_cli.compare.step.tensor_at import unseen_inside
+from introspect_cli.compare.step.rests_on import unseen_inside
 from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.terms.result import Role, SettingChange, Size
