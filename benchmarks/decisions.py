@@ -375,7 +375,11 @@ MISTAKE, FALSE, RIGHT = "MISTAKE", "known to be false", "set right"
 
 
 def _among(name: str, globs: str) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs.split(" | "))
+    return _any(name, globs.split(" | "))
+
+
+def _any(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
 
 
 def differences(
@@ -410,11 +414,12 @@ def differences(
 
 
 def _plain(value: Any, rules: Any) -> Any:
-    """A value as it is compared: merged classes by what they are now, no findings of rules that are gone."""
+    """A value as it is compared: merged classes as one, no rules and settings that are gone."""
     if isinstance(value, str):
         return rules["merged"].get(value, value)
     if isinstance(value, list) and value and isinstance(value[0], list):
-        kept = [one for one in value if one[0] not in rules["rules_gone"]]
+        gone = rules["settings_gone"]
+        kept = [one for one in value if one[0] not in rules["rules_gone"] and not _any(str(one[1]), gone)]
         return [*kept[:1], *sorted(kept[1:], key=json.dumps)] or None
     return value or None
 
