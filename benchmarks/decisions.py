@@ -54,13 +54,16 @@ CATEGORIES = {
     "verdict": ("exit", "verdict", "training", "evaluation"),
     "place": ("step", "rank", "phase", "kind", "fqn", "call", "path"),
     "role": ("role", "origins", "parts"),
-    "cause": ("reason",),
+    "cause": ("reason", "found"),
     "statement": ("statements",),
     "setting": ("settings",),
     "finding": ("findings",),
     "claim": ("claims",),
 }
 """The columns of a row, by what a difference in them is counted as."""
+
+LATER = frozenset({"found"})
+"""Columns that the frozen rows have not: they are compared where `should_be.yaml` has them."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,16 @@ def row_of(document: dict[str, Any]) -> dict[str, Any]:
         "origins": sorted({_place(other) for other in others if other} - {_place(first)}),
         "parts": sorted(f"{part['part']}: {part['state']}" for part in parts),
         "statements": [change["place"] for change in code.get("changes") or () if change.get("likely")],
+        "found": [_found(finding) for finding in document.get("findings") or ()],
         "settings": [_setting(change) for change in document.get("settings") or () if _explains(change)],
     }
     return {name: value for name, value in row.items() if value not in (None, [], "")}
+
+
+def _found(finding: dict[str, Any]) -> list[Any]:
+    """The code of a finding, and what each run has."""
+    fields = finding.get("fields") or {}
+    return [finding.get("code"), fields.get("a"), fields.get("b")]
 
 
 def _place(site: dict[str, Any]) -> str:
@@ -178,44 +188,49 @@ def claimed(document: dict[str, Any], question: Question, a: Path, b: Path) -> l
         return false_claims(document, books, tolerant=tolerant)
 
 
-def _start(folder: Path, questions: Sequence[Question], claims: bool) -> None:
+def _start(questions: Sequence[tuple[Question, Path]], claims: bool) -> None:
     import gc
 
     os.environ.update(SURROUNDINGS)
     for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
         os.environ.pop(name, None)
     time.tzset()
-    globals()["_asking"] = folder, questions, claims
+    globals()["_asking"] = questions, claims
     gc.freeze()
 
 
 def _ask(number: int) -> tuple[int, dict[str, Any]]:
-    folder, questions, claims = globals()["_asking"]
-    return number, asked(questions[number], folder, claims=claims)
+    questions, claims = globals()["_asking"]
+    return number, asked(*questions[number], claims=claims)
 
 
 def ask(directory: Path, output: Path, questions: Sequence[Question], jobs: int, key: str, *, claims: bool) -> int:
-    """Ask the questions whose runs are there, and write their rows."""
-    folder = directory / (key or key_of_code())
-    if not folder.is_dir():
-        others = [path for path in directory.iterdir() if path.is_dir()]
-        folder = max(others, key=lambda path: sum(1 for _ in path.iterdir()))
-        print(f"no runs of the code that records here (make them); asking of those of {folder.name}", file=sys.stderr)
+    """Ask the questions whose runs are there, and write their rows.
+
+    A question is asked of runs that the code at hand recorded; where it made none, of those of another state of it.
+    """
     import introspect_cli.cli
 
-    there = [
-        question
-        for question in questions
-        if all((folder / f"{run.partition('/')[0]}.done").exists() for run in question.runs)
-    ]
+    own = directory / (key or key_of_code())
+    others = sorted(directory.iterdir(), key=lambda path: -sum(1 for _ in path.iterdir()))
+    folders = [own, *(other for other in others if other != own and not key)]
+    there = []
+    for question in questions:
+        found = next((folder for folder in folders if _has(folder, question.runs)), None)
+        if found is not None:
+            there.append((question, found))
     started = time.perf_counter()
-    with multiprocessing.get_context("fork").Pool(jobs, _start, (folder, there, claims)) as pool:
+    with multiprocessing.get_context("fork").Pool(jobs, _start, (there, claims)) as pool:
         rows = dict(pool.imap_unordered(_ask, range(len(there)), chunksize=8))
-    write_rows(output, {there[number].name: rows[number] for number in sorted(rows)})
-    took = time.perf_counter() - started
-    code = introspect_cli.__path__[0]
-    print(f"{len(there)} questions asked of {code} in {took:.0f} s, {len(questions) - len(there)} without runs")
+    write_rows(output, {there[number][0].name: rows[number] for number in sorted(rows)})
+    print(f"{len(there)} questions asked of {introspect_cli.__path__[0]} in {time.perf_counter() - started:.0f} s:")
+    foreign = sum(folder != own for _, folder in there)
+    print(f"{foreign} of runs that another state of the code recorded; {len(questions) - len(there)} have no runs")
     return int(not there)
+
+
+def _has(folder: Path, runs: Iterable[str]) -> bool:
+    return all((folder / f"{run.partition('/')[0]}.done").exists() for run in runs)
 
 
 def write_rows(path: Path, rows: dict[str, dict[str, Any]]) -> None:
@@ -329,7 +344,7 @@ def compare(now: Path, frozen: Path, accepted: Path, should_be: Path, shown: int
     listed: dict[tuple[str, str], list[str]] = defaultdict(list)
     wrong, not_frozen = set(), 0
     for name in new:
-        corrected = [entry["row"] for entry in right if fnmatchcase(name, entry["question"])]
+        corrected = [entry["row"] for entry in right if _among(name, entry["questions"])]
         was = old.get(name)
         if was is None and not corrected:
             not_frozen += 1
@@ -355,6 +370,10 @@ def compare(now: Path, frozen: Path, accepted: Path, should_be: Path, shown: int
 MISTAKE, FALSE, RIGHT = "MISTAKE", "known to be false", "set right"
 
 
+def _among(name: str, globs: str) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs.split(" | "))
+
+
 def differences(
     name: str, now: dict[str, Any], was: dict[str, Any] | None, corrected: Sequence[dict[str, Any]], rules: Any
 ) -> Iterator[tuple[str, str, str, str]]:
@@ -372,6 +391,8 @@ def differences(
         should |= entry
     for category, columns in CATEGORIES.items():
         for column in columns:
+            if column in LATER and column not in should:
+                continue
             is_now, before, wanted = (_plain(row.get(column), rules) for row in (now, was or {}, should))
             if is_now == wanted:
                 if before != wanted and was is not None:
@@ -400,7 +421,7 @@ def _accepted(rules: Iterable[dict[str, Any]], name: str, column: str, was: Any,
         columns = rule["what"] if isinstance(rule["what"], list) else [rule["what"]]
         names = [column for what in columns for column in CATEGORIES.get(what, (what,))]
         has = all(str(rule.get(key, "")) in json.dumps(value) for key, value in (("was", was), ("is", now)))
-        if column in names and has and fnmatchcase(name, rule["question"]):
+        if column in names and has and _among(name, rule["questions"]):
             return str(rule["why"])
     return ""
 

@@ -4,7 +4,7 @@
     python benchmarks/gpu.py --only kernels host
     python benchmarks/gpu.py --dry-run             # every section on the CPU with tiny sizes: does this script work?
 
-Prints a table as it goes and writes gpu.json. Sections: correctness, kernels, host, overhead, memory, ways, processes.
+Prints a table as it goes and writes gpu.json. Sections: correctness, kernels, host, overhead, memory, processes.
 A section that fails is a line that says why, and the exit status is 1 if anything failed or the bits of a way differ.
 A missed target is a line too. With --dry-run, Triton's interpreter runs the kernels, and figures mean nothing.
 """
@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 
-import gpu_ways
 import measuring
 import numpy as np
 
@@ -40,9 +39,8 @@ import workloads
 from measuring import Row, bounded
 
 from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.records import Kind, Status
+from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.read.run import open_run
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.gpu.devices import Devices
@@ -385,57 +383,20 @@ def memory(place: Place) -> Iterator[Row]:
     yield bounded("GPT 124M: peak that capturing everything adds", (peaks[1] - peaks[0]) / 2**20, "MiB", most=64.0)
 
 
-def ways(place: Place) -> Iterator[Row]:
-    """Training ways, bare, bare again and captured: whether the bits agree; and what was observed."""
-    gpu_ways.deterministic()
-    for name, train in gpu_ways.ways(place.device).items():
-        try:
-            once, twice = train(), train()
-            with tempfile.TemporaryDirectory() as scratch:
-                with measuring.captured(CaptureOptions(), Path(scratch) / "run"):
-                    watched = train()
-                records, unseen = observed(Path(scratch) / "run")
-        except Exception as error:
-            yield Row(name, None, verdict="FAILED", note=_said(error))
-            continue
-        note = f"{unseen} not observed" if unseen else ""
-        if not same(once, twice):
-            yield Row(name, records, "rec", note=f"two bare trainings differ, so nothing can be said; {note}")
-        else:
-            yield Row(name, records, "rec", "same bits", _ok(same(once, watched)), note)
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """Whether two lists of tensors agree bit for bit."""
-    pairs = zip(one, other, strict=True)
-    return all(a.shape == b.shape and torch.equal(_bytes(a), _bytes(b)) for a, b in pairs)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).cpu() if tensor.numel() else torch.empty(0)
-
-
-def observed(directory: Path) -> tuple[int, int]:
-    """Records of a run, and how many of them say that something was not observed."""
-    records = unseen = 0
-    with open_run(directory) as run:
-        rank = run.rank(0)
-        for step in range(len(rank)):
-            if step in rank:
-                batch = rank.read(step)
-                records += len(batch.site)
-                unseen += int((batch.status == Status.NOT_OBSERVED).sum())
-    return records, unseen
-
-
 WORKER = """
 import sys, tempfile, pathlib, torch
 sys.path.insert(0, sys.argv[1])
-import gpu_ways
+from torch import nn
 from introspect_cli.capture.options.capture_options import CaptureOptions
 from measuring import captured
 with tempfile.TemporaryDirectory() as scratch, captured(CaptureOptions(), pathlib.Path(scratch) / "run"):
-    gpu_ways.trained(torch.device(sys.argv[2]))
+    device = torch.device(sys.argv[2])
+    net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.randn(32, 64, device=device)).square().mean().backward()
+        optimizer.step()
 """
 
 
@@ -459,7 +420,6 @@ SECTIONS: dict[str, Callable[[Place], Iterator[Row]]] = {
     "host": host,
     "overhead": overhead,
     "memory": memory,
-    "ways": ways,
     "processes": processes,
 }
 

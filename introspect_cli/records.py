@@ -180,7 +180,9 @@ class SiteInfo:
     Attributes:
         module_class: class of the module (or optimizer, loader) the site belongs to.
         op: operator name with overload, for `op_output`.
-        source: `file:line` of the user's code that ran it, for `op_output`.
+        source: `file:line` of the user's code that ran it when it was first met: of an operator, of what goes into and
+            comes out of a module the line that calls it, of a loss the one that calls `backward`, of what an optimizer
+            changes its step, of a batch the one that takes it; "" for another, and where it is unknown.
     """
 
     module_class: str = ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import TYPE_CHECKING
 
 from introspect_cli.capture.draws import Draws
+from introspect_cli.capture.frames import Places
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
 from introspect_cli.capture.steps.clock import StepClock
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from introspect_cli.capture.recording.recorder import Recorder
 
 
-_info = functools.lru_cache(maxsize=1024)(SiteInfo)  # one object for all sites of a class
+_info = functools.lru_cache(maxsize=4096)(SiteInfo)  # one object for all sites of a class that one line calls
+_ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
+"""Phases in which the line that runs is not the one that a value comes from."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -56,6 +60,7 @@ class Context:
         self.draws = Draws(recorder)
         self.parts = FlatParts(names, guard.note)
         self.data_parallel = DataParallel()
+        self._places = Places()
         self.pipelines = Pipelines(names)
         self.leaf_names: dict[int, str] = {}
         self.saved_unseen: dict[str, None] = {}
@@ -72,6 +77,10 @@ class Context:
         )
         return [] if is_cut else self.data_parallel.copies
 
+    def line(self) -> str:
+        """`file:line` of the user's code that runs; "" where it is none of the user's."""
+        return self._places.line(inspect.currentframe())
+
     def site(self, of: Named, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:
         """The site of something about a module or a parameter, looked up once.
 
@@ -85,6 +94,7 @@ class Context:
         key = (phase, kind, path, call)
         site = of.sites.get(key)
         if site is None:
-            site = self.recorder.site(Site(phase, kind, of.fqn, call, path), _info(of.module_class))
+            line = "" if phase in _ELSEWHERE else self.line()
+            site = self.recorder.site(Site(phase, kind, of.fqn, call, path), _info(of.module_class, "", line))
             of.sites[_key(key)] = site
         return site

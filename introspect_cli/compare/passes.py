@@ -29,7 +29,8 @@ scaler multiplies a loss and divides the gradients again; a loader reads a batch
 to another length; a gradient is sparse in one run alone. Only what comes of such a value says whether it is another
 one. So a record that differs is *dead* where all that rests on it is on record in both runs, and agrees:
 
-- on a batch, what outermost modules are given, and the losses, unless one run alone read it, or more of it;
+- on a batch, what outermost modules are given, and the losses (and all that follows, where a tolerance let them pass),
+  unless one run alone read it, or more of it;
 - on an input of another form, the outputs of its call, which may be rounded otherwise;
 - on a gradient that is sparse in one run alone, what the optimizer leaves of its parameter;
 - on gradients on their way back, the gradients that the optimizer takes, and what it leaves; so on a loss that is one
@@ -49,6 +50,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.recount import recounted
 from introspect_cli.compare.resumed import PLACE, redundant_starts, starts, updated, with_starts, written
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
 from introspect_cli.compare.step.size import LEAST_BOUND
@@ -110,6 +112,8 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
         batches[side], left = with_starts(alignment, side, before, batches[side], wanted)
+    if comparison.gathered is None and len(batches[0]) != len(batches[1]):
+        batches[0], batches[1] = recounted((alignment.a, alignment.b), (batches[0], batches[1]))
     table = matched(alignment, comparison.compared, steps, (batches[0], batches[1]))
     in_order = [ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
@@ -627,6 +631,7 @@ def unsettled_note(learned: Learned) -> list[str]:
 
 
 _BACK = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT)
+_AFTER_FORWARD = [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)]
 
 
 def dead(table: Table, comparison: Comparison) -> Table:
@@ -746,7 +751,9 @@ def _batches(table: Table, comparison: Comparison) -> Ids:
     losses = np.flatnonzero(_of(table, Kind.LOSS))
     if not _agree(table, given):
         return rows[:0]
-    if Kind.LOSS in comparison.kinds and _agree(table, losses):
+    late = np.isin(table.alignment.phase[table.site], _AFTER_FORWARD)
+    settled = (table.state[losses] != WITHIN).all() or not (table.diverging & late).any()  # a tolerance hides labels
+    if Kind.LOSS in comparison.kinds and _agree(table, losses) and settled:
         return rows
     more = table.one_sided[rows]
     both = rows[~more]

@@ -21,11 +21,9 @@ _PROVED: Final[Mapping[str, str]] = {
     "attribute": "{name} {a} -> {b}[ of {of}]",
     "attribute-in-one": "{name} {value}[ of {of}], only in {side}",
     "dtype": "another precision: {a} -> {b}",
-    "identity": "in {side} it returns its input unchanged (switched off, or in eval mode)",
-    "frozen-buffers": "its buffers do not change in {side}: it is in eval mode there",
+    "identity": "in {side} it returns its input unchanged",
     "draws": "in {side} it draws random numbers there, in {other} it does not",
     "argument": "argument {name} {a} -> {b}",
-    "attention": "scaled dot-product attention is computed by {a} in a, by {b} in b",
     "other-operators": "different operators run there in {other}[ ({line})]",
     "calls": "{module} runs {a} in this step of a and {b} in b",
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
@@ -34,7 +32,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "drew-before-batch": "since the step began, one run drew other random numbers (an evaluation, shuffling, "
     "augmentation)",
     "within-loader": "{module} runs while {loader} makes the batch",
-    "carried": "in {side} it is {value} in the step before, in {other} it is {instead}",
     "scaler": "the scale of GradScaler {a} -> {b}",
     "uneven": "the ranks of {side} had different numbers of samples ({sizes}): the mean of their means is not the mean "
     "over all samples",
@@ -44,8 +41,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "or late[ on {ranks} ranks] in {side}",
     "summed": "b is {times} times a, as many as {of}: a sum where a mean was expected",
     "averaged": "b is {times} times a, by as many as {of}: a mean where a sum was expected, or one taken twice",
-    "clipped-after": "it is scaled as if clipped by the norm of all gradients after {parameter}[ and {more} more] had "
-    "changed: what is done to that one",
     # updates
     "other-optimizer": "the optimizer is {a} in a and {b} in b",
     "changed-hands": "{a} steps it in a, {b} in b",
@@ -69,11 +64,11 @@ _PROVED: Final[Mapping[str, str]] = {
     "filled-again": "{by} initialises it again in {side} only",
     "filled-by": "{a} initialises it in a, {b} in b",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
-    "filled-on-ranks": "{by} draws it from another random state on {ranks} of {side} than on rank {base}",
     "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
     "drawn-alike": "{by} drew it from the same random state: it had other arguments, or the script changed it after",
     "not-restored": "the later run began with other values than the earlier run had then ({names}): the checkpoint did "
     "not restore them",
+    "upstream": "what went into it differs already, first of all {name}",
     # random states
     "seeded": "{by} {a} -> {b}[ ({line})]",
     "set-state": "{by} sets another state[ ({line})]",
@@ -88,13 +83,13 @@ _PROVED: Final[Mapping[str, str]] = {
     "before it agree]",
     "first-draw": "the first draw that differs is {event}, in {side} only[; {before} draws before it agree]",
     "first-seeding": "the first seeding that differs is {event}, in {side} only[; {before} draws before it agree]",
-    "draw-later": "the first draw that differs is {event} in {side}; the other run has it after {draws} draws[ "
+    "draw-later": "the first that differs is {event} in {side}; the other run has it after {draws} draws[ "
     "({line})]"
     "[; {before} draws before it agree]",
     "draws-differ": "the first draw that differs is {a} in a and {b} in b[; {before} draws before it agree]",
     "draw-between": "random numbers were drawn between {after} and {before} in {side} and not in {other}",
     "draw-by": "{module}[, after {after},] drew random numbers in {side} and not in {other}",
-    "exchanged-draws": "in b it is the one before {other} in a, and the other way round: they run in a different order",
+    "exchanged-draws": "in b it is that of {other} in a, and the other way round: they run in a different order",
     "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
     "different "
     "numbers (capture --seed seeds all generators)",
@@ -110,16 +105,14 @@ _PROVED: Final[Mapping[str, str]] = {
     "first-shared-rounding": "the first value of both runs that differs is {name} in step {step}, by rounding[: {far}]",
     "first-shared": "the first value of both runs that differs is {name} in step {step}, by more than "
     "rounding[: {far}]",
-    "exists-only": "the {kind} {name}[ ({cls})] exists only in {side}",
-    "runs-only": "the {kind} {name}[ ({cls})] runs only in {side}",
+    "exists-only": "the {kind} {name} exists only in {side}[ ({cls})]",
+    "runs-only": "the {kind} {name} runs only in {side}[ ({cls})]",
     "accumulated": "a different number of accumulated batches",
     "optimizers-order": "the optimizers step in a different order ({a} in a; {b} in b)",
     "runs-inside": "it runs {a} in a and {b} in b while what is around it runs once",
     "arguments": "it is called with different arguments[; only in a: {a}][; only in b: {b}]",
     "structure-of-value": "the structure of the value is different[; only in a: {a}][; only in b: {b}]",
     "evaluations": "the optimizer evaluates the loss {a} within the step of a and {b} in b",
-    "other-of-class": "in {side} the optimizer that has it steps here, and in {other} the one that has {name}",
-    "another-steps": "{one} steps here in {side}, and in {other} {two}, without this parameter",
     "no-step": "no optimizer steps in this step of {other} (the script updates the parameters by hand, or not at all)",
     "no-state": "the optimizer of {other} does not keep it, or does not step this parameter",
     "batches": "a different number of batches",
@@ -143,7 +136,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "another place",
     "collective-count": "there are {a} collectives of {name} in the step of a and {b} in b",
     # splits
-    "split": "a takes {a}, b {b}",
     "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of a "
     "step are added up, not averaged: divide each by {number}",
     "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they "
@@ -154,6 +146,7 @@ _PROVED: Final[Mapping[str, str]] = {
 }
 
 _LIKELY: Final[Mapping[str, str]] = {
+    "split": "a takes {a}, b {b}",
     "no-optimizer": "no optimizer steps in {side}",
     "memory-format": "{name} is {a} in a and {b} in b, which may choose another kernel",
     "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may differ "
@@ -161,17 +154,22 @@ _LIKELY: Final[Mapping[str, str]] = {
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
     "amplified": "a tolerated difference in its inputs, amplified by [{optimizer}]",
     "children": "the script runs {names} in a process of its own, which is not recorded and may have changed it",
-    "begins-later": "models ran without gradients before the step of {side} begins: the other may draw the same within "
-    "its step",
     "gradient-not-taken": "in {other} it is frozen (requires_grad), was cleared between the backward pass and the "
     "optimizer step (zero_grad), or was replaced in the model after the optimizer was built",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, under no_grad, not part of the loss, "
     "or not of "
     "the optimizer)",
+    "split-clipped": "the gradients are no multiples of one another, and their norm is {norm} as clipping "
+    "leaves it: {side} clips, or sets gradients to zero, before those of all microbatches are added up",
+    "begins-later": "models ran without gradients before the step of {side} begins: the other may draw "
+    "the same within its step",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
     "no-sync": "with {passes} backward passes, gradients may be reduced after each of them in {side} (no_sync)",
 }
 
+BATCH_OF, BACKWARD_PASS, STEP_BEGINS = "batch from ", "backward", "the beginning of the step"
+"""Between what something was drawn, where that is no module."""
+LEFT_OUT_ARGUMENT, WHOLE_VALUE = "left out", "the value"
 _FACTORS = {"world": "ranks", "group": "the data-parallel ranks", "batches": "accumulated batches"}
 
 _LEFT: Final[Mapping[str, str]] = {
@@ -211,7 +209,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "saving": "what is saved (a moving average, a copy, a conversion)",
     "backward-through": "the backward pass through this module",
     "backward-of-user": "the backward pass of what uses that output",
-    "code-around": "the forward code around it",
     "reduction": "its reduction over the ranks",
     "clipping": "clipping",
     "clipping-by-value": "clipping by value",
@@ -254,7 +251,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "draws-in-step": "random draws of one run since the step began",
     "sent": "what the ranks compute and send",
     "order-of-collectives": "the order of collectives",
-    "first-of-step": "the first record of the step that differs",
     "elsewhere": "what is outside of the records or of what was selected",
 }
 

@@ -140,7 +140,8 @@ def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: S
         return False
     draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
     by_script = effect.phase in _OUTSIDE or (effect.kind is Kind.INPUT and "." not in effect.fqn)
-    return draws or by_script or not step.comparison.notices_all_draws
+    begun = bool(step.carried.params or step.carried.buffers)  # what the step began with was drawn, too
+    return draws or by_script or begun or not step.comparison.notices_all_draws
 
 
 def is_drawn_from(step: Step, position: int) -> bool:
@@ -306,6 +307,7 @@ class Walk:
         self.began: Table | None = None
         self.new_values = False
         self.learned = Learned()
+        self.one_sided: tuple[int, Table] | None = None
         if comparison.options.evaluation is None and not comparison.options.narrowed:
             outcome.resumption = comparison.resumption()
 
@@ -330,6 +332,8 @@ class Walk:
                 if outcome.later > self.options.later:
                     outcome.cut(place + 1)
                     break
+        if outcome.first is None and self.one_sided is not None:
+            self._take(*self.one_sided, structure=True)
 
     def _opened(self, places: Sequence[int]) -> Iterator[tuple[int, Table]]:
         """Differing steps after the passes; with noise runs, every step is a lesson."""
@@ -427,14 +431,16 @@ class Walk:
 
     # --- divergences
 
-    def _take(self, place: int, table: Table) -> None:
-        """Count a step's divergences and list what there is room for."""
+    def _take(self, place: int, table: Table, *, structure: bool = False) -> None:
+        """Count a step's divergences and list what there is room for; those in structure alone where told so."""
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
         chosen = table if comparison.entire else table.keeping(table.chosen)
         if comparison.entire and outcome.agreed != frozenset():
             kinds = agreed_kinds(table) - outcome.hidden
             outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
-        if self._only_causes(chosen):
+        if structure:  # no result says that it changed nothing
+            self.outcome.tally["causes"] -= len(chosen.rows_a) + len(chosen.only_a)
+        elif self._only_causes(place, chosen):
             return
         self.outcome.tally.update(
             steps_diverged=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b)
@@ -485,7 +491,7 @@ class Walk:
         carried.within |= within_tolerance_of(before)
         return before, carried
 
-    def _only_causes(self, table: Table) -> bool:
+    def _only_causes(self, place: int, table: Table) -> bool:
         """Take in what differs in structure in a step; whether that is all that differs."""
         causes = table.keeping(table.cause)
         if self.comparison.causes is None or not causes.diverged:
@@ -500,7 +506,7 @@ class Walk:
             self.outcome.tally.update(causes=len(causes.rows_a) + len(causes.only_a))
             if not self.options.evaluation and (outcome.hidden or not results_agree(table)):
                 if records_results(table):
-                    outcome.one_sided_step = table.step
+                    self.one_sided = self.one_sided or (place, table)
                 elif not watches_results(*self.comparison.manifests):
                     outcome.unrecorded = table.step
         return True
@@ -544,8 +550,6 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         walk = Walk(comparison, outcome)
         walk.run(places)
         outcome.learned = walk.learned
-        if outcome.first is None and outcome.one_sided_step is not None and not options.strict:
-            return compare_rank(replace(comparison, options=replace(options, strict=True)))
     paired = outcome.paired  # as far as it was walked
     seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
     outcome.reach = comparison.reached.result(seeds, paired.steps.tolist()) if seeds else None

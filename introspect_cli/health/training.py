@@ -113,15 +113,29 @@ def not_in_optimizer(table: Table) -> Iterator[Hit]:
     trained = set(observed(table.moves.names, "parameters after optimizer steps"))
     roots = {name.partition(".")[0] for name in trained}
     aliases = {alias for module in table.modules for text in module.aliases for alias in text.split("=")}
-    started = {table.fqn[site]: _first_checksum(table, site) for site in table.pick(Kind.PARAM, phase=Phase.START)}
-    originals = {started.get(name) for name in trained}
-    apart = {name for name in started if name not in trained and name not in aliases}
-    new = {name.rpartition(".")[0] for name in apart if started[name] not in originals}
+    copied = _copies(table, trained)
     for site in table.pick(Kind.PARAM, phase=Phase.START):
         name = table.fqn[site]
-        # A module that begins with the values of one that is trained is a copy: an average, or a target.
-        if name in apart and name.rpartition(".")[0] in new and name.partition(".")[0] in roots:
+        is_apart = name not in trained and name not in aliases and name.rpartition(".")[0] not in copied
+        if is_apart and name.partition(".")[0] in roots:
             yield Hit(int(table.many.steps[0]), f"param {name}", "no optimizer step was seen to hold it")
+
+
+def _copies(table: Table, trained: set[str]) -> set[str]:
+    """Modules of which no parameter is trained and each begins as a trained one: averages, and targets.
+
+    One at least is drawn: constants, as of a normalisation, are like others' by chance.
+    """
+    started = {table.fqn[site]: site for site in table.pick(Kind.PARAM, phase=Phase.START)}
+    values = {name: int(table.column(site).checksum[0]) for name, site in started.items()}
+    originals = {values.get(name) for name in trained}
+    new = {name.rpartition(".")[0] for name in started if name in trained or values[name] not in originals}
+    drawn = set()
+    for name, site in started.items():
+        low, high = table.stats(site, "min", "max")[1]
+        if len(low) and low[0] < high[0]:
+            drawn.add(name.rpartition(".")[0])
+    return drawn - new
 
 
 def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.float64]]]:
@@ -198,10 +212,6 @@ def zero_learning_rate(table: Table) -> Iterator[Hit]:
 
 REST = 5
 """Steps over which running statistics must move."""
-
-
-def _first_checksum(table: Table, site: int) -> int:
-    return int(table.column(site).checksum[0])
 
 
 class _Batch(NamedTuple):

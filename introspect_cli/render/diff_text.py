@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer.causes import candidate_words
 from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, Verdict
-from introspect_cli.render.blocks import Block, Column, Line, Table, cut, distance, line, rest_of, site_text
+from introspect_cli.render.blocks import Block, Column, Line, Table, distance, line, rest_of, site_text
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table, glance, module_of
 from introspect_cli.render.findings import findings_blocks
-from introspect_cli.texts import begin_alike, clean, count
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.groups import Groups
-    from introspect_cli.compare.terms.result import Candidate
     from introspect_cli.records import Site
 
 
@@ -96,7 +95,11 @@ def why_lines(result: DiffResult) -> list[Block]:
     rows += [("left", ", ".join(left), "")] if left else []
     likely = [(one.text, "") for one in result.explains if one.certainty is Certainty.LIKELY]
     said = " ".join(proved)
-    likely += [shown for cause in result.causes if (shown := cause_text(cause))[0] not in said]
+    likely += [
+        (text, "" if cause.kind == "statement" else f"({cause.line})")
+        for cause in result.causes
+        if (text := candidate_words(cause)) not in said
+    ]
     rows += [("likely" * (not place), *shown) for place, shown in enumerate(likely[:_LIKELY])]
     blocks: list[Block] = [
         Line(
@@ -116,20 +119,6 @@ def why_lines(result: DiffResult) -> list[Block]:
         text = f"{statements} changed statements reach this place: `introspect bisect --changes a b` finds which"
         blocks.append(line(text, "dim", 2))
     return [*blocks, *(line(clean(text), "dim", 2) for text in result.also)]
-
-
-def cause_text(cause: Candidate) -> tuple[str, str]:
-    """What may be the cause, and where it stands: a statement with both texts, or a setting with its sources."""
-    if cause.kind != "statement":
-        return candidate_words(cause), f"({cause.line})"
-    texts = [" ".join((text or "").split()) for text in (cause.a, cause.b)]
-    start = max(begin_alike(*texts) - _AROUND, 0) if min(map(len, texts)) > _WIDE else 0
-    a, b = (cut(f"{'…' * bool(start)}{text[start:]}" if text else "(nothing)", _WIDE) for text in texts)
-    where = f"{cause.line}{f' ({cause.name})' if cause.name else ''}"
-    return f"{where}   {a} -> {b}", ""
-
-
-_AROUND, _WIDE = 12, 48
 
 
 def follows_table(result: DiffResult) -> Table:

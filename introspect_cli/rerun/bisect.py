@@ -27,7 +27,7 @@ from introspect_cli.rerun.place import (
     scripts_of,
     survey_of_git,
 )
-from introspect_cli.rerun.variant import Reference, Rerun, Variant, briefly, capture, kept_run, log_of, logged
+from introspect_cli.rerun.variant import Reference, Rerun, briefly, capture, kept_run, log_of, logged
 from introspect_cli.store.files.folders import RUNS
 
 if TYPE_CHECKING:
@@ -189,9 +189,8 @@ class _Search:
         with self._placed(commit) as place:
             if self.plan.setup and logged(self.plan.setup, log_of(run), place.directory):
                 return Rerun(run, 1, 0)
-            environment = {"PYTHONDONTWRITEBYTECODE": "1"} | ({"PYTHONPATH": place.paths} if place.paths else {})
             words = map(place.moved_word, self.plan.words)
-            return capture(Variant(run, (*options, *words), place.directory, environment), again=True)
+            return capture(run, place, (*options, *words))
 
     def _placed(self, commit: str) -> AbstractContextManager[Place]:
         revision, links = revision_of(self.user, commit), self.plan.links

@@ -44,7 +44,6 @@ from introspect_cli.rerun.place import (
 from introspect_cli.rerun.variant import (
     Reference,
     Rerun,
-    Variant,
     capture,
     ends_against,
     kept_run,
@@ -263,12 +262,8 @@ class _Captures:
         if words[0].endswith(".py") and not (place.directory / place.moved_word(words[0])).exists():
             raise UsageError(f"there is no {words[0]} at {revision.words}")
         words = [place.moved_word(word) for word in words]
-        environment: dict[str, str | None] = {"PYTHONDONTWRITEBYTECODE": "1"}
-        environment |= {name: None for name in os.environ if name.startswith("GIT_")}
-        environment |= {"PYTHONPATH": place.paths} if place.paths else {}
-        if "PYTHONHASHSEED" not in os.environ:
-            environment["PYTHONHASHSEED"] = "0"
-        return capture(Variant(run, (*options, *words), place.directory, environment), again=True)
+        environment = {} if "PYTHONHASHSEED" in os.environ else {"PYTHONHASHSEED": "0"}
+        return capture(run, place, (*options, *words), environment)
 
     def _refuse(self, side: str, done: Rerun, revision: Revision) -> None:
         """Say how a script ended that recorded no step; an exception of b's is what the comparison tells.

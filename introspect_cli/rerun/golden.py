@@ -23,7 +23,8 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
-from introspect_cli.rerun.variant import LONG, Variant, capture, ends_against, log_of, took
+from introspect_cli.rerun.place import Place
+from introspect_cli.rerun.variant import LONG, capture, ends_against, log_of, took
 from introspect_cli.store.files.folders import GOLDEN_RUN
 from introspect_cli.store.format import documents
 from introspect_cli.store.read.run import Run, open_run
@@ -186,7 +187,7 @@ def _another_machine(result: DiffResult) -> DiffResult:
         f"Could not tell: the first difference, at step {first.step}, is as small as rounding, and the golden run is "
         f"of another machine ({'; '.join(machine[:3])}). Give it a tolerance, or save one here."
     )
-    return replace(result, verdict=Verdict.UNDECIDED, sentence=sentence, why="")
+    return replace(result.unexplained(), verdict=Verdict.UNDECIDED, sentence=sentence)
 
 
 def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: bool = False) -> Path:
@@ -196,7 +197,7 @@ def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: b
         StoreError: it recorded nothing.
     """
     options = [*small_run(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
-    done = capture(Variant(run, (*options, *golden.words), Path.cwd()), again=True)
+    done = capture(run, Place(Path.cwd(), Path.cwd()), (*options, *golden.words))
     if done.usable:
         return run
     said = log_of(run).read_text(errors="replace").strip().rpartition(os.linesep)[2]

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, raised
@@ -28,9 +28,10 @@ from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.remote.pack import from_anywhere
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from introspect_cli.rerun.place import Place
     from introspect_cli.store.read.run import Run
 
 LONG = 20.0
@@ -38,31 +39,6 @@ LONG = 20.0
 
 _LAST_LINES = 5
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way of running the script.
-
-    Attributes:
-        run: directory for its run; its output is kept beside it, as `NAME.log`.
-        words: capture options, then the script and its arguments.
-        directory: where to run it.
-        environment: variables to set; None removes one.
-        python: the interpreter; "" for the one that runs this.
-    """
-
-    run: Path
-    words: tuple[str, ...]
-    directory: Path
-    environment: Mapping[str, str | None] = field(default_factory=dict)
-    python: str = ""
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The whole environment it runs in."""
-        changed = {**os.environ, **self.environment}
-        return {name: value for name, value in changed.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -134,23 +110,44 @@ def log_of(run: Path) -> Path:
     return run.with_name(f"{run.name}.log")
 
 
-def capture(variant: Variant, *, again: bool = False) -> Rerun:
-    """Run the variant, unless its run is there already and complete; with `again`, run it all the same.
+def capture(
+    run: Path,
+    place: Place,
+    words: Iterable[str],
+    environment: Mapping[str, str | None] | None = None,
+    python: str = "",
+    *,
+    again: bool = True,
+) -> Rerun:
+    """Capture a script at a place, in a process of its own.
+
+    Args:
+        run: directory for its run; its output is kept beside it, as `NAME.log`.
+        place: where it runs.
+        words: capture options, then the script and its arguments.
+        environment: variables to set; None removes one.
+        python: the interpreter; "" for the one that runs this.
+        again: whether it runs although its run is there already and complete.
 
     Raises:
         StoreError: the log cannot be written.
     """
-    kept = None if again else kept_run(variant.run)
+    kept = None if again else kept_run(run)
     if kept is not None:
         return kept
-    options = ["-m", "introspect_cli", "capture", "-q", "--force", "-o", str(variant.run)]
-    command = [variant.python or sys.executable, *options, *variant.words]
+    words = list(words)
+    changed: dict[str, str | None] = {**os.environ, **(environment or {}), "PYTHONDONTWRITEBYTECODE": "1"}
+    if place.tops:  # another repository than the one that git was told of
+        changed |= {name: None for name in changed if name.startswith("GIT_")}
+    changed |= {"PYTHONPATH": place.paths} if place.paths else {}
+    variables = {name: value for name, value in changed.items() if value is not None}
+    command = [python or sys.executable, "-m", "introspect_cli", "capture", "-q", "--force", "-o", str(run), *words]
     try:
-        code = logged(command, log_of(variant.run), variant.directory, variant.variables)
+        code = logged(command, log_of(run), place.directory, variables)
     except OSError as error:
-        raise StoreError(f"cannot capture into {variant.run}: {error.strerror or error}") from None
-    state, made = _read(variant.run, code)
-    if "--stop" in variant.words and state is RunState.COMPLETE:  # the status is then that of the comparison
+        raise StoreError(f"cannot capture into {run}: {error.strerror or error}") from None
+    state, made = _read(run, code)
+    if "--stop" in words and state is RunState.COMPLETE:  # the status is then that of the comparison
         return made
     return replace(made, exit_code=code)
 

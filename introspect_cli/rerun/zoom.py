@@ -24,7 +24,7 @@ from introspect_cli.records import Kind
 from introspect_cli.rerun.changes.texts import Texts, encoded, opened_files, texts_of
 from introspect_cli.rerun.place import Place, keep_out_of_git, placed, survey, tracked_files
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
-from introspect_cli.rerun.variant import Variant, briefly, capture
+from introspect_cli.rerun.variant import briefly, capture
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.read.run import Run, open_run
@@ -203,9 +203,7 @@ class _Rerun:
         self.tell(f"running {name} again {note}: {shlex.join(there)}, in {place.directory}")
         options = ["--level", "op", "--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
         words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
-        environment = {**recipe.environment, "PYTHONDONTWRITEBYTECODE": "1"}
-        environment |= {"PYTHONPATH": place.paths} if place.paths else {}
-        new = capture(Variant(path, words, place.directory, environment, recipe.python), again=True)
+        new = capture(path, place, words, recipe.environment, recipe.python)
         note = "; ".join([f"Run {name} was run again {note}", *recipe.notes])
         if not new.usable:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"

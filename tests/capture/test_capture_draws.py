@@ -99,32 +99,32 @@ FAULTS = {
     "swapped": (
         0,
         (Phase.FORWARD, Kind.RNG, "Net.left.drop"),
-        "in b it is the one from which Net.right.drop draws in a, and the other way round",
+        "in b it is that of Net.right.drop in a, and the other way round",
     ),
     "behind all draws": (
         1,
         (Phase.FORWARD, Kind.INPUT, "Net.head"),
-        "the cause is in the forward code of Net itself, between Net.right and Net.head",
+        "between Net.right and Net.head, in the forward code of Net",
     ),
     "before the backward pass": (
         2,
         (Phase.START, Kind.RNG, "torch"),
-        "during step 1, random numbers were drawn between Net and the backward pass in b and not in a",
+        "random numbers were drawn between Net and backward in b and not in a",
     ),
     "before the step": (
         1,
         (Phase.START, Kind.RNG, "torch"),
-        "one run drew random numbers that the other did not, after the backward pass of step 0",
+        "left: random draws of one run after the backward pass of the step before",
     ),
     "other p": (
         0,
         (Phase.FORWARD, Kind.OUTPUT, "Net.right.drop"),
-        "although its inputs and the random state are equal; the cause is inside this module: p 0.5 -> 0.4",
+        "although its inputs and the random state are equal; cause: p 0.5 -> 0.4",
     ),
     "eval mode": (
         0,
         (Phase.FORWARD, Kind.OUTPUT, "Net.right.drop"),
-        "although its inputs are equal; the cause is inside this module: train mode in a, eval mode in b",
+        "although its inputs are equal; cause: train mode in a, eval mode in b",
     ),
 }
 
@@ -178,7 +178,7 @@ def test_a_draw_that_is_on_record_elsewhere_is_not_called_one_runs_alone(tmp_pat
         if fault == "other p":
             assert result.first is not None
             assert result.first.site.fqn == "Net.head"
-            assert "or lies in what was not recorded" in result.sentence
+            assert "or what was not recorded" in result.sentence
 
 
 def test_twins_are_the_same_and_every_module_that_draws_has_a_record_of_the_state_before(tmp_path, plain):
@@ -201,7 +201,7 @@ def test_runs_that_do_not_know_every_draw_claim_only_the_state_at_the_start_of_t
     assert result.first is not None
     assert result.first.site.fqn == "Net.right.drop"
     assert "the random state at the start of the step" in result.sentence
-    assert "different ones were drawn before it in this step" in result.sentence
+    assert "other random numbers drawn before it in this step" in result.sentence
 
 
 def draw_here_and_there():

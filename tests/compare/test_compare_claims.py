@@ -412,7 +412,7 @@ def test_the_eps_of_an_advantage_is_reported_as_the_loss(tmp_path):
     with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
         result = compare_runs(one, two, DiffOptions())
     assert result.first.site.kind is Kind.GRAD_OUTPUT
-    assert "left: the loss code" in result.sentence
+    assert "left: the backward pass of what uses that output or the loss code" in result.sentence
 
 
 class Bent(nn.Module):
@@ -452,7 +452,7 @@ def test_code_between_modules_is_not_reported_as_the_loss(tmp_path):
     with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
         result = compare_runs(one, two, DiffOptions())
     assert result.first.site.fqn == "Bent.inner.wide"
-    said = "left: the forward code around it or the loss code"
+    said = "left: the backward pass of what uses that output or the loss code"
     assert said in result.sentence
 
 

@@ -115,28 +115,3 @@ def test_a_memory_format_that_explains_nothing_is_not_reported(tmp_path):
     a = captured(tmp_path / "a", lambda: work(torch.contiguous_format, 1.0))
     b = captured(tmp_path / "b", lambda: work(torch.channels_last, 2.0))
     assert "channels_last" not in diffed(a, b)
-
-
-def attention(back_end):
-    torch.manual_seed(0)
-    model = torch.nn.Linear(8, 24)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with torch.nn.attention.sdpa_kernel(back_end):
-        y = torch.nn.functional.scaled_dot_product_attention(*model(torch.randn(2, 4, 8, 8)).chunk(3, -1))
-    y.sum().backward()
-    optimizer.step()
-
-
-@pytest.mark.skipif(
-    not hasattr(torch.ops.aten, "_safe_softmax"), reason="its plain operators are no others than a script's"
-)
-def test_another_back_end_of_attention_is_named_at_op_level(tmp_path):
-    back_ends = {"flash": torch.nn.attention.SDPBackend.FLASH_ATTENTION, "math": torch.nn.attention.SDPBackend.MATH}
-    runs = {
-        name: captured(tmp_path / name, lambda b=back_end: attention(b), level="op")
-        for name, back_end in back_ends.items()
-    }
-    said = "attention is computed by flash attention in a, by plain operators (math) in b"
-    assert said in diffed(runs["flash"], runs["math"])
-    said = "attention is computed by plain operators (math) in a, by flash attention in b"
-    assert said in diffed(runs["math"], runs["flash"])

@@ -323,22 +323,6 @@ def test_a_step_without_a_forward_pass(compare):
     assert "holds no forward pass" in result.sentence
 
 
-def test_a_norm_in_eval_mode_is_reported_by_its_buffers(compare):
-    x = np.arange(12, dtype=F32).reshape(3, 4)
-
-    def steps(output, mean):
-        rows = [
-            row("start", "buffer", "Net.bn.mean", np.zeros(4, F32)),
-            row("forward", "input", "Net.bn", x, path="[0]"),
-        ]
-        return [[*rows, row("forward", "output", "Net.bn", output), row("optimizer", "buffer", "Net.bn.mean", mean)]]
-
-    runs = steps(x - x.mean(0), F32(0.1) * x.mean(0)), steps(x + 1, np.zeros(4, F32))
-    assert "its buffers do not change in b: it is in eval mode there." in compare(*runs).sentence
-    trains = (ModuleInfo("Net.bn", "Queue", attributes=(("training", "True"),)),)
-    assert "eval mode there" not in compare(*runs, modules=(trains, trains)).sentence
-
-
 def test_draws_since_the_step_began_are_reported_where_the_batch_is_the_first_to_show_them(compare):
     x = np.arange(12, dtype=F32).reshape(3, 4)
 

@@ -179,7 +179,7 @@ def test_sparse_gradients_are_compared_by_what_they_add_up_to(run):
 def test_what_a_second_optimizer_takes_rests_on_what_ran_before_the_first(run):
     result = compared(run(None, embedded), run(None, embedded, coalesced=True, times=2.0))
     assert (result.first.step, result.first.site.fqn) == (1, "Sequential.0.weight"), result.sentence
-    assert "b is 2 times a; the cause is clipping, unscaling" in result.sentence
+    assert "b is 2 times a; left: clipping, unscaling" in result.sentence
 
 
 class Ahead:
@@ -238,25 +238,7 @@ def test_the_forward_of_a_compiled_model_that_is_called_by_name_is_no_other_stru
 
 def test_a_scale_that_rounds_is_the_cause_of_another_loss(run):
     result = compared(run(scale=65536.0), run(scale=1000.0))
-    assert "the cause is the scale of GradScaler: 65536 in a, 1000 in b." in result.sentence
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"norm": nn.BatchNorm1d}, "Language.norm (BatchNorm1d) takes its statistics over each of them"),
-        ({"drop": 0.5}, "Language.drop (Dropout) draws random numbers for each of them"),
-    ],
-    ids=["norm", "dropout"],
-)
-def test_losses_alone_tell_what_a_split_of_the_batch_changes_by_itself(run, given, told):
-    lean = {"record": LEAN}
-    result = compared(run(lean, **given), run(lean, parts=4, **given))
-    assert "a has one loss in this step, b has 4. If these are of microbatches of one batch" in result.sentence
-    assert told in result.sentence
-    assert "not divided by 4" not in result.sentence
-    added = compared(run(lean, **given), run(lean, parts=4, wrong="added", **given))
-    assert "about as large as that of a, not divided by 4" in added.sentence
+    assert "cause: the scale of GradScaler 65536 -> 1000." in result.sentence
 
 
 @ALL_AND_LEAN

@@ -75,7 +75,6 @@ def adversarial(path, *, fault, record="default"):
     ("fault", "record", "said"),
     [
         ("twice", "default", "step in a different order (Adam#2 in a; Adam in b)."),
-        ("always", "default", "Adam steps here in b, and in a Adam#2, without this parameter."),
         ("left out", "default", "the optimizers step in a different order (ModuleDict.d.bias in a; ModuleDict.g."),
         (
             "left out",

@@ -165,7 +165,7 @@ class TestThreads:
         code, found = pair(THREADS, ["1"], ["2"])
         sentence = found["sentence"]
         assert (code, found["first"]["size"]) == (1, "rounding")
-        assert "that is rounding in the backward pass of Sequential.1 (LayerNorm)" in sentence
+        assert "left: rounding in the backward pass of its module" in sentence
         assert sentence.endswith("Likely cause: threads 1 -> 2.")
         assert not any(word in sentence for word in ("clipping", "zero_grad", "accumulation", "by hand"))
         assert found["settings"][0]["name"] == "threads"
@@ -216,7 +216,7 @@ class TestExcluded:
         assert "clipping by value" in result.sentence
         assert "a change of the gradient by hand" in result.sentence
         assert not any(word in result.sentence for word in ("unscaling", "accumulation", "zero_grad"))
-        assert "1 of 6 gradients differ in this step, by no common factor: nothing clipped" in " ".join(result.evidence)
+        assert "1 of 6 gradients differ in this step." in " ".join(result.evidence)
 
     def test_a_gradient_that_is_added_up_from_parts_may_have_been_clipped_in_each(self, said):
         result = said(nudge, microbatches=2)

@@ -114,9 +114,9 @@ def test_two_commits_are_compared_and_a_second_question_is_answered_from_disk(re
     before = everything(repository)
     words = ("diff", "first", "faulty", "--", "train.py", "40")
     answer = introspect(repository, *words, code=1, SLOW="0.2")
-    assert answer.stdout.startswith("First divergence at step 0: the output of Net ")
+    assert answer.stdout.startswith("First divergence at step 0: the output of Net")
     assert "return self.a(x) * 1.001" in answer.stdout
-    assert "(run b was ended at its first divergence)" in answer.stdout
+    assert "run b was ended at its first divergence" in answer.stdout
     assert "up to its first divergence" in answer.stderr
     assert everything(repository) == before
     assert not left(repository)

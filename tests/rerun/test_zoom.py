@@ -14,7 +14,7 @@ from repositories import git
 from synthetic import row, write_run
 
 from introspect_cli.rerun.recipe import UnrepeatableError, recipe_of
-from introspect_cli.rerun.variant import Variant, capture
+from introspect_cli.rerun.variant import capture
 from introspect_cli.rerun.zoom import place_of
 from introspect_cli.store.format import documents
 from introspect_cli.store.read.run import open_run
@@ -272,7 +272,7 @@ def test_a_run_is_repeated_with_the_interpreter_that_it_had(project, another_pyt
         assert (recipe.python, recipe.notes) == (str(another_python), ())
         with place_of(run, recipe, project / "tree") as (here, _):
             words, variables = recipe.words_at(here), recipe.environment
-            assert capture(Variant(project / "again", words, here.directory, variables, recipe.python)).steps == 6
+            assert capture(project / "again", here, words, variables, recipe.python).steps == 6
     command = yaml.safe_load((project / "again/settings/command.yaml").read_text())
     assert command["python"] == str(another_python)
 

@@ -66,9 +66,17 @@ def answer(tmp_path_factory, forks):
     ("place", "changed", "said"),
     [
         (HERE, "torch.set_rng_state(kept)", "seeding that differs is torch.set_rng_state (train.py:16), in b only"),
-        (THERE, "if step == 1: torch.set_rng_state(kept)", "; torch.set_rng_state (train.py:19) sets it in b only."),
-        (THERE, "if step == 2: torch.manual_seed(5)", "; torch.manual_seed(5) (train.py:19) sets it in b only."),
-        (WITHIN, "if step == 1: torch.manual_seed(5)", "equal: torch.manual_seed(5) (train.py:21) sets it in b only."),
+        (
+            THERE,
+            "if step == 1: torch.set_rng_state(kept)",
+            "torch.set_rng_state (train.py:19) sets it in b only.",
+        ),
+        (THERE, "if step == 2: torch.manual_seed(5)", "cause: torch.manual_seed(5) (train.py:19) sets it in b only."),
+        (
+            WITHIN,
+            "if step == 1: torch.manual_seed(5)",
+            "cause: torch.manual_seed(5) (train.py:21) sets it",
+        ),
     ],
 )
 def test_what_set_a_state_is_named_where_one_run_alone_sets_it(answer, place, changed, said):

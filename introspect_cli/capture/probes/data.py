@@ -157,7 +157,7 @@ class DataProbe(GuardedProbe):
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
         if self._context.draws.moved():
             self._context.draws.note(phase, loader, call, before=True)
-        info = SiteInfo(loader.partition("#")[0])
+        info = SiteInfo(loader.partition("#")[0], source=self._context.line())
         try:
             leaves = flatten(batch)
         except Exception as error:  # looking into an object of the script's runs code of the script's

@@ -18,7 +18,7 @@ import torch
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.frames import called, script_frames
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class LossProbe(GuardedProbe):
         for position, root in enumerate(roots):
             if isinstance(root, torch.Tensor):
                 path = "" if len(roots) == 1 else f"[{position}]"
-                self._recorder.tensor(self._recorder.site(Site(Phase.LOSS, Kind.LOSS, "loss", call, path)), root)
+                site = Site(Phase.LOSS, Kind.LOSS, "loss", call, path)
+                self._recorder.tensor(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
 
 
 _MOST_NODES = 20_000

@@ -32,10 +32,11 @@ from introspect_cli.compare.terms.result import (
     Fact,
     Separate,
     SettingChange,
+    Size,
     Verdict,
 )
 from introspect_cli.compare.terms.table import EQUAL, OTHER, WITHIN
-from introspect_cli.compare.terms.words import thing, what
+from introspect_cli.compare.terms.words import how_far, thing, what
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -75,7 +76,17 @@ def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges
     tuned = changes(at) if at.cause.reason == "optimizer" else at.hyperparameters
     scheduled = any(change.about in _SCHEDULED for change in tuned)  # of the rest, no scheduler makes anything
     reason, rates = reason_named(at.cause.reason), scheduled or at.no_rates
-    blame = Blame(reason, tuned, at.rounding, at.blamed, at.fed, rates, offset, stepped=_stepped(at))
+    blame = Blame(
+        reason,
+        tuned,
+        at.rounding,
+        at.blamed,
+        at.fed,
+        rates,
+        offset,
+        stepped=_stepped(at),
+        more=at.first.size is Size.MORE,
+    )
     differ = setting_changes(a, b, blame)
     if not (at.rounding or _by_chance(at)):
         code = by_exclusion(code, differ)
@@ -108,7 +119,7 @@ def _diverging(
     head = f"{place}: {told.head}"
     end, why, later = _at_the_end(at, compared.ending, place, why)
     sentence = f"{end}: {why}"
-    before = before_it(at)
+    before, nothing = before_it(at), _nothing_changed(at, code)
     return DiffResult(
         a=str(compared.a.path),
         b=str(compared.b.path),
@@ -116,14 +127,14 @@ def _diverging(
         sentence=sentence,
         why=why,
         head=head if end == place else sentence,
-        also=tuple(filter(None, (*told.more, other))),
+        also=tuple(filter(None, (*told.more, _first_more(at), other, *nothing))),
         rests_on=tuple(
             Fact(fact.thing.name.lower(), fact.known.name.lower(), fact.of, fact.inside, thing(fact)[0])
             for fact in told.evidence
         ),
         explains=told.findings,
         causes=causes,
-        evidence=(*before, *evidence_lines(at, told), *_nothing_changed(at, code)),
+        evidence=(*before, *evidence_lines(at, told), *nothing),
         before=before,
         first=first,
         candidates=tuple(sorted(at.peers, key=ranks.upstream)),
@@ -138,6 +149,13 @@ def _diverging(
         training=training or Separate(Verdict.DIVERGED, sentence, first),
         evaluation=evaluation,
     )
+
+
+def _first_more(at: View) -> str:
+    """Where the first divergence is rounding, the first listed one of its step that is more; "" for none."""
+    listed = at.outcome.listed if at.rounding else []
+    more = next((one for one in listed if one.step == at.first.step and one.size is Size.MORE), None)
+    return f"First that is more than rounding: {what(more.site, more.module_class)}{how_far(more)}." if more else ""
 
 
 def _likely(at: View, told: Explained, causes: Sequence[Candidate]) -> list[str]:
@@ -192,9 +210,7 @@ def _place(at: View, head: str = "First divergence at") -> str:
     """Where it is; `head` is what stands before the step."""
     first = at.first
     which = ranks.where(at)
-    where = first.step_words + (
-        f", on {which} ranks" if which.startswith("all") else f", rank {which}" if which else ""
-    )
+    where = first.step_words + (f", {which}" if which else "")
     if first.site.phase is Phase.RECOMPUTE:
         where += ", recomputed"
     elif first.site.evaluates and "evaluation" not in head:

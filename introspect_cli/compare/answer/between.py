@@ -36,6 +36,7 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from introspect_cli.compare.changes.clues import Line
     from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.records import ModuleInfo
@@ -241,6 +242,7 @@ def clues_of(scene: View) -> Clues:
         words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
         lines=(_parsed(lines[0]), _parsed(lines[1])),
         spans=(_spans(between[0]), _spans(between[1])),
+        bounds=_bounds(scene),
         kind=site.kind,
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
@@ -249,6 +251,16 @@ def clues_of(scene: View) -> Clues:
         scripts=frozenset(PurePath(str(run.manifest.get("script") or "")).name for run in scene.runs),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
+
+
+def _bounds(scene: View) -> tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]]:
+    """The lines between which the first divergence came about, of a and of b."""
+    from introspect_cli.compare.step.where import lines_around
+
+    one, two = (
+        [next(iter(_parsed([line])), None) for line in lines] for lines in lines_around(scene.step, scene.position)
+    )
+    return (one[0], one[1]), (two[0], two[1])
 
 
 def _handling(scene: View) -> set[str]:

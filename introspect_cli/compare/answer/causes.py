@@ -10,6 +10,7 @@ from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
 from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import Candidate, SettingChange
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,6 +98,13 @@ def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[Sett
         if change.explains and (change.source not in _NO_CAUSE or file):
             tells = None not in (change.a, change.b) and change.a != ""
             merged.setdefault((change.a, change.b) if tells else (change.source, change.name), []).append(change)
+    for key in [key for key, members in merged.items() if members[0].source == "command"]:
+        flag = merged[key][0]
+        value = flag.b if flag.a is None else flag.a if flag.b is None else None
+        side = "b" if flag.a is None else "a"
+        made = next((one for one, members in merged.items() if getattr(members[0], side) == value), key)
+        if value is not None and made != key:  # what was made of it has its value
+            merged[made] += merged.pop(key)
     return (*statements, *(_setting(members, on_record) for members in merged.values()))
 
 
@@ -121,8 +129,21 @@ def likely_words(
     return words
 
 
+_AROUND, _WIDE = 12, 56
+"""Characters that are shown of a statement before what changed, and of all of it."""
+
+
 def candidate_words(one: Candidate) -> str:
-    """A cause in a line: `model.py:41 (Block.__init__)`, `--lr 0.05 -> 0.06`."""
+    """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`."""
     if one.kind == "statement":
-        return f"{one.line}{f' ({one.name})' if one.name else ''}"
+        texts = [" ".join((text or "").split()) for text in (one.a, one.b)]
+        start = max(begin_alike(*texts) - _AROUND, 0) if max(map(len, texts)) > _WIDE else 0
+        a, b = (_part(text, start) for text in texts)
+        return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
+
+
+def _part(text: str, start: int) -> str:
+    """A statement from a place on, as far as there is room; that there is none."""
+    text = f"...{text[start:]}" if start else text or "(nothing)"
+    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."

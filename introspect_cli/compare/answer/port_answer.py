@@ -59,10 +59,9 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
         f"agree where their relative L2 distance is at most {flow.close:g} (--rtol sets another)."
     )
     return replace(
-        before,
+        before.unexplained(),
         verdict=verdict,
         sentence=sentence,
-        why="",
         evidence=tuple(line for line in evidence if line),
         first=first,
         candidates=(first,) if first is not None else (),

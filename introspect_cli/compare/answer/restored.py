@@ -40,7 +40,8 @@ def with_origins(answer: DiffResult, compared: Compared) -> DiffResult:
         return answer.with_findings(Origin, causes)
     sentence, lost = with_head(answer, resumed), best.lost if best is not None else []
     origins = _with_parts(resumed, answer.first, lost, causes)
-    answer = replace(answer, sentence=sentence, findings=(*answer.findings, resumed))
+    head = f"{head_of(resumed)} {answer.head}" if answer.head else ""
+    answer = replace(answer, sentence=sentence, head=head, findings=(*answer.findings, resumed))
     return answer.with_findings(Origin, origins)
 
 

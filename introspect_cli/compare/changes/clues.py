@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from introspect_cli.compare.changes.statements import Change
     from introspect_cli.records import Kind
+
+
+Line: TypeAlias = tuple[str, int]
+"""File and line of the user's code."""
 
 
 class Nearness(str, Enum):
@@ -48,6 +52,7 @@ class Clues:
         words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
         lines: file and line of the user's code that the records of a and of b themselves name.
         spans: files of a and of b, with the lines between which something ran that differs and was not seen itself.
+        bounds: of a and of b, the lines that ran the last record that agreed and the first that did not, where known.
         kind: what was observed.
         tensor: what the tensor is called in its module.
         roots: classes of the modules that no other holds.
@@ -68,6 +73,7 @@ class Clues:
     words: frozenset[str] = frozenset()
     lines: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = ((), ())
     spans: tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int], ...]] = ((), ())
+    bounds: tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]] = ((None, None), (None, None))
     kind: Kind | None = None
     tensor: str = ""
     roots: tuple[str, ...] = ()

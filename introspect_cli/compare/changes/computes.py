@@ -112,8 +112,9 @@ class CodePlace:
         return merged(*(farther(depths, depth) for depth, depths in enumerate(every)))
 
     def casts(self) -> Depths:
-        """What casts tensors, where the runs have another dtype there."""
-        return self.calling(_CASTS) if "dtype" in self.clues.words else {}
+        """What chooses a memory format, and what casts tensors, where the runs have another dtype there."""
+        formats = dict.fromkeys(self.program.definers.get(("=", "memory_format"), ()), 2)
+        return merged(formats, self.calling(_CASTS) if "dtype" in self.clues.words else {})
 
     def to_models(self, most: int) -> Depths:
         """What gives the models their values, outside of modules."""

@@ -21,7 +21,7 @@ from introspect_cli.compare.changes.statements import Change, Side, changed_file
 from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.compare.changes.values import Interned
 
@@ -60,6 +60,7 @@ class Version:
         nodes: functions, classes and files, by place.
         effects: what each of them does.
         heads: the line in which each begins.
+        calls: those that it makes.
         names: what names mean.
         words: all identifiers.
         bound: those that its files bind.
@@ -70,6 +71,7 @@ class Version:
     nodes: dict[Place, ast.AST] = field(default_factory=dict)
     effects: dict[Place, list[Value]] = field(default_factory=dict)
     heads: dict[Place, Value] = field(default_factory=dict)
+    calls: dict[Place, list[Value]] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     words: set[str] = field(default_factory=set)
     bound: set[str] = field(default_factory=set)
@@ -101,6 +103,7 @@ class Version:
                     reader.definition(node, dict(env))
                     self.effects[place] = reader.all_effects()
                     self.heads[place] = reader.make("head", node)
+                    self.calls[place] = reader.calls
 
     def line(self, value: Value | None) -> Line | None:
         """Where a value was written."""
@@ -344,13 +347,32 @@ def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterat
             moved = {e.key for e in (*sides[0], *sides[1]) if e.kind == "defines"} & common
             both = {e.key for e in sides[0]} & {e.key for e in sides[1]}
             sides = tuple([e for e in effects if e.key not in moved - both] for effects in sides)  # type: ignore[assignment] # of two
-        yield from differences(*sides, (a.heads[other], b.heads[place]))
+        found = [
+            one
+            for one in differences(*sides, (a.heads[other], b.heads[place]))
+            if not _as_often(one, a.calls[other], b.calls[place])
+        ]
+        yield from found
+        if not found:  # the same values, of other calls: they may draw, or count
+            calls = [{call.key: call for call in version.calls[p]} for version, p in ((a, other), (b, place))]
+            counts = [Counter(call.key for call in version.calls[p]) for version, p in ((a, other), (b, place))]
+            yield from (Difference(calls[0][key], None) for key in counts[0] - counts[1])
+            yield from (Difference(None, calls[1][key]) for key in counts[1] - counts[0])
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):  # files that only one version has
         for place in version.nodes.keys() - matched:
             if not place[1]:
                 for effect in version.effects[place]:
                     if effect.key not in common:
                         yield Difference(effect, None) if version is a else Difference(None, effect)
+
+
+def _as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
+    """Whether it is a call of which nothing is made, and both versions make it as often."""
+    part = one.a or one.b
+    if part is None or part.kind != "unused" or (one.a is not None and one.b is not None):
+        return False
+    key: int = part.parts[0].key
+    return sum(call.key == key for call in a) == sum(call.key == key for call in b)
 
 
 def _learn(a: Version, b: Version, pairs: Mapping[Place, Place], found: Iterable[Difference]) -> bool:

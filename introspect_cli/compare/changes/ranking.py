@@ -32,10 +32,12 @@ from introspect_cli.compare.changes.computes import (
     words,
 )
 from introspect_cli.compare.changes.program import Program
+from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from introspect_cli.compare.changes.clues import Line
     from introspect_cli.compare.changes.parsed import Statement
     from introspect_cli.compare.changes.program import Depths
     from introspect_cli.compare.changes.statements import Change
@@ -50,6 +52,7 @@ class Version:
         clues: Clues,
         named: Iterable[tuple[str, int]],
         spans: Iterable[tuple[str, int, int]] = (),
+        bounds: tuple[Line | None, Line | None] = (None, None),
     ) -> None:
         self.program, self.clues = program, clues
         roots = program.calling(clues.roots)
@@ -72,6 +75,7 @@ class Version:
             modes = {place for name in program.classes for place in program.methods(name, *MODES)}
             self.between |= {*loss(at), *gradient(at), *optimizer(at), *program.forwards(), *program.calling(MODES)}
             self.between |= program.within(modes).keys()
+        self.ran, self.later = self._ran(*bounds)
         self.between |= {inside for file, first, last in spans for inside in program.at(file, first + 1, last)}
 
     @cached_property
@@ -85,12 +89,33 @@ class Version:
             return ORDER.index(Nearness.ELSEWHERE), 0
         if statement in self.at.recorded:
             return ORDER.index(Nearness.RECORDED), 0
-        more = self.program.is_conditional(statement.place)
+        if statement in self.ran and any(statement in near for near in (self.computes, self.builds, self.between)):
+            return ORDER.index(Nearness.RECORDED), 1
+        more = self.program.is_conditional(statement.place) + _FAR * (statement in self.later)
         for nearness, depths in ((Nearness.COMPUTES, self.computes), (Nearness.BUILDS, self.builds)):
             if statement in depths:
                 beside = nearness is Nearness.BUILDS and statement not in self.of_models  # given to something else, too
                 return ORDER.index(nearness), depths[statement] + more + beside + self._of_another(statement)
         return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
+
+    def _ran(self, low: Line | None, high: Line | None) -> tuple[set[Statement], set[Statement]]:
+        """What ran between the last record that agreed and the first that did not; and what runs only after that."""
+        if self.clues.reason not in _BY_LINE or self.clues.gap or high is None:
+            return set(), set()
+        program = self.program
+        first, last = (
+            min(program.at(*line, line[1]), key=_size, default=None) if line else None for line in (low, high)
+        )
+        if last is None:
+            return set(), set()
+        if first is not None and first.place != last.place and self.clues.kind is Kind.OUTPUT:
+            return {each for each in program.by_place[first.place] if each.last >= first.first}, set()
+        around = {head for head in last.around if isinstance(head.node, (ast.For, ast.AsyncFor, ast.While))}
+        beside = program.by_place[last.place]
+        later = {each for each in beside if each.first > last.last and not around.intersection(each.around)}
+        if first is None or first.place != last.place or first.first > last.first:
+            return {last}, later
+        return {each for each in beside if first.first <= each.first <= last.last}, later
 
     def _of_another(self, statement: Statement) -> bool:
         """Whether it is of the forward of another module than those that it is about."""
@@ -134,6 +159,8 @@ class Version:
 
 
 _MOST_CALLS = 5
+_BY_LINE = words("own_code script loss gradient")
+"""Reasons for which the cause is in what ran between two records, not in what was made before."""
 _OF_MODULES = words("module own_code op buffer backward")
 _IN_MODULES = words("module own_code op buffer by_hand")
 _OF_STEPS = words("rng structure outside initial script gradient resumed propagated optimizer")
@@ -149,8 +176,8 @@ def ranked(
     """Changes, the most likely cause first."""
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    of_sides = zip(texts, clues.lines, clues.spans, strict=True)
-    sides = [Version(Program(files), clues, lines, spans) for files, lines, spans in of_sides]
+    of_sides = zip(texts, clues.lines, clues.spans, clues.bounds, strict=True)
+    sides = [Version(Program(files), clues, lines, spans, bounds) for files, lines, spans, bounds in of_sides]
     placed = [_nearest(change, sides, clues) for change in changes]
     return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
 
@@ -174,6 +201,10 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     passive = passive or not ran
     hits, depth = hits if surely and not passive else 0, best[1] + _FAR * passive
     return Ranked(change, ORDER[best[0]], depth, hits, can_matter=matters and not passive)
+
+
+def _size(statement: Statement) -> int:
+    return statement.last - statement.first
 
 
 def _can_matter(statement: Statement) -> bool:

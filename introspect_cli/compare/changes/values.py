@@ -25,7 +25,7 @@ _TURNED = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
 _SWAPPED = {ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 _STATEMENTS = frozenset(
     {"do", "store", "return", "if", "loop", "with", "try", "match", "raise", "assert", "delete", "break", "continue"}
-    | {"defines"}
+    | {"defines", "unused"}
 )
 """Kinds of effects that are statements of their own."""
 _IMPORTS = (ast.Import, ast.ImportFrom)
@@ -461,24 +461,23 @@ class Reader:
         self.body(node.orelse, env)
 
     def _filled(self, node: ast.AST, over: Value, done: Value, env: Environment) -> Environment | None:
-        """A list that a loop fills and does nothing else, as the comprehension that it is."""
+        """A list or dictionary that a loop fills and does nothing else, as the comprehension that it is."""
         conditions = []
         while len(done.parts) == 1 and done.parts[0].kind == "if" and not done.parts[0].parts[2].parts:
             conditions.append(done.parts[0].parts[0])
             done = done.parts[0].parts[1]
-        if len(done.parts) != 1 or done.parts[0].kind != "do" or done.parts[0].parts[0].kind != "call":
+        if len(done.parts) != 1:
             return None
-        function, given, *_ = done.parts[0].parts[0].parts
-        if function.kind != "attribute" or function.parts[1] != "append" or len(given.parts) != 1:
+        kind, target, *given = _put_in(done.parts[0])
+        names = [name for name, value in env.items() if value is target]
+        lists = [self.make("list", node)] * (2 if kind == "dict of" else 1)
+        empty = self.make("Dict" if kind == "dict of" else "List", node, *lists)
+        if len(names) != 1 or target is None or target.key != empty.key:
             return None
-        names = [name for name, value in env.items() if value is function.parts[0]]
-        if len(names) != 1 or env[names[0]].key != self._empty(node).key:
-            return None
-        lists = self.make("list", node, over), self.make("list", node, *conditions)
-        return {names[0]: self.make("list of", node, given.parts[0], *lists)}
-
-    def _empty(self, node: ast.AST) -> Value:
-        return self.make("List", node, self.make("list", node))
+        self.calls = [call for call in self.calls if call is not done.parts[0].parts[0]]
+        element = self.make("pair", node, *given) if kind == "dict of" else given[0]
+        rest = self.make("list", node, over), self.make("list", node, *conditions)
+        return {names[0]: self.make(kind, node, element, *rest)}
 
     def _on_with(self, node: ast.With | ast.AsyncWith, env: Environment) -> None:
         context = self._context
@@ -614,7 +613,19 @@ class Reader:
             *(part.inside for call in unused.values() for part in call.parts if isinstance(part, Value))
         )
         left = (call for key, call in unused.items() if key not in inner)
-        return [*self.effects, *(self.make("do", call.node, call) for call in left)]
+        return [*self.effects, *(self.make("unused", call.node, call) for call in left)]
+
+
+def _put_in(effect: Value) -> tuple[Any, ...]:
+    """What an effect puts into a list or dictionary: the comprehension that fills such a one, it, and what comes in."""
+    first = effect.parts[0] if effect.parts else None
+    if effect.kind == "store" and first is not None and first.kind == "Subscript":
+        return "dict of", first.parts[0], first.parts[1], effect.parts[1]
+    if effect.kind == "do" and first is not None and first.kind == "call" and first.parts[0].kind == "attribute":
+        function, given = first.parts[:2]
+        if function.parts[1] == "append" and len(given.parts) == 1:
+            return "list of", function.parts[0], given.parts[0]
+    return "", None
 
 
 # --- what differs
@@ -627,7 +638,7 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
     """The smallest parts in which the effects of two functions differ, whose heads are given."""
     found: dict[tuple[_Spot | None, _Spot | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
-    pending: list[tuple[Value, Value]] = []
+    pending: list[tuple[Value, Value, tuple[Value, Value]]] = []
 
     def note(difference: Difference) -> None:
         one, two = difference.a, difference.b
@@ -642,30 +653,28 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
             for x, y in _paired(one[low:high], two[start:stop]):
                 part = x or y
                 if x is not None and y is not None:
-                    pending.append((x, y))
+                    pending.append((x, y, around))
                 elif part is not None:
                     note(Difference(x, y, None if part.kind in _STATEMENTS else around))
 
+    both, uses = _within(a) & _within(b), _uses((*a, *b))
     lists(a, b, heads)
     while pending:
-        one, two = pending.pop()
+        one, two, around = pending.pop()
         if one.key == two.key or (id(one), id(two)) in seen:
             continue
         seen.add((id(one), id(two)))
         if one.kind == two.kind == "list":
-            lists(one.parts, two.parts, (one, two))
-            continue
-        values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
-        plain = [[part for part in value.parts if not isinstance(part, Value)] for value in (one, two)]
-        alike = one.kind == two.kind and plain[0] == plain[1] and len(values[0]) == len(values[1])
-        differ = [(x, y) for x, y in zip(*values, strict=False) if x.key != y.key]
-        if alike and (len(differ) == 1 or (two.key not in one.inside and one.key not in two.inside)):
-            pending += differ
-            continue
-        inner = _inner(one, two)
-        note(Difference(one, two, wrapped=inner))
-        if inner is not None:
-            pending.append(inner)
+            lists(one.parts, two.parts, around)
+        elif one.key in both and two.key in both and _are_chosen(one, two, uses):
+            note(Difference(*around))  # both versions have both values: which is taken differs
+        elif (differ := _differing_parts(one, two)) is not None:
+            pending += ((x, y, (one, two)) for x, y in differ)
+        else:
+            inner = _inner(one, two)
+            note(Difference(one, two, wrapped=inner))
+            if inner is not None:
+                pending.append((*inner, (one, two)))
     gone = {each.a.key: spots for spots, each in found.items() if each.a is not None and each.b is None}
     for spots, each in list(found.items()):
         if each.a is None and each.b is not None and each.b.key in gone:
@@ -673,13 +682,80 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
     return list(found.values())
 
 
+_WRITTEN = frozenset({"constant", "import", "name"})
+"""Kinds of values that are made where they are written."""
+
+
+def _are_chosen(one: Value, two: Value, uses: Counter[int]) -> bool:
+    """Whether two values are made elsewhere; one that is made of the other counts where something else takes it too."""
+    if {one.kind, two.kind} <= _WRITTEN:
+        return False
+    outer = one if two.key in one.inside else two if one.key in two.inside else None
+    return outer is None or uses[id(outer)] > 1
+
+
+def _uses(effects: Iterable[Value]) -> Counter[int]:
+    """By how many others each value is taken."""
+    uses: Counter[int] = Counter()
+    seen: set[int] = set()
+    pending = [*effects]
+    while pending:
+        value = pending.pop()
+        if id(value) not in seen:
+            seen.add(id(value))
+            parts = [part for part in value.parts if isinstance(part, Value)]
+            uses.update(map(id, parts))
+            pending += parts
+    return uses
+
+
+def _within(effects: Iterable[Value]) -> frozenset[int]:
+    return frozenset().union(*(effect.inside for effect in effects))
+
+
+def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None:
+    """The parts in which two values of one form differ; None where they are of two forms, or one holds the other."""
+    values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
+    plain = [[part for part in value.parts if not isinstance(part, Value)] for value in (one, two)]
+    if one.kind != two.kind or plain[0] != plain[1] or len(values[0]) != len(values[1]):
+        return None
+    differ = [(x, y) for x, y in zip(*values, strict=True) if x.key != y.key]
+    if len(differ) == 1:
+        return differ
+    if two.key in one.inside or one.key in two.inside:
+        return None
+    calls_another = one.kind == "call" and differ[0][0] is one.parts[0]
+    if (
+        calls_another
+        and [value.parts[0].parts[-1:] for value in (one, two) if value.parts[0].kind == "attribute"] != []
+    ):
+        calls_another = one.parts[0].parts[-1:] != two.parts[0].parts[-1:]
+    return None if calls_another else differ
+
+
 def _inner(one: Value, two: Value) -> tuple[Value, Value] | None:
     """Where something was put around a value, or taken away from around one: that value in both versions."""
-    candidates = [(part, two) for part in one.parts if isinstance(part, Value)]
-    candidates += [(one, part) for part in two.parts if isinstance(part, Value)]
+    if one.key in two.inside:
+        return one, _of_key(one.key, two)
+    if two.key in one.inside:
+        return _of_key(two.key, one), two
+    candidates = [(part, two) for part in _parts(one)] + [(one, part) for part in _parts(two)]
     pairs = [(_likeness(x, y), x, y) for x, y in candidates if x.kind == y.kind]
     like, *pair = max(pairs, key=lambda each: each[0], default=(0.0, one, two))
     return (pair[0], pair[1]) if like > _WRAPPED else None
+
+
+def _of_key(key: int, value: Value) -> Value:
+    """The part of a value that has a key."""
+    while value.key != key:
+        value = next(part for part in value.parts if isinstance(part, Value) and key in part.inside)
+    return value
+
+
+def _parts(value: Value) -> Iterator[Value]:
+    for part in value.parts:
+        if isinstance(part, Value):
+            yield from part.parts if part.kind == "list" else [part]
 
 
 def _paired(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:

@@ -63,7 +63,7 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
     listed = [*differences.shapes, *differences.only[0], *differences.only[1], *sorted(listed, key=_farthest_first)]
     first = listed[0] if listed and verdict is Verdict.DIVERGED else None
     return replace(
-        answer,
+        answer.unexplained(),
         subject="checkpoints",
         verdict=verdict,
         sentence=sentence,

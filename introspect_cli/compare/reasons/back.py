@@ -20,7 +20,7 @@ from introspect_cli.compare.reasons.ranks import reduction_factor, share_of_rank
 from introspect_cli.compare.say import found
 from introspect_cli.compare.step.rests_on import PASSES
 from introspect_cli.compare.terms.distance import ROUNDING
-from introspect_cli.compare.terms.evidence import Cause, Known, Thing, those
+from introspect_cli.compare.terms.evidence import Cause, Known, those
 from introspect_cli.compare.terms.sites import PHASES
 from introspect_cli.compare.terms.table import EQUAL, OTHER
 from introspect_cli.records import Kind, Phase
@@ -39,7 +39,6 @@ _REST = 1e-5
 """What is left of a gradient beside the best multiple of the other, where that is no rounding of a factor."""
 
 _MEASURED, _OF_THE_REST = 1e-4, 0.3
-_NO_MULTIPLE = 1e-2
 
 
 class Handling(Enum):
@@ -131,39 +130,11 @@ def recomputed(at: View) -> Iterator[Finding]:
 
 
 def left_in_backward(at: View) -> Iterator[str]:
-    """The backward pass through the module; of an output's gradient, of what takes that output."""
+    """The backward pass through the module; of an output's gradient, of what takes that output, or the loss."""
     if at.site.kind is Kind.GRAD_INPUT:
         yield "backward-through"
-    elif _taken_by_no_module(at):
-        root = at.site.fqn.partition(".")[0]
-        given = at.step.of(Kind.OUTPUT, frozenset({Phase.FORWARD, Phase.EVAL}), root).tolist()
-        whole = bool(given) and all(at.table.checksum(union, "a") == _output(at) for union in given)
-        yield from ("loss-code",) if whole else ("code-around", "loss-code")
     else:
-        yield "backward-of-user"
-        if not at.cause.rests_on(Thing.GRADIENTS):
-            yield "loss-code"
-
-
-def _output(at: View) -> int:
-    """Checksum in run a of the output whose gradient it is; 0 where that is not on record."""
-    step, site = at.step, at.site
-    outputs = [
-        u
-        for phase in (Phase.FORWARD, Phase.EVAL)
-        for u in step.of_call(phase, Kind.OUTPUT, site.fqn, site.call)
-        if step.alignment.path[u] == site.path
-    ]
-    return (at.table.checksum(outputs[0], "a") or 0) if outputs else 0
-
-
-def _taken_by_no_module(at: View) -> bool:
-    """Whether no module is given this output in run a, by its checksum; False where that is not on record."""
-    step, checksum = at.step, _output(at)
-    if not checksum or step.comparison.modules_chosen or Kind.INPUT not in step.comparison.kinds:
-        return False
-    given = step.of(Kind.INPUT, frozenset({Phase.FORWARD}))
-    return all(at.table.checksum(int(union), "a") != checksum for union in given)
+        yield from ("backward-of-user", "loss-code")
 
 
 # --- of parameters
@@ -204,43 +175,12 @@ def summed(at: View) -> Iterator[Finding]:
         yield found(code, times=f"{at.first.scale:.6g}", of=factor)
 
 
-def alone(at: View) -> Iterator[Finding]:
-    """Few gradients are no multiple, and all others are: one norm clipped them after those had changed."""
-    if names := no_multiples(at):
-        yield found("clipped-after", parameter=names[0], more=len(names) - 1)
-
-
-def no_multiples(at: View) -> list[str]:
-    """Parameters whose gradients differ in the step of the first, but not by its factor, in order; few of all, or none.
-
-    One norm clips all gradients by one factor: those changed before it show.
-    """
-    step, first = at.step, at.first
-    differ, recorded = at.gradients
-    if first.scale is None or differ < recorded:
-        return []
-    others, multiples = [], 0
-    for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
-        if (site.kind, site.phase, site.call) != (Kind.GRAD, at.site.phase, at.site.call):
-            continue
-        sketches = step.table.sketches(union)
-        if sketches is None:
-            return []
-        a, b = sketches
-        rest = float(np.linalg.norm(b - first.scale * a))
-        if rest > _NO_MULTIPLE * float(np.linalg.norm(b)):
-            others.append(site.fqn)
-        else:
-            multiples += 1
-    return others if len(others) < multiples else []
-
-
 def left_in_gradient(at: View) -> Iterator[str]:
     """What may have been done to it, without what the records exclude; how its module or the loss uses it."""
     gone, differ = excluded(at), at.gradients
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
-    if at.first.scale is not None and not gone >= TOGETHER and not no_multiples(at):
+    if at.first.scale is not None and not gone >= TOGETHER:
         yield from ("clipping", "unscaling", "accumulation")
     elif at.rounding and Handling.CLIPPING in gone and at.parameter_user:
         yield "rounding-in-backward"
@@ -268,7 +208,7 @@ def stale_share(step: Step, position: int) -> tuple[str, float]:
         earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
         old = table.sketch(earlier[0], "a") if earlier else None
     else:
-        old = None if step.before is None else step.before.sketch(union, "a")
+        old = step.sketch_before(union)
     sketches = table.sketches(union)
     if sketches is None or old is None or not old.any():
         return "", 0.0

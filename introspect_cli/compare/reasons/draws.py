@@ -20,7 +20,7 @@ import numpy as np
 
 from introspect_cli.compare.passes import matched
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import found
+from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, found
 from introspect_cli.compare.settings.beginning import begins_later, first_difference, script_generators
 from introspect_cli.compare.settings.seedings import set_at, set_finding
 from introspect_cli.compare.step.rests_on import Place, random_at_start
@@ -63,9 +63,6 @@ class Draw:
         if self.site.path.endswith(DRAWN_BEFORE):
             return found("draw-between", **sides, before=_next(self.site))
         return found("draw-by", **sides, module=self.site.fqn)
-
-
-BATCH_OF, BACKWARD_PASS, STEP_BEGINS = "batch from ", "backward", "begin of the step"
 
 
 def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:

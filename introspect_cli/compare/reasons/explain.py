@@ -181,8 +181,6 @@ def _counted(at: View) -> Iterator[str]:
         yield f"The batch before it is {known}."
     if at.tells == "rng" and at.site.phase is not Phase.START and (module := last_equal(at)):
         yield f"The last random state that is equal is that from which {module} draws."
-    if at.tells == "propagated" and at.step.sites[0] != at.site:
-        yield f"The first of all records that differ in this step is {what(at.step.sites[0])}."
     if at.step.gap and at.cause.reason == "gap":
         earlier = at.compared[at.compared < at.first.step]
         last = f"The records of step {int(earlier[-1])} agree" if len(earlier) else "No step before is on record"

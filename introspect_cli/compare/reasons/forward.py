@@ -11,7 +11,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.draws import drawn_otherwise, side_that_draws
-from introspect_cli.compare.say import found, often
+from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, found, often
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step.rests_on import (
     LEFT_OUT,
@@ -25,9 +25,8 @@ from introspect_cli.compare.step.rests_on import (
     rests_on,
     trained,
 )
-from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, answer
-from introspect_cli.compare.terms.names import FORWARD, THEN, ancestors, owner_of
+from introspect_cli.compare.terms.names import THEN, ancestors
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.words import is_kept, same_values, what
@@ -183,18 +182,6 @@ def returns_input(at: View) -> Iterator[Finding]:
         yield found("identity", side=same[0])
 
 
-def frozen_buffers(at: View) -> Iterator[Finding]:
-    """The buffers of a module stay as they are in the step on one side alone, and its mode is not on record."""
-    trees = (tree.get(at.site.fqn) for tree in at.step.modules)
-    if any(module is not None and "training" in dict(module.attributes) for module in trees):
-        return
-    for index, site in enumerate(at.step.sites):
-        own, number = owner_of(site.fqn) == at.site.fqn, int(at.step.divergences.site[index])
-        if site.kind is Kind.BUFFER and own and (side := untouched_side(at.table, at.step.before, number)):
-            yield found("frozen-buffers", side=side)
-            return
-
-
 def draws(at: View) -> Iterator[Finding]:
     """One run alone draws random numbers in the module, or just before it."""
     if side := side_that_draws(at, before=at.cause.reason == "own_code"):
@@ -246,7 +233,10 @@ def arguments(at: View) -> Iterator[Finding]:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for name, one, two in list(unequal(a, b))[:_MOST]:
             yield found(
-                "argument", name=name, a="left out" if name not in a else one, b=two if name in b else "left out"
+                "argument",
+                name=name,
+                a=LEFT_OUT_ARGUMENT if name not in a else one,
+                b=two if name in b else LEFT_OUT_ARGUMENT,
             )
 
 
@@ -275,28 +265,6 @@ def nondeterministic(at: View) -> Iterator[Finding]:
 def left_in_operator(at: View) -> Iterator[str]:
     """Its options or the kernel; in the backward pass what its forward operator was given."""
     yield from ("backward-of-operator",) if at.site.phase is Phase.BACKWARD else ("options", "kernel")
-
-
-_BACK_ENDS: Final = {
-    r"aten\._scaled_dot_product_flash_attention": "flash attention",
-    r"aten\._scaled_dot_product_efficient_attention": "memory-efficient attention",
-    r"aten\._scaled_dot_product_cudnn_attention": "cuDNN",
-    r"aten\._scaled_dot_product_fused_attention_overrideable": "a back end of the device",
-    r"aten\._safe_softmax\b": "plain operators (math)",
-}
-
-
-def attention(at: View) -> Iterator[Finding]:
-    """Attention in the diverging operator's module is computed by other back ends."""
-    one, two = (_back_ends(at, side) for side in ("a", "b"))
-    if one and two and one != two:
-        yield found("attention", a=", ".join(one), b=", ".join(two))
-
-
-def _back_ends(at: View, side: str) -> list[str]:
-    results = at.step.of(Kind.OP_OUTPUT, frozenset({at.site.phase}), at.site.fqn)
-    paths = [at.step.alignment.path[union] for union in at.recorded(side, results)]
-    return [name for pattern, name in _BACK_ENDS.items() if any(re.match(pattern, path) for path in paths)]
 
 
 _SEEN = frozenset({Status.OBSERVED, Status.PARTIAL})
@@ -406,21 +374,6 @@ def within_loader(at: View) -> Iterator[Finding]:
     """The module runs while a loader makes the batch."""
     if loader := at.step.loader_around(at.site.fqn, at.first.sequence):
         yield found("within-loader", module=at.site.fqn, loader=loader)
-
-
-def carried(at: View) -> Iterator[Finding]:
-    """An input is another output of the step before in each run, or in one alone."""
-    step, given, before = at.step, {}, at.step.before
-    for side, summary in (("a", at.first.a), ("b", at.first.b)):
-        if before is None or summary is None or summary.stats.get("min") == summary.stats.get("max"):
-            continue  # a constant tells nothing of where it comes from
-        checksum = at.table.checksum(at.union, side)
-        same = [union for union in step.of(Kind.OUTPUT, FORWARD).tolist() if before.checksum(union, side) == checksum]
-        for site in sorted(map(step.alignment.site, same), key=lambda site: site.fqn.count("."))[:1]:
-            given[side] = what(site)  # as the outermost module gave it
-    if given and not len(set(given.values())) == 1 < len(given):
-        side = min(given)
-        yield found("carried", side=side, value=given[side], other=OTHER[side], instead=given.get(OTHER[side], "not"))
 
 
 def calls(at: View) -> Iterator[Finding]:

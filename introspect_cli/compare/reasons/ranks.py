@@ -117,8 +117,11 @@ def _samples_of_ranks(readers: Sequence[RankReader], step: int) -> dict[int, int
 
 
 def where(at: View) -> str:
-    """The ranks that diverge, by number: `1`, `all 4`; "" where one was compared."""
-    return "" if at.ranks < 2 else f"all {at.ranks}" if _on_all(at) else str(at.first.rank)
+    """The ranks that diverge: `rank 1`, `on all 4 ranks`; "" where one was compared."""
+    if at.ranks < 2:
+        return ""
+    every = "both" if at.ranks == 2 else f"all {at.ranks}"
+    return f"on {every} ranks" if _on_all(at) else f"rank {at.first.rank}"
 
 
 def _on_all(at: View) -> bool:

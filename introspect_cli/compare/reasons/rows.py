@@ -109,7 +109,7 @@ ROWS: Final = (
         frozenset({Kind.INPUT}),
         40,
         applies=forward.of_script,
-        find=(forward.within_loader, forward.carried, forward.calls),
+        find=(forward.within_loader, forward.calls),
         left=forward.left_in_script,
     ),
     Reason(
@@ -130,7 +130,7 @@ ROWS: Final = (
         applies=forward.of_module,
         find=(
             *(forward.other_class, forward.attributes, forward.precision, forward.returns_input),
-            *(forward.frozen_buffers, forward.draws, forward.memory_formats),
+            *(forward.draws, forward.memory_formats),
         ),
         left=forward.left_in_module,
         weights=KERNEL_WEIGHTS,
@@ -205,7 +205,7 @@ ROWS: Final = (
         "what is done to gradients before the optimizer step",
         frozenset({Kind.GRAD}),
         applies=back.of_gradient,
-        find=(back.sparse, back.stale, back.summed, back.alone, forward.of_its_user),
+        find=(back.sparse, back.stale, back.summed, forward.of_its_user),
         left=back.left_in_gradient,
         weights={"hyperparameter": 0.3, "optimizers": 0.3, "scalers": 0.96},
         names=_names("clip|accum|scale|zero|norm|amp|micro"),
@@ -280,6 +280,7 @@ ROWS: Final = (
         "unknown: what went into it differs, too",
         priority=100,
         applies=start.of_propagated,
-        left=start.left_upstream,
+        find=(start.upstream,),
+        left=lambda _: ("elsewhere",),
     ),
 )

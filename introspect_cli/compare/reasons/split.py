@@ -18,6 +18,7 @@ from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import found
 from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.terms.names import FORWARD
+from introspect_cli.compare.terms.sites import kind_code
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from introspect_cli.records import Site
 
 _CLOSE, _EXACT = 1e-3, 1e-4
+_ROUND = 1e-5
+"""How near to a number of two digits a norm is that clipping left."""
 NORMS = re.compile(r"BatchNorm")
 DRAWS = re.compile(r"Dropout|RReLU")
 
@@ -127,6 +130,8 @@ def _of_gradients(step: Step) -> Finding | None:
     """A factor that all gradients have, as many as there are microbatches; or losses that nobody divided."""
     a, b = cuts(step)
     factor = _common_factor(step)
+    if factor is None and (clipped := _clipped(step)):
+        return clipped
     if factor is not None:
         inside = step.learned.times
         # A factor that only comes after the backward pass is no loss's.
@@ -141,6 +146,30 @@ def _of_gradients(step: Step) -> Finding | None:
         if len(parts) > 1 == len(whole) and near(sum(parts) / len(parts), whole[0], _EXACT):
             return found("split-summed", times="", side=side, number=len(parts))
     return None
+
+
+def _clipped(step: Step) -> Finding | None:
+    """A norm of all gradients that is a number somebody wrote, of gradients that are no multiples of the others."""
+    norms = _norm(step, "a"), _norm(step, "b")
+    written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]
+    if not any(written) or (all(written) and not near(*norms)):
+        return None
+    a, b = cuts(step)
+    more = "b" if b.as_a_rule.number > a.as_a_rule.number else "a"
+    side = more if all(written) else "b" if written[1] else "a"
+    return found("split-clipped", side=side, norm=f"{norms[written.index(True)]:.4g}")
+
+
+def _norm(step: Step, side: str) -> float:
+    """The L2 norm of all gradients of a step together; NaN where they are not on record."""
+    _, batch, sites, _ = step.table.halves[side == "b"]
+    if "mean" not in batch.floats or "var" not in batch.floats:
+        return float("nan")
+    layouts = step.comparison.layouts[side == "b"]
+    rows = np.flatnonzero((step.alignment.kind[sites] == kind_code(Kind.GRAD)) & (step.alignment.call[sites] == 0))
+    mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))
+    elements = layouts.numel[batch.layout[rows]]
+    return float(np.sqrt((elements * (var + mean**2)).sum()))
 
 
 def _of_losses(step: Step, position: int) -> Finding | None:

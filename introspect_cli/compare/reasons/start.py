@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import attributes, attributes_of, of_losses
-from introspect_cli.compare.reasons.ranks import with_copies
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.say import found
-from introspect_cli.compare.settings.beginning import filled, filled_on_ranks
+from introspect_cli.compare.settings.beginning import filled
 from introspect_cli.compare.step.rests_on import updates_by_hand
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.table import EQUAL, OTHER
+from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ def drawn(at: View) -> Iterator[Finding]:
         return
     if at.site.kind is Kind.BUFFER:
         yield from attributes_of(at, at.site.fqn.rpartition(".")[0])
-    side = with_copies(at.first)
-    on_ranks = list(filled_on_ranks(at.runs[side == "b"], side, at.site.fqn)) if side else []
-    yield from on_ranks or filled(at.runs, at.first.rank, at.site.fqn)
+    yield from filled(at.runs, at.first.rank, at.site.fqn)
 
 
 def tied(at: View) -> Iterator[Finding]:
@@ -187,6 +185,7 @@ def of_propagated(step: Step, position: int) -> Cause | None:
     return cause("propagated", role=Role.PROPAGATED)
 
 
-def left_upstream(at: View) -> Iterator[str]:
-    """The first of the step, or what lies outside of it."""
-    yield "first-of-step" if at.step.sites[0] != at.site else "elsewhere"
+def upstream(at: View) -> Iterator[Finding]:
+    """Another record of the step differs before it."""
+    if at.step.sites[0] != at.site:
+        yield found("upstream", name=what(at.step.sites[0]))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.reasons.forward import attention
-from introspect_cli.compare.say import found, often
+from introspect_cli.compare.say import WHOLE_VALUE, found, often
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.names import FORWARD, owner_of
@@ -90,7 +89,6 @@ def _only_saves(at: View) -> Iterator[Finding]:
 
 
 def _operator(at: View) -> Iterator[Finding]:
-    yield from attention(at)
     yield found("other-operators", line=at.first.source, other=at.lacks)
 
 
@@ -176,9 +174,8 @@ def _subject(at: View) -> Iterator[Finding]:
     # it may be there and not be called
     runs = not tensor and (subject in trees[at.lacks] or (module is not None and not owner_of(subject)))
     code = "runs-only" if runs else "exists-only"
-    yield found(
-        code, kind=at.site.kind.value if tensor else "module", name=subject, side=side, cls="" if tensor else name
-    )
+    kind = at.site.kind.one.removeprefix("the ") if tensor else "module"
+    yield found(code, kind=kind, name=subject, side=side, cls="" if tensor else name)
 
 
 def _missing(at: View, name: str = "") -> bool:
@@ -207,7 +204,7 @@ def _paths(at: View) -> Iterator[Finding]:
     given: list[list[str]] = []
     for side in "ab":
         unions = at.recorded(side, at.step.of_call(site.phase, site.kind, site.fqn, site.call))
-        given.append([alignment.path[u] or "the value" for u in unions])
+        given.append([alignment.path[u] or WHOLE_VALUE for u in unions])
     times = [max((1 + int(path.partition("@")[2] or 0) for path in paths), default=0) for paths in given]
     if not all(times):
         return
@@ -238,28 +235,10 @@ def _unused(at: View) -> Iterator[Finding]:
     if one != two and (sorted(one) == sorted(two) or swapped):
         yield found("optimizers-order", a=", ".join(one), b=", ".join(two))
         return
-    elsewhere = list(_another_steps(at, {"a": one, "b": two}))
-    if elsewhere:
-        yield from elsewhere
-        return
     (passed,) = backward(at.step, Place(at.site, np.inf))
     if passed.known in {Known.EQUAL, Known.WITHIN}:
         steps = at.recorded(at.lacks, np.flatnonzero(at.step.alignment.phase == phase_code(Phase.OPTIMIZER)))
         yield found("gradient-not-taken" if steps else "no-step", other=at.lacks)
-
-
-def _another_steps(at: View, steps: dict[str, list[str]]) -> Iterator[Finding]:
-    """A run's step is of an optimizer which has no such parameter, though another of its optimizers has it."""
-    setup, here, there = at.setup, steps[at.first.only], steps[at.lacks]
-    held_here, held_there = ({*setup.holders(side, {at.site.fqn})} for side in (at.first.only, at.lacks))
-    if not {*here} & held_here or not there or not held_there or {*there} & held_there:
-        return
-    if here == there and setup.renumbered:
-        shared = {name for held in here for name in setup.named[at.first.only].get(held, ())}
-        instead = next((name for name in setup.named[at.lacks].get(there[0], ()) if name not in shared), "")
-        yield found("other-of-class", side=at.first.only, other=at.lacks, name=instead)
-    else:
-        yield found("another-steps", side=at.first.only, one=", ".join(here), other=at.lacks, two=", ".join(there))
 
 
 def _graded(at: View, side: str) -> set[str]:

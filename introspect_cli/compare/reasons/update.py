@@ -26,9 +26,9 @@ from introspect_cli.compare.step.rests_on import (
     lacks_gradient,
     owing_side,
     state_before,
+    untouched_side,
     value_before,
 )
-from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.sites import KINDS

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.settings.beginning import differs_unseen
 from introspect_cli.compare.settings.differences import Difference, unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
-from introspect_cli.compare.step.tensor_at import unseen_inside
-from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
+from introspect_cli.compare.step.rests_on import unseen_inside
+from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.terms.result import Role, SettingChange, Size
 from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
@@ -107,11 +107,6 @@ class View:
         )
 
     # --- what came before
-
-    @property
-    def dropped(self) -> bool:
-        """Whether either run recorded steps that it does not hold any more."""
-        return bool(self.step.comparison.a.thinned or self.step.comparison.b.thinned)
 
     @property
     def is_first_step(self) -> bool:
@@ -272,8 +267,3 @@ class View:
             return loader
         known = {fact.known for fact in self.cause.rests_on(Thing.BATCHES)}
         return "" if self.cause.reason == "plain" or Known.UNSEEN in known else None
-
-    @property
-    def shown_evidence(self) -> list[Evidence]:
-        """What it rests on, as far as that says something of it: a random state nothing of what draws no number."""
-        return list(self.cause.evidence)

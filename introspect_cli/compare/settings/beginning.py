@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.say import event_words, found
-from introspect_cli.compare.settings.differences import MOST_RANKS
 from introspect_cli.compare.settings.seedings import GENERATORS, seedings_change
 from introspect_cli.compare.terms.watched import passes_over
-from introspect_cli.texts import begin_alike, rank_list
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -311,13 +310,3 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
             event = Event("", fields[2], by, fields[4], " ".join(fields[5:]), given_to, fields[1] == "own")
             events.append(event)
     return events
-
-
-def filled_on_ranks(run: Run, side: str, name: str) -> Iterator[Finding]:
-    """Ranks of a run drew a parameter from other random states; nothing where the records do not tell."""
-    fillings = {rank: _fillings(_events(run, rank, "") or [], name)[-1:] for rank in run.recorded[:MOST_RANKS]}
-    last = {rank: events[0] for rank, events in fillings.items() if events}
-    base = min(last, default=0)
-    others = [rank for rank, event in last.items() if event.state != last[base].state]
-    if others:
-        yield found("filled-on-ranks", by=str(last[base]), side=side, ranks=rank_list(others), base=base)

@@ -148,6 +148,7 @@ class Blame:
         rates: whether hyper-parameters differ at the diverging step, or none were recorded.
         offset: whether other steps are compared than the first of each run, which is what settings of optimizers tell.
         stepped: whether an optimizer may have stepped before.
+        more: whether the distance is more than rounding, which no other kernel of an optimizer makes.
     """
 
     reason: Explained | None = None
@@ -158,12 +159,13 @@ class Blame:
     rates: bool = False
     offset: bool = False
     stepped: bool = True
+    more: bool = False
 
     def weight(self, change: Difference) -> float:
         """How well a change explains the divergence, 0 to 1; 0 is noise that is not shown."""
         if change.source in _BUILT:
             return self._of_built(change)
-        if not self.stepped and _of_optimizer(change):
+        if (not self.stepped and _of_optimizer(change)) or (self.more and chooses_kernel(change.name)):
             return _USUAL
         if change.source != FILES:
             weight = self._of_setting(change.source, change.name)

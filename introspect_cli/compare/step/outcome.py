@@ -51,7 +51,6 @@ class RankOutcome:
         blind_site: a site that only one side could see, as an example.
         tolerated: the first difference that tolerance or noise let pass, in words.
         structure: what differs in structure, and random states; None where no step had to be opened.
-        one_sided_step: a step in which structure differs and no result is common to both runs.
         unrecorded: a step in which structure differs and neither run recorded results.
         match: which name of a is which of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
@@ -87,7 +86,6 @@ class RankOutcome:
     tolerated: str = ""
     heat: Heat | None = None
     structure: Structure | None = None
-    one_sided_step: int | None = None
     unrecorded: int | None = None
     match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None

@@ -1,7 +1,7 @@
-"""A diverging step, in a shape that questions can be put to: what differs where, and what contains what.
+"""A diverging step, in a shape that questions can be put to: what differs where, what contains what, when modules run.
 
-Whether a divergence is an origin depends on what went into it: which records differ, which came before, which
-modules contain which. The step's divergences are walked once, and every later question is a lookup.
+Whether a divergence is an origin depends on what went into it: which records differ, which came before, which modules
+contain which. The step's divergences are walked once, and every later question is a lookup.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.resumed import Carried, kept
-from introspect_cli.compare.step.calls import Calls
 from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
 from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds, phase_code
@@ -25,10 +24,72 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from introspect_cli.compare.step.comparison import Comparison
+    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.store.format.batch import StepBatch
+
+
+class Calls:
+    """The calls of a step, in order; of several ranks as one, each is known by the name of its module alone."""
+
+    def __init__(self, table: Table, comparison: Comparison) -> None:
+        self._table, self._of = table, comparison.of
+        self._is_gathered = comparison.gathered is not None
+        self._by_name: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
+
+    def running(self, fqn: str, order: float) -> tuple[float, int] | None:
+        """When the call of a module that is running at a place of the sequence began, and which call it is.
+
+        The last whose inputs stand before; None where there is none.
+        """
+        if fqn not in self._by_name:
+            inputs = self._of(Kind.INPUT, FORWARD, fqn)
+            inputs = inputs[np.argsort(self._table.order_of[inputs], kind="stable")]
+            orders, calls = self._table.order_of[inputs].tolist(), self._table.alignment.call[inputs].tolist()
+            self._by_name[fqn] = orders, calls, dict(zip(reversed(calls), reversed(orders), strict=True))
+        orders, calls, starts = self._by_name[fqn]
+        place = bisect_right(orders, order) - 1
+        return None if place < 0 else (starts[calls[place]], calls[place])
+
+    def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
+        """The innermost call of another module that runs at a place: name, when it began, call index; None for none."""
+        if self._is_gathered:
+            return None
+        calls, begun, ended = self._spans
+        running = np.flatnonzero((begun < order) & (ended > order))
+        others = [at for at in running.tolist() if calls[at][0] != fqn]
+        at = max(others, key=begun.__getitem__, default=None)
+        return None if at is None else (calls[at][0], float(begun[at]), calls[at][1])
+
+    def spans_of(self, fqn: str) -> list[tuple[float, float]]:
+        """When the calls of a module began and ended; the whole step where that is not known."""
+        if self._is_gathered:
+            return [(-np.inf, np.inf)]
+        calls, begun, ended = self._spans
+        return [(begun[at], ended[at]) for at, (name, _) in enumerate(calls) if name == fqn]
+
+    @cached_property
+    def _spans(self) -> tuple[list[tuple[str, int]], Any, Any]:
+        """The calls of modules, when each began, and when the last of what it gave was recorded."""
+        begun: dict[tuple[str, int, int], float] = {}
+        ended: dict[tuple[str, int, int], float] = {}
+        orders, alignment = self._table.order_of, self._table.alignment
+        for of, kind, outer in ((begun, Kind.INPUT, min), (ended, Kind.OUTPUT, max)):
+            for union in self._of(kind, FORWARD).tolist():
+                if np.isfinite(order := float(orders[union])):
+                    call = alignment.fqn[union], int(alignment.call[union]), int(alignment.phase[union])
+                    of[call] = outer(order, of.get(call, order))
+        calls = [call for call in begun if call in ended]
+        spans = np.array([(begun[call], ended[call]) for call in calls]).reshape(-1, 2)
+        return [call[:2] for call in calls], spans[:, 0], spans[:, 1]
+
+
+# --- the step
+
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 _DATA = frozenset({Phase.DATA})
 _BACK = 2000
+_OPTIMIZERS = 8
 """Steps that are looked through for what stands since an earlier one."""
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
 
@@ -232,13 +293,31 @@ class Step:
 
     def standing(self, union: int, side: str) -> str | None:
         """A value that a run recorded last before the step; None where it is not on record, or steps are missing."""
+        found = self._earlier(union, side, _BACK)
+        return None if found is None else plain_of(*found)
+
+    def sketch_before(self, union: int) -> Any:
+        """The sketch of what run a recorded last before the step, as of another optimizer's; None where there is none.
+
+        Only a few steps back: as many as there are optimizers that step in turn.
+        """
+        if self.before is not None and (old := self.before.sketch(union, "a")) is not None:
+            return old
+        found = None if self.before is None else self._earlier(union, "a", _OPTIMIZERS)
+        if found is None or found[0].sketch is None:
+            return None
+        sketch = found[0].sketch[found[1]].astype(np.float64)
+        return sketch if np.isfinite(sketch).all() else None
+
+    def _earlier(self, union: int, side: str, back: int) -> tuple[StepBatch, int] | None:
+        """Batch and row of what a run recorded last in so many steps before; None where nothing is, or some went."""
         comparison, in_b = self.comparison, side == "b"
         reader, number = (comparison.b, self.table.step_b) if in_b else (comparison.a, self.number)
-        earlier = range(number - 1, max(number - _BACK, 0) - 1, -1) if not reader.thinned else range(0)
+        earlier = range(number - 1, max(number - back, 0) - 1, -1) if not reader.thinned else range(0)
         for batch in (reader.read(step) for step in earlier if step in reader):
             rows = np.flatnonzero(self.alignment.ids[in_b][batch.site] == union).tolist()
             if rows:
-                return plain_of(batch, rows[-1])
+                return batch, rows[-1]
         return None
 
     # --- tensors, and calls

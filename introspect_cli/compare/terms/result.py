@@ -365,6 +365,10 @@ class DiffResult:
         """The answer with these findings of a type and no others of it."""
         return replace(self, findings=(*(one for one in self.findings if not isinstance(one, kind)), *findings))
 
+    def unexplained(self) -> DiffResult:
+        """The answer without what explains its first divergence, where another one takes its place."""
+        return replace(self, why="", head="", also=(), rests_on=(), explains=(), causes=())
+
     @property
     def structure(self) -> tuple[StructureChange, ...]:
         """What differs besides numbers and settings."""

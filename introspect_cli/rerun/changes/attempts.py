@@ -21,7 +21,7 @@ from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.changes.minimise import SETTINGS, Element, command_line, on_axes
 from introspect_cli.rerun.changes.texts import encoded, opened_files, undefined
 from introspect_cli.rerun.place import Around, placed
-from introspect_cli.rerun.variant import End, Reference, Rerun, Variant, capture, end_of
+from introspect_cli.rerun.variant import End, Reference, Rerun, capture, end_of
 from introspect_cli.store.format.sources import Sources
 from introspect_cli.store.read.run import open_run
 from introspect_cli.sums import source_digest
@@ -179,11 +179,8 @@ class Attempts:
         others = {self.around.tops[0] / name: path for name, path in files.items()}
         paths = set_as_in_b.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
         with placed(self.around, directory, texts, files=others, paths=paths, keep=self.keep) as place:
-            environment = {**set_as_in_b, "PYTHONDONTWRITEBYTECODE": "1"}
-            if place.paths:
-                environment["PYTHONPATH"] = place.paths
             words = (*recipe.options, *self.options, *self.reference.ends, *recipe.words_at(place))
-            done = capture(Variant(self.output / name, words, place.directory, environment, python))
+            done = capture(self.output / name, place, words, set_as_in_b, python, again=False)
         self._check(done, sources)
         return done
 

@@ -4,20 +4,15 @@ A run that is killed must keep every step whose end it reached, say which one is
 as a whole one. Here a small training script prints a line after every step, a capture of it is killed at a random
 instant, and the store is read: the steps in it must be as many as the lines that came out (or one more: the step is
 written before the line is printed), each equal to the same step of an undisturbed run, and `verify` must find nothing.
-
-    python benchmarks/survival.py --kills 300
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,29 +204,3 @@ def survive(folder: Path, kills: int, *, steps: int = 200) -> list[Kill]:
     whole = digests(folder / "whole")
     assert len(whole) == steps
     return [kill_once(folder, number, script, whole, seconds) for number in range(kills)]
-
-
-def main() -> int:
-    """Kill, read, print the table; 1 if anything was lost or misread."""
-    parser = argparse.ArgumentParser(description="Kill capturing runs at random instants and read what is left.")
-    parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=200)
-    options = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        done = survive(folder, options.kills, steps=options.steps)
-    print("| signal | kills | steps ended | steps kept | lost or misread |")
-    print("|---|---:|---:|---:|---:|")
-    for sent in sorted(set(SIGNALS)):
-        kills = [kill for kill in done if kill.signal == sent]
-        printed, kept = sum(kill.printed for kill in kills), sum(kill.kept for kill in kills)
-        bad = sum(bool(kill.problem) for kill in kills)
-        print(f"| {signal.Signals(sent).name} | {len(kills)} | {printed} | {kept} | {bad} |")
-    for kill in done:
-        if kill.problem:
-            print(f"{signal.Signals(kill.signal).name} after {kill.after:.3f} s: {kill.problem}")
-    return int(any(kill.problem for kill in done))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,11 @@
-"""How long it takes to know the modules of a run under other names, in CPU time, by the number of sites.
+"""The time it takes to know the modules of a run under other names, by the number of sites, which are made up.
 
-    python benchmarks/alignment.py 100000 1000000
-
-The sites are made up: layers of ten modules with a parameter, its gradient, input, output and gradient of the output
-each, of which one module in ten, one in a thousand, or none has another name in b.
+Layers of ten modules have a parameter, its gradient, input, output and gradient of the output each; one module in ten,
+one in a thousand, or none has another name in b.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -53,14 +50,3 @@ def timed(sites: int, *, other: str = "mlp", every: int = 1) -> tuple[Correspond
     runs = made(sites, "body", every), made(sites, other, every)
     start = time.process_time()
     return matched_by_value(*runs), time.process_time() - start
-
-
-if __name__ == "__main__":
-    for asked in map(int, sys.argv[1:] or ["100000"]):
-        for share, options in {
-            "one module in ten renamed": {},
-            "one in a thousand": {"every": 100},
-            "none": {"other": "body"},
-        }.items():
-            matched, seconds = timed(asked, **options)
-            print(f"{asked:,} sites, {share}: {len(matched.renamed):,} names matched in {seconds:.2f} s")

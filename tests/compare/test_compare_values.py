@@ -1,0 +1,160 @@
+"""What functions compute: rewrites are no change, and what changed beside them has its line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from sweeps import sliced
+
+from introspect_cli.compare.changes.clues import Clues
+from introspect_cli.compare.changes.project import changed, changed_between
+from introspect_cli.compare.changes.ranking import ranked
+from introspect_cli.compare.changes.statements import changed_statements
+from introspect_cli.records import Kind
+from introspect_cli.rerun.changes.units import units
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import lines
+
+PLANTED = {pair.name: pair for pair in (*lines.own(), *lines.mixed())}
+SAME = {pair.name: pair for pair in lines.same()}
+_SLICE = {name for place, name in enumerate(PLANTED) if name.startswith("own/") or place % 5 == 0}
+
+
+def told(a, b):
+    """The statements that differ and do more than print or assert, each by its line and both texts."""
+    rows = changed({"f.py": a}, {"f.py": b})
+    return [(one.line, one.a and one.a.text, one.b and one.b.text) for one in rows]
+
+
+@pytest.mark.parametrize("name", sliced(list(PLANTED), _SLICE))
+def test_the_planted_line_is_among_those_that_compute_something_else(name):
+    pair = PLANTED[name]
+    rows = changed(pair.a, pair.b)
+    here = {(row.file, row.line) for row in rows} & pair.b_lines
+    gone = [row for row in rows if row.a and any(row.a.first <= n <= row.a.last for _, n in pair.a_lines)]
+    assert here or gone
+    beside = [row for row in rows if not any(w in (row.b or row.a).text for w in ("logging.", "assert ", "os.getpid"))]
+    assert len(beside) <= 4
+
+
+@pytest.mark.parametrize("name", [name for name in SAME if "added-things" not in name])
+def test_a_rewrite_alone_computes_nothing_else(name):
+    pair = SAME[name]
+    assert changed_between(pair.a, pair.b)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("def f(x):\n    y = g(x)\n    return h(y)", "def f(a):\n    return h(g(a))"),
+        ("def f(d):\n    k = lambda v: v.w\n    return sorted(d, key=k)",
+         "def f(d):\n    def of(item):\n        return item.w\n    return sorted(d, key=of)"),
+        ("def f(x):\n    return [g(i) for i in x if i]",
+         "def f(x):\n    out = []\n    for n in x:\n        if n:\n            out.append(g(n))\n    return out"),
+        ("def f(x, y):\n    return {a: b for a, b in zip(x, y)}",
+         "def f(x, y):\n    d = {}\n    for b, a in zip(y, x, strict=True):\n        d[a] = b\n    return d"),
+        ("def f(x):\n    if x > 1:\n        return g(x)\n    return h(x)",
+         "def f(x):\n    return h(x) if not 1 < x else g(x)"),
+        ("def f(x):\n    a, (b, c) = 1, x\n    g(a, b, c)", "def f(x):\n    p, q = x\n    g(1, p, q)"),
+        ("def f(x):\n    return g(x) * 2", "def scaled(v):\n    return v * 2\n\ndef f(x):\n    return scaled(g(x))"),
+        ("import a.b as c\ndef f():\n    return c.d()", "from a import b\ndef f():\n    return b.d()"),
+        ("class C:\n    def m(self):\n        self.w = 1\n    def n(self):\n        return self.w",
+         "class C:\n    def n(self):\n        return self.value\n    def m(self):\n        self.value = 1"),
+        ("def f(x):\n    try:\n        y = g(x)\n    except E as e:\n        y = h(e)\n    return y",
+         "def f(x):\n    try:\n        z = g(x)\n    except E as error:\n        z = h(error)\n    return z"),
+        ("def f(x):\n    match x:\n        case [a, *b]:\n            return a, b",
+         "def f(x):\n    match x:\n        case [p, *q]:\n            return p, q"),
+        ("def f(xs):\n    t = 0\n    for x in xs:\n        t = t + x\n    return t",
+         "def f(many):\n    total = 0\n    for each in many:\n        total = total + each\n    return total"),
+    ],
+)  # fmt: skip
+def test_another_way_to_write_it_is_no_change(a, b):
+    assert told(a, b) == []
+    assert told(b, a) == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "line"),
+    [
+        ("def f(x):\n    return g(x).log()", "def f(y):\n    return g(y).exp()", 2),
+        ("def f(x):\n    return log(x)", "def f(y):\n    return exp(y)", 2),
+        ("def f(x):\n    x += g(x)\n    return x", "def f(x):\n    x = x + g(x)\n    return x", 2),
+        ("def f(x):\n    h(x)\n    g(x)", "def f(y):\n    g(y)\n    h(y)", 2),
+        ("def f(x, n=1):\n    return x * n", "def f(y, n=2):\n    return y * n", 1),
+        ("@a\ndef f(x):\n    return x", "@b\ndef f(x):\n    return x", 1),
+        ("class C(A):\n    w = 1", "class C(B):\n    w = 1", 1),
+        ("def f():\n    global n\n    n = 1", "def f():\n    global n\n    n = 2", 3),
+        ("def f(x):\n    with a():\n        y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    return y", 2),
+        ("def f(x):\n    return (\n        g(x)\n        + 1\n        + 2\n    )",
+         "def f(y):\n    return (\n        g(y)\n        + 1\n        + 3\n    )", 5),
+        ("def f(x):\n    g(x)\n    draw()", "def f(x):\n    g(x)\n    unused = draw()\n    draw()", 4),
+        ("def f(x, y):\n    a = g(x)\n    b = h(y)\n    return a @ b",
+         "def f(x, y):\n    p = g(x)\n    q = h(y)\n    return p @ p", 4),
+        ("def f(x):\n    y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    y = ~y\n    return y", 3),
+    ],
+)  # fmt: skip
+def test_what_differs_has_the_line_of_the_smallest_part(a, b, line):
+    assert [row[0] for row in told(a, b)][:1] == [line]
+
+
+def test_a_file_that_python_cannot_read_is_one_change_and_the_others_are_read():
+    rows, comments, names = changed_between(
+        {"bad.py": "x = (", "m.py": "y = 1", "c.py": "z = 1", "n.py": "def f():\n    a = 1\n    g(a)"},
+        {"bad.py": "x = 1", "m.py": "y = 2", "c.py": "z = 1  # one", "n.py": "def f():\n    b = 1\n    g(b)"},
+    )
+    assert [(row.file, row.unit) for row in rows] == [("bad.py", "file"), ("m.py", "statement")]
+    assert (comments, names) == (["c.py"], ["n.py"])
+
+
+def test_what_is_made_in_hundreds_of_steps_is_compared_in_no_time():
+    a = "def f(x):\n" + "".join(f"    x = g(x, x, {n})\n" for n in range(400)) + "    return x\n"
+    assert told(a, a.replace("x", "y").replace("399", "400"))[0][0] == 401
+
+
+TWO_CHANGES = """
+class Net:
+    def forward(self, x):
+        x = {0} * x
+        h = self.a(x)
+        h = {1} * h
+        y = self.b(h)
+        return {2} * y
+"""
+
+
+@pytest.mark.parametrize(("bounds", "line"), [((None, 5), 4), ((5, 7), 6), ((7, 99), 8)])
+def test_what_ran_between_the_last_equal_record_and_the_first_other_one_comes_first(bounds, line):
+    a, b = TWO_CHANGES.format(1, 1, 1), TWO_CHANGES.format(2, 2, 2)
+    low, high = (number and ("f.py", min(number, 8)) for number in bounds)
+    clues = Clues("own_code", classes=("Net",), kind=Kind.OUTPUT, bounds=((low, high), (low, high)))
+    found = ranked(changed({"f.py": a}, {"f.py": b}), ({"f.py": a}, {"f.py": b}), clues)
+    assert found[0].change.line == line
+
+
+MOVED = """import torch
+
+
+class Part:
+    w = 1
+
+
+def f(x):
+    y = g(x)
+    z = h(y)
+    print(z)
+    return k(x)
+"""
+
+
+def test_the_pieces_of_a_rename_and_of_a_move_are_one_unit():
+    b = MOVED.replace("y", "renamed").replace("import torch\n\n\nclass Part:\n    w = 1\n", "from part import Part\n")
+    b = b.replace("k(x)", "k(x) + 1").replace("print", "tell")
+    edits = changed_statements("f.py", MOVED, b)
+    made = units(edits, {"f.py": MOVED}, {"f.py": b}, changed({"f.py": MOVED}, {"f.py": b}))
+    by_text = {frozenset((piece.b or piece.a).text for piece in one.pieces or (one,)) for one in made}
+    assert frozenset({"renamed = g(x)", "z = h(renamed)"}) in by_text
+    assert frozenset({"return k(x) + 1"}) in by_text
+    assert any({"from part import Part", "class Part:\n    w = 1"} <= texts for texts in by_text)

@@ -1,0 +1,65 @@
+"""The English of `diff`: it stands in one file, each finding has its words, and a finding says what its fields hold."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import introspect_cli.compare
+from introspect_cli.compare import say
+from introspect_cli.compare.reasons.rows import ROWS
+from introspect_cli.compare.terms.findings import Certainty
+
+FOLDER = Path(introspect_cli.compare.__file__).parent
+FINDERS = sorted(
+    {*(FOLDER / "reasons").glob("*.py"), FOLDER / "settings/beginning.py", FOLDER / "settings/seedings.py"}
+)
+WITH_WORDS = {"explain.py", "rows.py"}
+"""What puts a sentence together, and what the reference says of each reason."""
+
+
+def sentences(path):
+    """Texts of two words or more in a file that are no documentation of it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    said = [node.value for node in texts if id(node) not in documented and "|" not in node.value]
+    return [text for text in said if len([word for word in text.split() if word.isalpha() and len(word) > 1]) > 1]
+
+
+@pytest.mark.parametrize("path", [path for path in FINDERS if path.name not in WITH_WORDS], ids=lambda path: path.stem)
+def test_what_finds_causes_says_nothing(path):
+    assert sentences(path) == []
+
+
+def codes_of(path):
+    """Codes of findings that a file gives by name."""
+    calls = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+    named = (call.args[0] for call in calls if getattr(call.func, "id", "") == "found" and call.args)
+    return {code.value for code in named if isinstance(code, ast.Constant)}
+
+
+def test_every_finding_has_words():
+    assert set().union(*map(codes_of, FINDERS)) <= say._FINDINGS.keys()
+
+
+def test_the_part_in_brackets_is_left_out_where_a_field_is_empty():
+    assert say.found("attribute", name="eps", a="1e-05", b="0.001", of="").text == "eps 1e-05 -> 0.001"
+    assert say.found("attribute", name="p", a=0.1, b=0, of="Net.drop").text == "p 0.1 -> 0 of Net.drop"
+
+
+def test_what_is_on_record_comes_before_what_is_left_and_what_is_likely():
+    proved, likely = say.found("draws", side="b", other="a"), say.found("no-gradient", other="b")
+    assert (proved.certainty, likely.certainty) == (Certainty.PROVED, Certainty.LIKELY)
+    said = say.sentence("it differs", [proved, *say.left(["code"]), likely], ["--lr 1 -> 2"], ["More."])
+    assert said.startswith("it differs; cause: in b it draws random numbers there")
+    assert said.endswith("; --lr 1 -> 2. More.")
+    assert "left" not in said
+    assert (
+        say.sentence("it differs", say.left(["code", "kernel"]), [], []) == "it differs; left: its code or the kernel."
+    )
+
+
+def test_each_reason_is_a_row_of_its_own():
+    assert len({row.word for row in ROWS}) == len(ROWS)
+    assert all(row.find or row.word in {"product", "value"} for row in ROWS)
