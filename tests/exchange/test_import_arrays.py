@@ -308,7 +308,7 @@ def test_parameters_that_a_list_has_at_the_start_of_every_step_are_those_that_th
         assert result.first.site == Site(Phase.START, Kind.PARAM, "Net.up.weight")
         assert (result.first.step, result.counts.diverged) == (3, 3)
         assert "differs when the step begins" in result.sentence
-        assert "the update of step 2 is different, or something changed it after" in result.sentence
+        assert "left: the update of the step before" in result.sentence
 
 
 @pytest.mark.parametrize(
