@@ -94,21 +94,6 @@ fit(model.parameters(), lambda: -mll(model(x), y))
 evaluate(mll, lambda: likelihood(model(torch.linspace(0, 1.3, 25))).variance.sum())
 """,
     ),
-    "botorch": (
-        "a Gaussian process asked by `posterior()`",
-        """
-from botorch.models import SingleTaskGP
-from gpytorch.mlls import ExactMarginalLogLikelihood
-x = torch.rand(20, 2, dtype=torch.float64); y = x.sin().sum(1, keepdim=True)
-class Model(SingleTaskGP):
-    def forward(self, x):
-        made = super().forward(x)
-        return type(made)(changed(made.mean, self.training), made.lazy_covariance_matrix)
-model = Model(x, y); mll = ExactMarginalLogLikelihood(model.likelihood, model)
-fit(model.parameters(), lambda: -mll(model(*model.train_inputs), model.train_targets).sum())
-evaluate(mll, lambda: model.posterior(torch.rand(5, 2, dtype=torch.float64)).mean.sum())
-""",
-    ),
     "torchdiffeq": (
         "the adjoint runs the model without gradients inside an `autograd.Function`",
         """
@@ -244,7 +229,7 @@ def batch():
     return TensorDict({"observation": torch.randn(16, 4), "action": one, "next": step}, [16])
 data = batch()
 fit([one for one in loss.parameters() if one.requires_grad], lambda: loss(data)["loss"])
-evaluate(loss, lambda: actor(TensorDict({"observation": torch.randn(8, 4)}, [8]))["action_value"].sum())
+evaluate(actor, lambda: actor(TensorDict({"observation": torch.randn(8, 4)}, [8]))["action_value"].sum())
 """,
     ),
     "functorch": (
@@ -360,7 +345,10 @@ def ask(name: str, folder: Path) -> str:
         name, idea, len(json.loads(ran)), seen.total(), ", ".join(unseen) or "-",
         ", ".join(f"{count} {cls}" for cls, count in sorted(missing.items())) or "-",
         "yes" if bare == said["a"] else "NO",
-        *(_answer(answers[run]) for run in ("again", "train", "eval")),
+        *(
+            _answer(answers[run]) + " (the change had no effect)" * (run != "again" and said[run] == said["a"])
+            for run in ("again", "train", "eval")
+        ),
     ]  # fmt: skip
     print("\n".join(f"  {name}: {note}" for note in notes), file=sys.stderr)
     return "| " + " | ".join(map(str, cells)) + " |"

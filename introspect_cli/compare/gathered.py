@@ -14,6 +14,7 @@ import numpy as np
 from introspect_cli.compare.closeup import samples_of
 from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Layout, Phase, Status
 from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 from introspect_cli.texts import count
@@ -46,6 +47,12 @@ class Gathered:
         self._alone = a.many == b.many == 1
         self.by_samples = splits is not None and splits.differ
         self._layouts = a.layouts, b.layouts
+        self._often = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
+
+    def _is_scaled(self, learned: Learned) -> bool:
+        """Whether the factor is a power of two that no number of microbatches makes, as a gradient scaler's."""
+        times = abs(learned.factor or 1)
+        return times > 1 and not times & (times - 1) and times * min(self._often) != max(self._often)
 
     def learn(self, table: Table, learned: Learned) -> Learned:
         """What a step shows of the factor by which gradients flow back."""
@@ -118,7 +125,8 @@ class Gathered:
                 distance = np.abs(one - two * factor)
                 near = (distance <= limit * size * np.maximum(factor, 1.0)) | (np.isnan(one) & np.isnan(two))
             if name == "mean":
-                near |= single & self._add_up(one, two, (often[0], often[1]), limit)
+                scale = learned.smaller if self._is_scaled(learned) else 1.0
+                near |= single & self._add_up(one, two, (often[0], often[1]), limit, scale)
             close &= near | (single & (name != "mean"))
         out[rows] |= close
         return out
@@ -138,11 +146,11 @@ class Gathered:
             out[rows] = distance <= rtol[rows] * size
         return out
 
-    def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: Floats) -> Mask:
+    def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: Floats, scale: float) -> Mask:
         """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are."""
         total, other = one * often[0], two * often[1]
-        near = [np.abs(total - other) <= rtol * np.abs(total), np.abs(total - two) <= rtol * np.abs(total)]
-        return np.asarray(near[0] | near[1] | (np.abs(one - other) <= rtol * np.abs(one)))
+        sums = [np.abs(total - each) <= rtol * np.abs(total) for each in (other, other * scale, two)]
+        return np.asarray(np.logical_or.reduce(sums) | (np.abs(one - other) <= rtol * np.abs(one)))
 
     def notes(self, learned: Learned) -> list[str]:
         """What to say of the factor, and of what was compared sample by sample."""
@@ -156,7 +164,9 @@ class Gathered:
             return lines
         small, large = ("b", "a") if factor > 0 else ("a", "b")
         text = f"Gradients inside the backward pass of run {large} are {abs(factor)} x those of run {small}: "
-        if self.by_samples and abs(times - self._ranks) > _SURE:  # no ranks make that factor
+        if self.by_samples and self._is_scaled(learned):
+            text += "its loss is scaled (GradScaler, or by hand). That is taken into account."
+        elif self.by_samples and abs(times - self._ranks) > _SURE:  # no ranks make that factor
             text += (
                 "the losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
                 "nevertheless, they were divided (a pipeline's schedule does that) or clipped after it."

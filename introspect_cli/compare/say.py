@@ -267,6 +267,7 @@ MOMENTS: Final[Mapping[str, str]] = {
     "forward": " after the forward pass",
     "within": " within the optimizer step, before its forward pass {call}",
     "ends": " at the end of the step",
+    "run-at": ", run at {source},",
     "updated": " after the optimizer step",
     "stepped": " after the step",
     "taken": ", as the optimizer sees it,",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,7 @@ _MOST = 8  # parts of one whole
 _CLOSE = 1e-6  # sums are taken in float64 of statistics that are right to 1e-6
 
 
-@dataclass(frozen=True)
-class Merge:
+class Merge(NamedTuple):
     """Parts of one run that are one tensor of the other.
 
     Attributes:
@@ -56,8 +55,7 @@ class Merge:
     side: str
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """What adds up of a tensor."""
 
     numel: int
@@ -185,8 +183,7 @@ class Value:
         return self.site.fqn.rpartition(".")[0]
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(NamedTuple):
     """Which parameters of a are which of b.
 
     Attributes:
@@ -258,8 +255,7 @@ CLOSE = 1e-5
 _FORWARD = frozenset({Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS})
 
 
-@dataclass(frozen=True, eq=False)
-class ValuePair:
+class ValuePair(NamedTuple):
     """A value of a and the value of b that it is.
 
     Attributes:
@@ -401,8 +397,7 @@ def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed:
     return bool(one) and bool(two) and len(one & two) < _FEW * min(len(one), len(two))
 
 
-@dataclass(frozen=True, eq=False)
-class ModulePair:
+class ModulePair(NamedTuple):
     """A call of a module of a, and of the module of b that owns the same parameters.
 
     Attributes:
@@ -420,8 +415,7 @@ class ModulePair:
     agree: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Flow:
+class Flow(NamedTuple):
     """How the values of a step flow through both.
 
     Attributes:

@@ -130,8 +130,15 @@ def choose(
 
 
 def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
-    """Whether a gradient reaches a module that both have in one run alone: others that it is added to differ."""
-    return any(site.kind in _FLOWING_BACK and all(site.fqn in tree for tree in step.modules) for site in before)
+    """Whether a gradient reaches a module that both have in one run alone: others that it is added to differ.
+
+    So it may where an operator ran in one backward pass alone, as a hook's does.
+    """
+    return any(
+        (site.kind in _FLOWING_BACK and all(site.fqn in tree for tree in step.modules))
+        or (site.kind is Kind.OP_OUTPUT and site.phase is Phase.BACKWARD)
+        for site in before
+    )
 
 
 def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: Structure) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -129,8 +129,7 @@ def _parts(reader: Reader) -> frozenset[object]:
 # --- microbatches
 
 
-@dataclass(frozen=True)
-class Microbatch:
+class Microbatch(NamedTuple):
     """One call of the model on one rank.
 
     Attributes:
@@ -201,13 +200,13 @@ def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
     wholes = {micro.shape[1:] for micro in other.first}
     if other.number >= cut.number or not cut.first or any(micro.shape not in wholes for micro in cut.first):
         return cut
-    return replace(cut, first=tuple(replace(micro, samples=1) for micro in cut.first), singly=True)
+    return replace(cut, first=tuple(micro._replace(samples=1) for micro in cut.first), singly=True)
 
 
 def microbatches(reader: Reader, root: str, step: int, rule: Microbatches) -> list[list[Microbatch]]:
     """The microbatches of a step, of each rank, of a run that takes its batches by a rule."""
     ranks = [_of_rank(rank, root, step) for rank in reader.readers]
-    return [[replace(micro, samples=1) for micro in rank] for rank in ranks] if rule.singly else ranks
+    return [[micro._replace(samples=1) for micro in rank] for rank in ranks] if rule.singly else ranks
 
 
 def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
@@ -308,8 +307,7 @@ class Splits:
         return any(self.folds)
 
 
-@dataclass(frozen=True)
-class Wholes:
+class Wholes(NamedTuple):
     """All ranks of each run as one, calls put together where one run calls its modules more often than the other.
 
     Attributes:

@@ -131,16 +131,16 @@ def test_diff_names_the_collective_that_moved(runs):
         result = compare_runs(a, b, DiffOptions())
     assert (result.verdict, result.first.step, result.first.rank) == (Verdict.DIVERGED, 1, 1)
     assert result.sentence == (
-        "First divergence at step 1, rank 1: collective 0 of ranks 0,1 is all_reduce sum of float32 [4] at "
-        f"{line_of('first')} in a, and another one at {line_of('second')} in b: their order differs."
+        "First divergence at step 1, rank 1: only a has collective 0 of ranks 0,1; cause: it is all_reduce sum of "
+        f"float32 [4] at {line_of('first')} in a, and another one at {line_of('second')} in b: their order differs."
     )
 
 
 def test_diff_names_the_collective_that_one_run_lacks(runs):
     with open_run(runs / "calls-none~collectives") as a, open_run(runs / "calls-mismatched~collectives") as b:
         result = compare_runs(a, b, DiffOptions())
-    assert "only b has collective 2 of ranks 0,1 (all_reduce sum of float32 [2, 2] at faults.py:" in result.sentence
-    assert "it is missing in a, one too many in b, or in another place" in result.sentence
+    assert "of ranks 0,1; cause: all_reduce sum of float32 [2, 2] at faults.py:" in result.sentence
+    assert "is missing in a, one too many in b, or in another place" in result.sentence
 
 
 def test_a_hang_is_readable_and_both_lines_are_named(tmp_path):
@@ -300,4 +300,4 @@ def test_a_missing_no_sync_is_seen_by_the_number_of_collectives_alone(tmp_path):
     assert compared(tmp_path / "waits", tmp_path / "each", rtol=1e-4).verdict is Verdict.SAME
     seen = compared(tmp_path / "waits~", tmp_path / "each~")
     assert seen.first.site.kind is Kind.COLLECTIVE
-    assert "With 4 backward passes, gradients may be reduced after each of them in b (no_sync)." in seen.sentence
+    assert "with 4 backward passes, gradients may be reduced after each of them in b (no_sync)" in seen.sentence

@@ -249,7 +249,7 @@ def test_a_loss_that_is_not_divided_by_the_number_of_batches_is_no_layout(runs):
     result = compared(runs, "single", "undivided")
     assert result.verdict is Verdict.DIVERGED
     assert result.first.site.kind is Kind.GRAD
-    assert "gradients of b are 2 x those of a, " in result.sentence
+    assert "gradients of b are 2 x those of a: " in result.sentence
     assert "in b the losses of the 2 microbatches of a step are added up, not averaged" in result.sentence
 
 

@@ -265,7 +265,7 @@ def sampled(tmp_path_factory):
     [
         ("even", range(6), 3, Verdict.SAME, "24 records of 3 steps, 3 of them within the tolerance"),
         ("even", range(6), 4, Verdict.DIVERGED, "First divergence at step 4: the output of Net.act (ReLU) differs"),
-        ("odd", range(6), 3, Verdict.DIVERGED, "the steps between, which cannot be compared"),
+        ("odd", range(6), 3, Verdict.DIVERGED, "step 1 agree and step 2 cannot be compared: the runs diverged by step"),
         ("odd", [3], 0, Verdict.SAME, "8 records of 1 step"),
         ("even", [0], 3, Verdict.SAME, "agree up to and including step 0."),
         ("odd", [0, 2], 3, Verdict.UNDECIDED, "Could not tell: the runs have no step in common."),
@@ -308,6 +308,7 @@ def test_parameters_that_a_list_has_at_the_start_of_every_step_are_those_that_th
         assert result.first.site == Site(Phase.START, Kind.PARAM, "Net.up.weight")
         assert (result.first.step, result.counts.diverged) == (3, 3)
         assert "differs when the step begins" in result.sentence
+        assert "left: the update of the step before" in result.sentence
 
 
 @pytest.mark.parametrize(

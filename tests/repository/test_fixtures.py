@@ -28,10 +28,14 @@ COMMANDS = [
     "train_rollback.py --steps 4 --back-at 2 --fault older",
     "train_unseeded.py --steps 2 --seed-all",
     "train_children.py --steps 3",
+    "train_ways.py --way fast-weights",
     "perturbed.py lstm plain 2",
 ]
 
 MORE = [
+    "train_ways.py --way own-call",
+    "train_ways.py --way methods",
+    "train_ways.py --way adjoint",
     "train_cnn.py --steps 3 --channels-last",
     "train_cnn.py --steps 6 --fault nan-step",
     "fit_lbfgs.py --steps 2 --line-search none",

@@ -88,7 +88,7 @@ def _parts(at: View) -> tuple[str, str, str, str]:
     """What differs, when, by how much, and where within a module's own code that is."""
     first, site = at.first, at.site
     name = what(site, "" if at.tells in {"script", "backward", "propagated"} else first.module_class)
-    moment = say.MOMENTS[_moment(at)].format(step=first.step, call=site.call)
+    moment = say.MOMENTS[_moment(at)].format(step=first.step, call=site.call, source=first.source)
     far = (both_values(first) if site.kind is not Kind.RNG else "") or how_far(first)
     times = "" if first.scale is None else f"; b is {first.scale:.6g} times a"
     return name, moment, far, f"{times}{between(at) if at.tells == 'own_code' else ''}"
@@ -125,6 +125,8 @@ def between(at: View) -> str:
 def _moment(at: View) -> str:
     """When it is: a code of `say.MOMENTS`."""
     site, first = at.site, at.is_first_step
+    if site.kind is Kind.OP_OUTPUT and at.first.source and not at.first.only:
+        return "run-at"
     if site.kind is Kind.RNG and site.phase is Phase.START:
         return ("later-run" if goes_on(at) else "first-rng") if first else "begins"
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.gathered import Gathered
 from introspect_cli.compare.resumed import Goes, goes_on, resumption_of
 from introspect_cli.compare.steps import Sides
 from introspect_cli.compare.terms.at import At
@@ -45,6 +44,7 @@ from introspect_cli.records import Kind, Phase, perturbed_by
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from introspect_cli.compare.gathered import Gathered
     from introspect_cli.compare.terms.findings import Resumption
     from introspect_cli.compare.terms.names import Rename
     from introspect_cli.compare.terms.options import DiffOptions
@@ -87,7 +87,11 @@ class Comparison(Sides):
     @cached_property
     def gathered(self) -> Gathered | None:
         """Compares what was gathered from several ranks; None where ranks are compared one by one."""
-        return Gathered(self) if self.a.is_whole or self.b.is_whole else None
+        if not (self.a.is_whole or self.b.is_whole):
+            return None
+        from introspect_cli.compare.gathered import Gathered
+
+        return Gathered(self)
 
     @cached_property
     def compared(self) -> Mask:
