@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -282,7 +283,12 @@ Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
 
 def _plain(change: Callable[[Table, Comparison], Table]) -> Pass:
     """A pass that learns nothing."""
-    return lambda table, learned, comparison: (change(table, comparison), learned)
+
+    @wraps(change)
+    def run(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+        return change(table, comparison), learned
+
+    return run
 
 
 PASSES: tuple[Pass, ...] = (

@@ -1,4 +1,4 @@
-"""Pictures made of letters: the divergence map, the module tree, sparklines and plots of sites over all steps."""
+"""Pictures made of letters: the divergence map, sparklines and plots of sites over all steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.terms.result import DiffResult, DivergenceMap, TreeNode
+    from introspect_cli.compare.terms.result import DiffResult, DivergenceMap
     from introspect_cli.inspect.overview import History
 
 _SHADES = ((0.0, "·", "dim"), (1e-6, "░", "warm"), (1e-3, "▒", "warm"), (1e-1, "▓", "hot"), (math.inf, "█", "hot"))
@@ -20,13 +20,8 @@ _MOST_ROWS = 40
 
 
 def map_blocks(result: DiffResult, width: int, most: int = _MOST_ROWS) -> list[Block]:
-    """The map and the tree, where there is anything to see."""
-    blocks: list[Block] = []
-    if result.map is not None:
-        blocks += [line(), *_map(result.map, min(width, 160), most)]
-    if result.tree:
-        blocks += [line(), *_tree(result.tree, most)]
-    return blocks
+    """The divergence map, where there is one."""
+    return [] if result.map is None else [line(), *_map(result.map, min(width, 160), most)]
 
 
 def _fold(row: Sequence[float], fold: int) -> list[float]:
@@ -77,41 +72,6 @@ def _shade(value: float) -> tuple[str, str]:
         if value <= limit:
             return mark, style
     return _SHADES[-1][1:]
-
-
-def _tree(nodes: tuple[TreeNode, ...], most: int) -> list[Block]:
-    """The tree down to the origin: its ancestors, their children, and the origin's own children."""
-    origin = next((node.fqn for node in nodes if node.state == "origin"), "")
-    path = {origin}
-    head = origin
-    while "." in head:
-        head = head.rpartition(".")[0]
-        path.add(head)
-    marks = {
-        "equal": ("=", ""),
-        "diverged": ("~", "warm"),
-        "origin": (">", "bad"),
-        "only a": ("-", "hot"),
-        "only b": ("+", "hot"),
-    }
-    blocks: list[Block] = [line("Modules at the first diverging step (> origin, ~ diverged, = equal)", "heading")]
-    shown = [node for node in nodes if "." not in node.fqn or node.fqn.rpartition(".")[0] in path]
-    for node in shown[:most]:
-        mark, style = marks.get(node.state, (" ", ""))
-        name = node.fqn.rpartition(".")[2] if "." in node.fqn else node.fqn
-        depth = node.fqn.count(".")
-        text = f"{mark} {'  ' * depth}{clean(name)} ({clean(node.module_class)})"
-        tail = (
-            "   <- origin"
-            if node.state == "origin"
-            else ""
-            if node.state in {"equal", "diverged"}
-            else f"   {node.state}"
-        )
-        blocks.append(Line(((text, style), (tail, style)), wrap=False))
-    if len(shown) > most:
-        blocks.append(line(f"{len(shown) - most} more modules are not shown", "dim"))
-    return blocks
 
 
 _HIGH = 8

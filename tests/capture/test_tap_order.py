@@ -101,6 +101,7 @@ def test_constants_that_go_into_modules_shift_no_call(tmp_path, plain, backend, 
             assert {s for s in kept if kept[s].summary.checksum != eager[s].summary.checksum} == set()
 
 
+@pytest.mark.sweep
 def test_records_stand_in_the_order_of_the_program(tmp_path, plain):
     """Inductor looks at all inputs of this model after the outputs; what diverges first is told by the order."""
     way = lambda model: torch.compile(model)  # noqa: E731, PLW0108 - asked for under capture, which replaces it

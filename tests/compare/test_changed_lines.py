@@ -749,9 +749,9 @@ for step in range(3):
 
 def test_the_only_statement_that_changed_is_likely_where_nothing_else_differs_though_no_name_leads_from_it(said):
     train, also = ONLY.replace("powers.append(2)", "powers.append(4)"), "other = []\nother.append(1)\n"
-    document, text = said(train=train, base_train=ONLY)
+    document, _ = said(train=train, base_train=ONLY)
     assert "Likely: train.py:7: powers.append(2) -> powers.append(4)" in document["sentence"]
-    assert "The only statement that changed, and nothing else on record differs:" in text
+    assert changes(document)[0][2]
     document, _ = said(train=train + also, base_train=ONLY)
     assert "Likely cause" not in document["sentence"]
     document, _ = said(train=train.replace("manual_seed(0)", "initial_seed()"), base_train=ONLY)
@@ -869,7 +869,7 @@ def test_what_changed_a_drawn_parameter_comes_before_draws_of_others_that_were_m
     )
     document, _ = said(MODEL.replace(built, after), base=MODEL.replace(built, before))
     assert "the script changed it before it was recorded" in document["sentence"]
-    assert "added self.a.weight.data.fill_(0.1)" in document["sentence"]
+    assert changes(document)[0][0] == "model.py:12"
 
 
 def test_an_attribute_that_changed_code_sets_is_not_called_the_cause(said):

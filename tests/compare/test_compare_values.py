@@ -60,6 +60,8 @@ def test_a_rewrite_alone_computes_nothing_else(name):
          "def f(x):\n    return h(x) if not 1 < x else g(x)"),
         ("def f(x):\n    a, (b, c) = 1, x\n    g(a, b, c)", "def f(x):\n    p, q = x\n    g(1, p, q)"),
         ("def f(x):\n    return g(x) * 2", "def scaled(v):\n    return v * 2\n\ndef f(x):\n    return scaled(g(x))"),
+        ("def f(x):\n    x.data.lerp_(1, 2)",
+         "def moved(p, n, k):\n    p.data.lerp_(n, k)\n\ndef f(x):\n    moved(x, 1, 2)"),
         ("import a.b as c\ndef f():\n    return c.d()", "from a import b\ndef f():\n    return b.d()"),
         ("class C:\n    def m(self):\n        self.w = 1\n    def n(self):\n        return self.w",
          "class C:\n    def n(self):\n        return self.value\n    def m(self):\n        self.value = 1"),

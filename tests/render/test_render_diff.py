@@ -18,7 +18,6 @@ from introspect_cli.compare.terms.result import (
     Origin,
     Role,
     SettingChange,
-    TreeNode,
     Verdict,
 )
 from introspect_cli.records import Kind, Layout, Phase, Site, Status, Summary
@@ -172,23 +171,6 @@ def test_a_map_is_shaded_by_distance():
     behind = ((False, True, *(False,) * 5),)
     blocks = map_blocks(result(map=DivergenceMap(("Net",), tuple(range(7)), values, behind, ((False,) * 7,))), 80)
     assert "··--░░▒▒▓▓████" in text_of(blocks)
-
-
-def test_the_tree_goes_down_to_the_origin_only():
-    nodes = (
-        TreeNode("Net", "Net", "diverged"),
-        TreeNode("Net.a", "Block", "equal"),
-        TreeNode("Net.a.x", "Linear", "equal"),
-        TreeNode("Net.b", "Block", "diverged"),
-        TreeNode("Net.b.x", "Linear", "origin"),
-        TreeNode("Net.c", "Block", "only b"),
-    )
-    text = text_of(map_blocks(result(tree=nodes), 80))
-    assert "Net.a" not in text
-    assert "> " in text.splitlines()[-2]
-    assert text.count("<- origin") == 1
-    assert "only b" in text
-    assert len(text.splitlines()) == 7
 
 
 FINDINGS = (

@@ -377,8 +377,9 @@ class Reader:
                 method(statement, env)
 
     def _on_expr(self, node: ast.Expr, env: Environment) -> None:
-        if not isinstance(node.value, ast.Constant):
-            self._effect("do", node, self.value(node.value, env))
+        value = self.value(node.value, env)
+        if value.kind != "constant":
+            self._effect("do", node, value)
 
     def _on_assign(self, node: ast.Assign, env: Environment) -> None:
         value = self.value(node.value, env)
