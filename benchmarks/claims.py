@@ -10,7 +10,7 @@ says of it: what is called equal was recorded by both runs with equal checksums.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +131,11 @@ def false_claims(answer: dict[str, Any], books: Books, *, tolerant: bool = False
     problems = [*_verdict(answer, books, tolerant=tolerant), *_settings(answer, books)]
     if first := answer["first"]:
         problems += _first(answer, books, tolerant=tolerant)
-        for fact in facts_of(answer):
-            problems += _fact(fact, first, books)
+        facts = list(facts_of(answer))
+        # of an input, the module is spoken of in whose forward code it is made
+        around = next((fact.of for fact in facts if fact.of and first["kind"] == "input"), "")
+        for fact in facts:
+            problems += _fact(replace(fact, of=fact.of or around), first, books)
     return list(dict.fromkeys(problems))
 
 

@@ -66,6 +66,10 @@ LATER = frozenset({"found"})
 """Columns that the frozen rows have not: they are compared where `should_be.yaml` has them."""
 
 
+OTHER_NAMES = frozenset({"ranks", "faults", "splits", "refactorings", "ports", "checkpoints"})
+"""Questions about runs in which one value has two names, several parts or several calls: no claim is derived again."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A verb, its options and the runs that it is asked of, by the names that `planned` gives them."""
@@ -154,7 +158,7 @@ def asked(question: Question, folder: Path, *, claims: bool = False) -> dict[str
     text = out.getvalue().replace(str(folder), "RUNS").replace(f"{TREE}/", "")
     document = json.loads(text) if text.startswith("{") else {}
     row = {"exit": code, **(row_of(document) if document else {})}
-    if claims and document and question.verb == "diff" and all((folder / name).is_dir() for name in question.runs):
+    if claims and document and question.verb == "diff" and question.name.split()[1] not in OTHER_NAMES:
         row["claims"] = claimed(document, question, *(folder / name for name in question.runs))
     return row
 
@@ -181,7 +185,7 @@ def claimed(document: dict[str, Any], question: Question, a: Path, b: Path) -> l
         books = Books(
             one,
             two,
-            first.get("step", 0) - (first.get("step_b") or first.get("step", 0)),
+            first.get("step", 0) - first.get("step_b", first.get("step", 0)),
             lambda step, site: options.wants_step(step) and options.wants(site.kind, site.fqn),
         )
         tolerant = several or "--rtol" in told or first.get("reason") == "split" or "resumed" in document
@@ -371,7 +375,11 @@ MISTAKE, FALSE, RIGHT = "MISTAKE", "known to be false", "set right"
 
 
 def _among(name: str, globs: str) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs.split(" | "))
+    return _any(name, globs.split(" | "))
+
+
+def _any(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
 
 
 def differences(
@@ -406,11 +414,12 @@ def differences(
 
 
 def _plain(value: Any, rules: Any) -> Any:
-    """A value as it is compared: merged classes by what they are now, no findings of rules that are gone."""
+    """A value as it is compared: merged classes as one, no rules and settings that are gone."""
     if isinstance(value, str):
         return rules["merged"].get(value, value)
     if isinstance(value, list) and value and isinstance(value[0], list):
-        kept = [one for one in value if one[0] not in rules["rules_gone"]]
+        gone = rules["settings_gone"]
+        kept = [one for one in value if one[0] not in rules["rules_gone"] and not _any(str(one[1]), gone)]
         return [*kept[:1], *sorted(kept[1:], key=json.dumps)] or None
     return value or None
 

@@ -104,20 +104,20 @@ FAULTS = [
         (Phase.LOSS, Kind.LOSS, "loss"),
         "although every tensor that requires gradients is equal",
     ),
-    ("operation", "optimizer", 2, (Phase.LOSS, Kind.LOSS, "loss"), "No module is called in these runs"),
-    ("operation", "autograd.grad", 2, (Phase.LOSS, Kind.LOSS, "loss"), "No module is called in these runs"),
+    ("operation", "optimizer", 2, (Phase.LOSS, Kind.LOSS, "loss"), "no module is called, so none was recorded"),
+    ("operation", "autograd.grad", 2, (Phase.LOSS, Kind.LOSS, "loss"), "no module is called, so none was recorded"),
     ("initial value", "by hand", 0, (Phase.START, Kind.PARAM, "others['b']"), "differs before any training"),
     ("initial value", "optimizer", 0, (Phase.START, Kind.PARAM, "others['b']"), "differs before any training"),
-    ("backward", "by hand", 0, (Phase.BACKWARD, Kind.GRAD, "w"), "the cause is in their backward passes"),
-    ("backward", "optimizer", 0, (Phase.OPTIMIZER, Kind.GRAD, "w"), "the cause is in their backward passes"),
+    ("backward", "by hand", 0, (Phase.BACKWARD, Kind.GRAD, "w"), "no module is called, so none was recorded"),
+    ("backward", "optimizer", 0, (Phase.OPTIMIZER, Kind.GRAD, "w"), "no module is called, so none was recorded"),
     (
         "learning rate",
         "by hand",
         3,
         (Phase.START, Kind.PARAM, "w"),
-        "learning rate or rule (its gradient there is equal)",
+        "the script's update by hand (gradient, learning rate or rule)",
     ),
-    ("kept gradient", "by hand", 3, (Phase.BACKWARD, Kind.GRAD, "w"), "it was not set to zero in b"),
+    ("kept gradient", "by hand", 3, (Phase.BACKWARD, Kind.GRAD, "w"), "zero_grad is missing or late in b"),
 ]
 
 

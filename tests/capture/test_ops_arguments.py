@@ -39,9 +39,9 @@ def train(path, said, late=None):
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"approximate": "tanh"}, "it is called with approximate none in a and tanh in b."),
-        ({"eps": 0.5}, "it is called with eps 1e-05 in a and 0.5 in b."),
-        ({"slope": 0.3}, "it is called with negative_slope 0.01 in a and 0.3 in b."),
+        ({"approximate": "tanh"}, "cause: argument approximate none -> tanh."),
+        ({"eps": 0.5}, "cause: argument eps 1e-05 -> 0.5."),
+        ({"slope": 0.3}, "cause: argument negative_slope 0.01 -> 0.3."),
     ],
 )
 def test_the_argument_that_differs_is_named(tmp_path, said, words):

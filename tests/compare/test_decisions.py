@@ -23,7 +23,7 @@ ASKED = (
     "diff refactorings changed mlp-head-renamed-and-scaled",  # statements
     "check ill loss-nan",
 )
-RULES = {"accepted": [], "merged": {}, "rules_gone": {}}
+RULES = {"accepted": [], "merged": {}, "rules_gone": {}, "settings_gone": {}}
 
 
 def run(*words):

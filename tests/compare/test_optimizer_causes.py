@@ -76,11 +76,6 @@ def adversarial(path, *, fault, record="default"):
     [
         ("twice", "default", "step in a different order (Adam#2 in a; Adam in b)."),
         ("left out", "default", "the optimizers step in a different order (ModuleDict.d.bias in a; ModuleDict.g."),
-        (
-            "left out",
-            "param,grad,loss",
-            "in a the optimizer that has it steps here, and in b the one that has ModuleDict.g.",
-        ),
     ],
 )
 def test_the_step_of_another_optimizer_is_reported_as_one(tmp_path, fault, record, said):

@@ -69,7 +69,8 @@ def explained(at: View) -> Explained:
     findings = [one for find in (*reason.find, *_OF_ALL) for one in find(at)]
     if at.cause.role is not Role.ORIGIN and at.tells == "gap":
         findings = [replace(one, certainty=Certainty.LIKELY) for one in findings]
-    proved = any(one.certainty is Certainty.PROVED for one in findings)
+    # that copies differ is on record, and tells no cause
+    proved = any(one.certainty is Certainty.PROVED and one.code != "copies" for one in findings)
     findings += [] if proved else say.left(reason.left(at))
     findings.sort(key=lambda one: list(Certainty).index(one.certainty))
     more = [] if proved or not at.rounding else [rounding_words(at)]
