@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -73,7 +72,7 @@ class Learned(NamedTuple):
     """
 
     coarse: int | None = None
-    unsettled: Mapping[str, tuple[int, bool]] = MappingProxyType({})
+    unsettled: Mapping[str, tuple[int, bool]] = {}
     let_pass: frozenset[str] = frozenset()
     factor: int | None = None
     flows_back: bool = False
