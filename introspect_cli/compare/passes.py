@@ -226,7 +226,8 @@ def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, row
 
 def cover(table: Table, comparison: Comparison) -> Table:
     """The table in which one-sided rows that mean nothing are absent, and those that cannot be compared not seen."""
-    table = _without_restored(_without_uncounted(_without_unwatched(table, comparison)), comparison)
+    table = _without_unsaved(_without_uncounted(_without_unwatched(table, comparison)))
+    table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
     if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
         again_a, again_b = redundant_starts(comparison, table)
@@ -271,6 +272,23 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     alone = table.one_sided[rows]
     table = table.marked(rows[alone], ABSENT, Because.RESTORED)
     return table.marked(rows[~alone], NOT_SEEN, Because.RESTORED)
+
+
+def _without_unsaved(table: Table) -> Table:
+    """Without files that one run alone saves: it may save more often, or by another name."""
+    alignment = table.alignment
+    products = alignment.kind == kind_code(Kind.PRODUCT)
+    if not products.any():
+        return table
+    saved = [
+        {(alignment.fqn[site], int(alignment.call[site])) for site in sites[products[sites]].tolist()}
+        for sites in (table.sites_a, table.sites_b)
+    ]
+    both = saved[0] & saved[1]
+    rows = np.flatnonzero(table.diverging & table.one_sided & products[table.site])
+    places = ((alignment.fqn[site], int(alignment.call[site])) for site in table.site[rows].tolist())
+    alone = np.fromiter((place not in both for place in places), np.bool_, len(rows))
+    return table.marked(rows[alone], ABSENT)
 
 
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:

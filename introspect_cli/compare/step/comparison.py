@@ -42,7 +42,7 @@ from introspect_cli.compare.terms.watched import (
 from introspect_cli.records import Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from introspect_cli.compare.gathered import Gathered
     from introspect_cli.compare.terms.findings import Resumption
@@ -161,14 +161,34 @@ class Comparison(Sides):
             return None
         alignment = self.alignment
         random = alignment.kind == kind_code(Kind.RNG)
-        alone = of_kinds(alignment.kind, (*_ACTIVATIONS, Kind.PRODUCT)) | alignment.evaluating
+        alone = of_kinds(alignment.kind, _ACTIVATIONS) | alignment.evaluating
         named = (alignment.names_a, alignment.names_b)
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
         missing = (named[0] | named[1]) - (one & two)
         if missing:
             alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
+        alone |= self._saved(missing)
         return random, alone & ~random
+
+    def _saved(self, missing: frozenset[str] | set[str]) -> Mask:
+        """Which sites are tensors in files that bear such a name, as in what `state_dict` gives.
+
+        Or that bear another name since what they are saved of has one, or one run saves a model with what is around it,
+        as `DataParallel` is.
+        """
+        alignment = self.alignment
+        mask = alignment.kind == kind_code(Kind.PRODUCT)
+        keys = {f"['{name.partition('.')[2]}']" for name in missing}
+        sites = np.flatnonzero(mask).tolist()
+        renamed = {old.partition(".")[2]: new.name.partition(".")[2] for old, new in self.match.renamed.items()}
+        plain = {site: (alignment.fqn[site], _unwrapped(alignment.path[site], renamed)) for site in sites}
+        one_sided = [site for site in sites if not alignment.in_both[site]]
+        of_a, of_b = ({plain[s] for s in one_sided if (s < len(alignment.a)) is is_a} for is_a in (True, False))
+        wrapped = {site for site in one_sided if plain[site] in of_a & of_b}
+        for site, (_, path) in plain.items():
+            mask[site] = path[path.rfind("[") :] in keys or site in wrapped
+        return np.asarray(mask)
 
     # --- a run that goes on
 
@@ -265,6 +285,18 @@ class Comparison(Sides):
         mask = self.alignment.kind[sites] == kind_code(kind)
         mask &= np.isin(self.alignment.phase[sites], [phase_code(phase) for phase in phases])
         return np.asarray(sites[mask])
+
+
+def _unwrapped(path: str, renamed: Mapping[str, str]) -> str:
+    """Where a tensor is saved, under the name that it has in b and without what is around the model."""
+    at = path.rfind("['") + 2
+    key = path[at:].removeprefix("module.")
+    parts = key.removesuffix("']").split(".")
+    for length in range(len(parts), 0, -1):
+        name = ".".join(parts[:length])
+        if renamed.get(name):
+            return path[:at] + renamed[name] + key[len(name) :]
+    return path[:at] + key
 
 
 def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:
