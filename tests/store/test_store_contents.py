@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from introspect_cli.compare.reasons.stale import _mix
+from introspect_cli.compare.reasons.back import _mix
 from store_contents import attack, build, control, problem, written
 from synthetic import row, write_run
 
