@@ -9,11 +9,11 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from introspect_cli.compare.reasons.back import _mix
 from store_contents import attack, build, control, problem, written
 from synthetic import row, write_run
 
 from introspect_cli.cli import introspect
+from introspect_cli.compare.reasons.back import _mix
 from introspect_cli.exchange.frames import frames
 from introspect_cli.records import Layout, ModuleInfo, Status, Summary
 from introspect_cli.store.read.run import open_run
