@@ -116,7 +116,7 @@ def choose(
         return None
     if effect == positions[0] and began is None:
         written = _written_before(step, effect)
-        return Lead(step, written, written) if written in positions else None
+        return None if written is None or written not in positions else Lead(step, written, written)
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
     harmless = not (step.is_one_sided(effect) or new_values or brings_values(table.keeping(table.cause)))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
