@@ -310,7 +310,7 @@ def test_the_verbs_take_a_checkpoint_where_they_take_a_run_and_leave_nothing_beh
     done = CliRunner().invoke(diff, [str(place / "2.pt"), str(place / "5.pt")])
     assert "tensor" in done.output
     assert "step  phase" not in done.output
-    done = CliRunner().invoke(show, [str(place / "2.pt"), "--step", "0"])
+    done = CliRunner().invoke(show, ["step", "0", str(place / "2.pt")])
     assert "emb.weight" in done.output
     done = CliRunner().invoke(diff, ["--format", "json", str(place / "run"), str(place / "3.safetensors")])
     assert json.loads(done.output)["verdict"] == "same"
