@@ -75,7 +75,7 @@ def with_code(
 
 _NO_CAUSE = frozenset({"git", "sources", "nested"})
 """Sources whose changes are told by others: what a commit changed stands in the files."""
-_GIVEN = frozenset({"command", "environment", "options"})
+_GIVEN = frozenset({"command", "environment", "options", "files"})
 """Sources whose names somebody wrote."""
 _ROOM = 240
 """Characters that the likely causes may take in a sentence."""
