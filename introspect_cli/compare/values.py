@@ -384,10 +384,15 @@ _FEW = 1 / 3
 
 
 def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed: bool = False) -> bool:
-    """Whether two runs hardly share a name, of modules and parameters, and comparing them by name led nowhere."""
-    if not listed and first is not None and first.a is not None and first.b is not None and first.reason != "structure":
+    """Whether two runs hardly share a name, of modules and parameters, and comparing them by name led nowhere.
+
+    A random state has the same name in any two runs: that it differs says nothing of what the models compute.
+    """
+    known = listed or first is None or first.reason == "structure" or first.site.kind is Kind.RNG
+    named = None if known else first
+    if named is not None and named.a is not None and named.b is not None:
         # A parameter that is transposed, or has become part of another, has another shape from the start.
-        transposed = first.reason == "initial" and first.a.layout.shape != first.b.layout.shape
+        transposed = named.reason == "initial" and named.a.layout.shape != named.b.layout.shape
         if not transposed:
             return False
     kinds = {Kind.PARAM.value, Kind.INPUT.value, Kind.OUTPUT.value}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -166,10 +167,11 @@ def test_a_resumed_run_is_compared_from_where_it_goes_on(introspect, tmp_path):
     for asked, code in (("whole", 0), ("part", 1)):
         done = introspect("capture", "--stop", "--against", "ref", "-o", asked, "train.py", asked)
         assert done.returncode == code, done.stderr
-        answer = introspect("diff", "ref", asked)
+        answer = introspect("diff", "ref", asked, "--format", "json")
         assert answer.returncode == code
-        assert "(--offset 8)" in answer.stdout
-        assert f"against ref{'' if code else ', at the end'}: {answer.stdout.splitlines()[0]}\n" in done.stderr
+        answer = json.loads(answer.stdout)
+        assert any("(--offset 8)" in note for note in answer["notes"])
+        assert f"against ref{'' if code else ', at the end'}: {answer['sentence']}\n" in done.stderr
         assert done.stderr.count("against ref") == 1 + code
 
 
@@ -290,6 +292,7 @@ def test_a_comparison_that_is_killed_is_said_and_one_that_takes_long_is_left(pla
 
 def test_a_comparison_that_falls_behind_says_how_far_and_holds_nothing_back(place, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("introspect_cli.capture.against.LATE", 0.2)
+    monkeypatch.setattr(Against, "patience", HANGS)
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

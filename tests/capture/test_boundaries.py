@@ -146,9 +146,9 @@ def test_a_module_of_the_same_name_is_compared_where_names_alone_are_matched(dif
     assert diff("outside", "inside", by_value=False).verdict is Verdict.DIVERGED
 
 
-def test_two_modules_of_one_name_are_reported_once(diff):
-    said = [change.text for change in diff("outside", "inside").structure]
-    assert said == [
-        "Whole.blocks.*.norm is Whole.blocks.*.fn.norm in b",
-        "Whole.blocks.*.fn is one module in a and another in b, with something else inside it",
+def test_a_norm_that_moves_is_reported_once_for_all_blocks(diff):
+    result = diff("outside", "inside")
+    assert [(one.change, one.a, one.b) for one in result.structure] == [
+        ("renamed", "Whole.blocks.*.norm", "Whole.blocks.*.fn.norm")
     ]
+    assert result.counts.steps_compared == 2

@@ -161,7 +161,7 @@ def test_what_a_container_and_its_optimizers_were_given_alike_is_reported_once(t
     assert result.sentence.endswith("cause: weight_decay 0.1 -> 0.2.")
     assert [change.name for change in result.settings if change.source == "hyperparameter"] == ["weight_decay"]
     before = next(line for line in result.evidence if "before it" in line)
-    assert re.fullmatch(r"\d+ records before it in step 0 are equal\.", before), before
+    assert re.fullmatch(r"(\d+) of \1 records before it in step 0 equal\.", before), before
 
 
 def test_hyperparameters_are_recorded_where_they_change_and_the_rate_always(tmp_path):

@@ -61,7 +61,7 @@ def test_a_value_that_differs_first_is_the_divergence(tmp_path):
     assert (result.first.reason, result.first.step) == ("value", 1)
     assert "the recorded value rollout/advantages ['raw'] differs" in result.sentence
     assert "every module output recorded before it" in result.sentence
-    assert "the cause is in the script's code that computes it" in result.sentence
+    assert "left: the code that computes it" in result.sentence
 
 
 def test_a_run_without_values_meets_one_with_them(tmp_path):

@@ -315,7 +315,7 @@ def test_a_target_that_the_script_computes_is_not_laid_to_the_data_pipeline(comp
 
 def test_a_network_that_is_not_called_is_not_said_to_be_missing(compared):
     found = compared(q_learning, double=True)
-    assert "the module Policy#2 (Policy) runs only in a" in found.sentence
+    assert "the module Policy#2 runs only in a (Policy)" in found.sentence
 
 
 def test_a_network_that_moves_before_the_first_step_may_have_been_changed_by_the_script(compared):

@@ -7,6 +7,7 @@ import torch
 from opcapture import captured, compared
 from torch import nn
 
+from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
 
@@ -105,7 +106,13 @@ def test_autocast_in_one_run_alone_is_the_likely_cause_and_gives_no_tolerance(ru
     for micro in (1, 4):
         result = compared(run(halves, 1, record=LEAN), run(halves, micro, torch.float32, record=LEAN))
         assert result.verdict is Verdict.DIVERGED
-        assert "Likely cause: autocast cpu bfloat16 -> off" in result.sentence
+        likely = next(cause for cause in result.causes if cause.name.startswith("autocast"))
+        assert (likely.name, likely.a, likely.b, likely.certainty) == (
+            "autocast",
+            "cpu bfloat16",
+            "off",
+            Certainty.LIKELY,
+        )
     assert "autocast" not in " ".join(compared(run(halves, 1), run(halves, 4)).notes)  # outputs tell what is rounded
 
 
@@ -141,4 +148,4 @@ def test_a_resumed_run_that_cuts_its_batches_otherwise_has_the_list_of_what_was_
     assert next(part.text for part in result.resumed.parts if part.part == PLACE) == "a batch is cut differently"
     assert result.verdict is (Verdict.DIVERGED if lost else Verdict.SAME), result.sentence
     if lost == "schedule":  # the rate that differs at that step, not the one that the run began with
-        assert "the cause may be Adam's lr 0.0025 -> 0.005." in result.sentence
+        assert ("lr", "0.0025", "0.005") in [(cause.name, cause.a, cause.b) for cause in result.causes]

@@ -148,7 +148,8 @@ def test_a_bias_that_is_drawn_explains_the_random_state(diff):
     assert result.verdict is Verdict.DIVERGED
     assert result.first.site.fqn == "Net.inp.bias"
     assert "the parameter Net.inp.bias exists only in b" in result.sentence
-    assert "so the random state of torch, which differs too, follows from it" in result.sentence
+    assert result.explains[-1].code == "random-follows"
+    assert result.explains[-1].fields == {"names": "torch"}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,8 @@ def test_what_was_added_and_draws_comes_before_the_random_state(diff, b, fqn, on
     assert result.verdict is Verdict.DIVERGED
     assert (result.first.site.fqn, result.first.reason) == (fqn, "structure")
     assert only in result.sentence
-    assert "so the random state of torch, which differs too, follows from it" in result.sentence
+    assert result.explains[-1].code == "random-follows"
+    assert result.explains[-1].fields == {"names": "torch"}
 
 
 def test_another_seed_is_not_explained_by_structure(tmp_path):
@@ -448,4 +450,5 @@ def test_what_a_capture_left_out_is_not_looked_for_by_value(tmp_path):
     runs = [captured(tmp_path / name, RUNS[name], **chosen) for name in ("doubled", "halved")]
     with open_run(runs[0]) as a, open_run(runs[1]) as b:
         result = compare_runs(a, b, DiffOptions())
-    assert result.sentence.endswith("cause: the module Doubled.q exists only in a (Linear).")
+    assert (result.verdict, result.first.reason) == (Verdict.DIVERGED, "structure"), result.sentence
+    assert [one.code for one in result.explains] == ["merged"]

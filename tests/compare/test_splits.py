@@ -11,7 +11,7 @@ from artefacts import run_of
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.compare.wholes import _in_tf32
 from introspect_cli.records import Kind, Layout, ModuleInfo
 from introspect_cli.store.read.run import open_run
@@ -79,7 +79,8 @@ def test_it_is_reported_how_each_run_cuts_a_batch_and_what_was_compared(split):
 def test_gradients_that_agree_prove_a_split_by_lean_records_whatever_differs_after_them(split):
     result = split("", "--micro 2 --lr 2e-2", options="--record param,grad,loss")
     assert result.first.site.kind is Kind.PARAM, result.sentence
-    assert "AdamW's lr 0.01 -> 0.02" in result.sentence
+    assert [(one.code, one.fields["name"]) for one in result.explains] == [("hyperparameter", "lr")]
+    assert {(one.thing, one.known) for one in result.rests_on} == {("gradient", "within"), ("value_before", "equal")}
     assert any("batch of a step is cut differently" in note for note in result.notes)
 
 
@@ -183,11 +184,13 @@ def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_floa
         "other": (2, since, sample, changed),
     }.items():
         assert introspect("capture", "-q", "-o", name, "train.py", *words).returncode == 0
-    cut, other = (introspect("diff", "a", name).stdout for name in ("cut", "other"))
+    cut = introspect("diff", "a", "cut").stdout
     assert cut.startswith("Over the samples of each step, the runs are the same")
     assert "0.0001 of the values; those in bfloat16 or float16, and what comes of them, by 0.03." in cut
-    place = f"First divergence at step {changed}: the output of Net.first (First) differs although its"
-    assert other.startswith(place) is said
+    with open_run(tmp_path / "a") as one, open_run(tmp_path / "other") as two:
+        first = compare_runs(one, two, DiffOptions()).first
+    found = first is not None and (first.step, first.site.kind, first.site.fqn, first.role)
+    assert (found == (changed, Kind.OUTPUT, "Net.first", Role.ORIGIN)) is said, found
 
 
 def test_another_sample_in_a_batch_is_a_divergence(split):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness, statement_words
 from introspect_cli.compare.settings.differences import describe
+from introspect_cli.compare.settings.documents import ARGUMENT
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
 from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import Candidate, SettingChange
@@ -74,6 +75,8 @@ def with_code(
 
 _NO_CAUSE = frozenset({"git", "sources", "nested"})
 """Sources whose changes are told by others: what a commit changed stands in the files."""
+_GIVEN = frozenset({"command", "environment", "options", "files"})
+"""Sources whose names somebody wrote."""
 _ROOM = 240
 """Characters that the likely causes may take in a sentence."""
 
@@ -109,8 +112,11 @@ def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[Sett
 
 
 def _setting(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
-    """One setting, by the name that somebody gave it: of the command line before what was made of it."""
-    named = min(members, key=lambda change: change.source not in {"command", "environment", "options"})
+    """One setting, by the name that somebody gave it: of the command line before what was made of it.
+
+    A place on the command line is no name.
+    """
+    named = min(members, key=lambda change: change.source not in _GIVEN or change.name.startswith(ARGUMENT))
     certainty = Certainty.PROVED if (str(named.a), str(named.b)) in on_record else Certainty.LIKELY
     sources = ", ".join(dict.fromkeys(change.source for change in members))
     return Candidate("setting", named.name, named.a, named.b, certainty, sources)

@@ -239,6 +239,8 @@ def _unused(at: View) -> Iterator[Finding]:
     setup, (one, two) = at.setup, at.optimizers
     if not one or not two:  # then by whose parameters' gradients are there
         one, two = (setup.holders(side, _graded(at, side)) for side in "ab")
+    else:
+        two = setup.as_in_a(two)
     # each run has the optimizers that step in either here, and none of them steps in both
     both = {*one, *two}
     swapped = one and two and not {*one} & {*two} and all(both <= held.keys() for held in setup.named.values())

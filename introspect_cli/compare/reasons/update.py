@@ -156,7 +156,7 @@ def hyperparameters(at: View) -> Iterator[Finding]:
 
 def amplified(at: View) -> Iterator[Finding]:
     """A tolerated difference of what it was given, which the update made larger."""
-    if at.cause.grown and not changes(at):
+    if at.cause.grown and not changes(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
         yield found("amplified", optimizer=", ".join(at.steppers[0]))
 
 

@@ -112,6 +112,11 @@ class Optimizers:
         """The optimizers of a run that have any of some parameters."""
         return [name for name, held in self.named[side].items() if parameters & held.keys()]
 
+    def as_in_a(self, names: list[str]) -> list[str]:
+        """Optimizers of b under the names that they have in a."""
+        held = {id(values): name for name, values in self.paired[1].items()}
+        return [held.get(id(self.named["b"].get(name)), name) for name in names]
+
     def changes_for(self, parameter: str) -> list[Difference]:
         """Hyper-parameters that apply to one parameter and differ."""
         changes: dict[str, Difference] = {}

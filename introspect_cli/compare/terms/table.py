@@ -69,6 +69,8 @@ class Learned(NamedTuple):
             many times larger), where ranks or microbatches are put together; None while that was not seen.
         flows_back: whether gradients that were chosen are compared by that factor.
         exact: values that ranks share out and whose samples are all equal, by step and site.
+        units: how many times smaller than those of a single outputs of b are (negative: larger), by name, whose
+            gradients are as many times larger.
     """
 
     coarse: int | None = None
@@ -77,6 +79,7 @@ class Learned(NamedTuple):
     factor: int | None = None
     flows_back: bool = False
     exact: frozenset[tuple[int, int]] = frozenset()
+    units: Mapping[str, int] = {}
 
     @property
     def smaller(self) -> float:
