@@ -70,7 +70,7 @@ def described(value, seen=None):
         yield re.sub(r"0x[0-9a-f]+", "", repr(value))
 
 
-_REDUCING = [REPOSITORY / "benchmarks" / name for name in ("configurations.py", "matrix.py")]
+_REDUCING = [REPOSITORY / "benchmarks" / "configurations.py"]
 _source = functools.cache(inspect.getsource)
 
 
