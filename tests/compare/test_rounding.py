@@ -166,10 +166,10 @@ class TestThreads:
         sentence = found["sentence"]
         assert (code, found["first"]["size"]) == (1, "rounding")
         assert "left: rounding in the backward pass of its module" in sentence
-        assert sentence.endswith("Likely cause: threads 1 -> 2.")
+        causes = [(one["name"], one["a"], one["b"], one["certainty"]) for one in found["causes"]]
+        assert causes == [("threads", "1", "2", "likely")]
         assert not any(word in sentence for word in ("clipping", "zero_grad", "accumulation", "by hand"))
         assert found["settings"][0]["name"] == "threads"
-        assert any("by no common factor: nothing clipped" in line for line in found["evidence"])
 
 
 def trained(change=lambda step, model: None, microbatches=1, model=None):
@@ -221,7 +221,6 @@ class TestExcluded:
     def test_a_gradient_that_is_added_up_from_parts_may_have_been_clipped_in_each(self, said):
         result = said(nudge, microbatches=2)
         assert "clipping, unscaling, accumulation" in result.sentence
-        assert "no common factor" not in " ".join(result.evidence)
 
     def test_a_factor_leaves_clipping_among_the_causes(self, said):
         result = said(lambda step, net: [parameter.grad.mul_(0.5) for parameter in net.parameters()] if step else None)
