@@ -210,6 +210,7 @@ class Comparison(Sides):
             is_cut: whether the runs cut batches otherwise.
         """
         bits = " in bits" if self.options.tolerant or self.floors else ""
+        is_cut |= self.splits is not None  # ranks put together: no batch of one need be a batch of the other
         return None if self.goes is None else resumption_of(self.goes, bits, is_cut=is_cut)
 
     # --- what was watched
