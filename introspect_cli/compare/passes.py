@@ -43,7 +43,7 @@ What was not recorded is never taken to agree.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -341,16 +341,23 @@ def _without_uncounted(table: Table) -> Table:
     """Results of operators in modules of which one run says that their numbers need not mean the same (`OTHERS`).
 
     An operator's site ends in how often it has run in its module before. Where one run compiled a module, some
-    operators are gone or made anew. Such a run says so, by one record for a module and phase.
+    operators are gone or made anew. Such a run says so, by one record for a module and phase. There the results of an
+    operator are compared only if both runs have as many of them.
     """
     alignment = table.alignment
     marks = [mark for mark in alignment.others.tolist() if (table.site == mark).any()]
     if not marks:
         return table
     regions = {(alignment.fqn[mark], alignment.phase[mark]) for mark in marks}
-    rows = np.flatnonzero((alignment.kind[table.site] == kind_code(Kind.OP_OUTPUT)) & table.diverging)
-    inside = [(alignment.fqn[site], alignment.phase[site]) in regions for site in table.site[rows].tolist()]
-    return table.marked(rows[np.array(inside, np.bool_)], NOT_SEEN, Because.NOT_COUNTED)
+    operator = alignment.kind == kind_code(Kind.OP_OUTPUT)
+    group = {
+        site: (alignment.fqn[site], alignment.phase[site], alignment.path[site]) for site in np.flatnonzero(operator)
+    }
+    often = [Counter(group[site] for site in sites[operator[sites]]) for sites in (table.sites_a, table.sites_b)]
+    rows = np.flatnonzero(operator[table.site] & table.diverging)
+    groups = map(group.__getitem__, table.site[rows])
+    uncounted = [of[:2] in regions and often[0][of] != often[1][of] for of in groups]
+    return table.marked(rows[np.array(uncounted, np.bool_)], NOT_SEEN, Because.NOT_COUNTED)
 
 
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:

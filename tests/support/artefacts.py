@@ -70,7 +70,7 @@ def described(value, seen=None):
         yield re.sub(r"0x[0-9a-f]+", "", repr(value))
 
 
-_REDUCING = [REPOSITORY / "benchmarks" / name for name in ("configurations.py", "matrix.py")]
+_REDUCING = REPOSITORY / "benchmarks" / "configurations.py"
 _source = functools.cache(inspect.getsource)
 
 
@@ -88,7 +88,7 @@ def _names(code):
 
 def captures(run):
     """The runs of `fixtures/*.yaml`, for as long as neither what records nor a fixture changes."""
-    directory = ROOT / f"cases-{key_of(cases.FIXTURES, *_REDUCING)}"
+    directory = ROOT / f"cases-{key_of(cases.FIXTURES, _REDUCING)}"
     directory.mkdir(parents=True, exist_ok=True)
     os.utime(directory)
     return cases.Captures(directory, run)
