@@ -63,7 +63,7 @@ CATEGORIES = {
 """The columns of a row, by what a difference in them is counted as."""
 
 LATER = frozenset({"found"})
-"""Columns that the frozen rows have not: they are compared where `should_be.yaml` has them."""
+"""Columns that most frozen rows have not: they are compared where a row or `should_be.yaml` has them."""
 
 
 OTHER_NAMES = frozenset({"ranks", "faults", "splits", "refactorings", "ports", "checkpoints"})

@@ -94,6 +94,23 @@ fit(model.parameters(), lambda: -mll(model(x), y))
 evaluate(mll, lambda: likelihood(model(torch.linspace(0, 1.3, 25))).variance.sum())
 """,
     ),
+    "botorch": (
+        "a Gaussian process of gpytorch's that transforms its data; acquisition functions ask it",
+        """
+import gpytorch
+from botorch.acquisition import qLogExpectedImprovement
+from botorch.models import SingleTaskGP
+x = torch.rand(12, 2, dtype=torch.float64); y = torch.sin(6 * x).sum(1, keepdim=True)
+class Kernel(gpytorch.kernels.RBFKernel):
+    def forward(self, x1, x2, **options):
+        return changed(super().forward(x1, x2, **options), self.training)
+model = SingleTaskGP(x, y, covar_module=Kernel())
+mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+fit(model.parameters(), lambda: -mll(model(*model.train_inputs), model.train_targets))
+acquired = qLogExpectedImprovement(model, best_f=y.max()); asked = torch.rand(3, 1, 2, dtype=torch.float64)
+evaluate(acquired, lambda: acquired(asked).sum())
+""",
+    ),
     "torchdiffeq": (
         "the adjoint runs the model without gradients inside an `autograd.Function`",
         """

@@ -85,8 +85,9 @@ class BackgroundProcess:
         said, until, ended = b"", time.monotonic() + patience, False
         try:
             while self._answer.is_ours() and not ended:
-                ready, _, _ = select.select([self._answer.fd], [], [], max(until - time.monotonic(), 0))
-                if not ready:
+                waits = select.poll()  # select() takes no descriptor above 1023, and a script may have opened as many
+                waits.register(self._answer.fd, select.POLLIN)
+                if not waits.poll(max(until - time.monotonic(), 0) * 1000):
                     break
                 piece = os.read(self._answer.fd, _MOST)
                 said, ended = (said + piece)[-_MOST:], not piece

@@ -2,7 +2,8 @@
 
 Calls are counted within a step. Where a run calls a network once more, at first, the second call of one is the third
 of the other, and every call after it would be compared with another. So where the numbers of calls differ, the run that
-has more counts those that are given the same as the other run's calls; the rest come last.
+has more counts those that are given the same as the other run's calls; the rest come last. Where inputs are on record
+of one run or of none, those that give the same.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 _MOST_CALLS = 2000
 
 Given = dict[int, tuple[tuple[str, int], ...]]
-"""By call, the paths and checksums of what goes in."""
+"""By call, the paths and checksums of what goes in, or of what comes out."""
 
 
 def recounted(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
     """The records of a step, in which the calls of the run that has more of a module are counted as the other's."""
-    given = [_given(*side) for side in zip(columns, batches, strict=True)]
+    given = [_given(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
+    if not all(given):
+        given = [_given(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
     made = list(batches)
     for fqn in given[0].keys() & given[1].keys():
         calls = given[0][fqn], given[1][fqn]
@@ -40,11 +43,11 @@ def recounted(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBa
     return made[0], made[1]
 
 
-def _given(columns: Columns, batch: StepBatch) -> dict[str, Given]:
-    """What modules are given in a forward pass, by name and call."""
+def _given(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
+    """What modules are given in a forward pass, or give, by name and call."""
     sites = np.asarray(batch.site, np.int64)
     rows = np.flatnonzero(
-        (columns.kind[sites] == kind_code(Kind.INPUT)) & (columns.phase[sites] == phase_code(Phase.FORWARD))
+        (columns.kind[sites] == kind_code(kind)) & (columns.phase[sites] == phase_code(Phase.FORWARD))
     )
     found: dict[str, dict[int, list[tuple[str, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows.tolist():

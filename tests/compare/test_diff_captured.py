@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -19,7 +20,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.run import Run, open_run
 
 
 class Block(nn.Module):
@@ -83,6 +84,14 @@ def compare(tmp_path):
             return compare_runs(one, two, options or DiffOptions(), rest)
 
     return run
+
+
+def test_a_comparison_that_is_over_holds_no_run(compare, tmp_path):
+    result = compare(fit(net), fit(net))
+    assert result.verdict is Verdict.SAME
+    gc.collect()
+    held = [each.path for each in gc.get_objects() if type(each) is Run]
+    assert not [path for path in held if path.parent == tmp_path]
 
 
 def changed(edit):

@@ -327,3 +327,82 @@ def test_the_place_and_the_cause_are_those_of_the_change(case, tmp_path, introsp
     assert finding in {"", *(one["code"] for one in found["findings"])}
     if case == "a network that is called once more":
         assert first["call"] == 2  # the one that no call of the other run is given the same as
+
+
+def test_calls_are_paired_by_what_they_give_where_inputs_are_not_on_record(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(BEGIN + ONCE_MORE)
+    for name in ("a", "other"):
+        introspect("capture", "-q", "--record", "output,loss", "-o", name, "train.py", name)
+    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
+    assert (found["first"]["call"], found["first"]["role"]) == (2, "origin")
+    assert [one["code"] for one in found["findings"]] == ["calls"]
+
+
+DEPTH = """
+class Depth(nn.Module):
+    def forward(self, x):
+        kept = torch.rand(len(x), 1) < 0.98
+        return x * kept / (1 if other else 0.98)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.depth = nn.Linear(4, 4), Depth()
+
+    def forward(self, x):
+        return x + self.depth(self.lin(x))
+
+
+model = Net()
+train(model, model)
+"""
+
+
+def test_a_stochastic_depth_that_drops_nothing_is_not_said_to_return_its_input(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(BEGIN + DEPTH)
+    for name in ("a", "other"):
+        introspect("capture", "-q", "-o", name, "train.py", name)
+    with open_run(tmp_path / "other") as run:
+        first = {one.site.kind.value: one.summary for one in run.rank(0).records(0) if one.site.fqn == "Net.depth"}
+    assert first["output"].checksum == first["input"].checksum  # no sample was left out
+    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
+    assert found["first"]["fqn"] == "Net.depth"
+    assert found["first"]["scale"] == pytest.approx(0.98)
+    assert "b is 0.98 times a" in found["sentence"]
+    assert "identity" not in {one["code"] for one in found["findings"]}
+
+
+PLAIN = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.act = nn.Linear(4, 4), nn.Tanh()
+        scale = torch.full((4,), 2.0)
+        if other:
+            {plain}
+        else:
+            self.scale = nn.Parameter(scale)
+
+    def forward(self, x):
+        x = self.act(self.lin(x)) * self.scale
+        return self.act(x) if other else x
+
+
+model = Net()
+train(model, model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("plain", "instead"),
+    [("self.scale = scale", ""), ("self.register_buffer('scale', scale)", "in b a buffer")],
+    ids=["attribute", "buffer"],
+)
+def test_a_parameter_that_became_a_plain_tensor_is_named(plain, instead, tmp_path, introspect):
+    (tmp_path / "train.py").write_text(BEGIN + PLAIN.format(plain=plain))
+    for name in ("a", "other"):
+        introspect("capture", "-q", "-o", name, "train.py", name)
+    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
+    fields = {"kind": "parameter", "name": "Net.scale", "side": "a", "cls": instead}
+    assert [(one["code"], one["fields"]) for one in found["findings"]] == [("exists-only", fields)]

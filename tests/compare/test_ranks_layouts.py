@@ -118,6 +118,39 @@ def test_two_layouts_of_as_many_ranks_are_compared_as_wholes(runs):
     assert result.verdict is Verdict.SAME, result.sentence
 
 
+READS_AFTER = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+model = fully_shard(model) if sys.argv[1] == "fsdp2" else nn.parallel.DistributedDataParallel(model)
+held = list(model.parameters())
+optimizer = torch.optim.SGD(held, lr=0.1)
+for x in torch.randn(3, dist.get_world_size(), 4, 4):
+    optimizer.zero_grad()
+    model(x[dist.get_rank()]).square().mean().backward()
+    optimizer.step()
+whole = [each.full_tensor() if sys.argv[1] == "fsdp2" else each.detach().clone() for each in held]
+print(sum(each.sum().item() for each in whole))
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_that_holds_parameters_and_reads_them_after_training_is_the_same_under_either(tmp_path):
+    launched(tmp_path, {name: (2, name) for name in ("ddp", "fsdp2") if not lacks(name)}, script=READS_AFTER)
+    result = compared(tmp_path, "ddp", "fsdp2")
+    assert result.verdict is Verdict.SAME, result.sentence
+    for name in ("ddp", "fsdp2"):
+        with open_run(tmp_path / name) as run:
+            assert run.steps == 3
+            assert "product" not in set(run.rank(0).sites.kind)
+
+
 def test_noise_runs_that_say_nothing_of_a_layout_are_reported_to_be_left_out(runs):
     with open_run(runs / "single") as one, open_run(runs / "ddp") as two:
         notes = compare_runs(one, two, DiffOptions(), noise=[one]).notes

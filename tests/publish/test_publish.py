@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -204,6 +206,23 @@ def test_nobody_waits_for_a_logger_that_hangs(tmp_path, monkeypatch):
     began = time.monotonic()
     assert publishing.finish() == ["still publishing to mlflow, in the background"]
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 1200, reason="no descriptor is as high as that")
+def test_a_script_may_have_as_many_files_open_as_it_likes(monkeypatch):
+    pipe = os.pipe
+
+    def high():
+        ends = pipe()
+        above = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 1100) for end in ends)
+        for end in ends:
+            os.close(end)
+        return above
+
+    monkeypatch.setattr(os, "pipe", high)
+    said, ended = BackgroundProcess("introspect_cli.cli", ["--version"], "what answers").rest(60)
+    assert ended, said
+    assert introspect_cli.__version__.encode() in said
 
 
 LIGHTNING = """\

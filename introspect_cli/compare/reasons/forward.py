@@ -174,7 +174,12 @@ def precision(at: View) -> Iterator[Finding]:
 
 
 def returns_input(at: View) -> Iterator[Finding]:
-    """A module's output is its input on one side only."""
+    """A module's output is its input on one side only.
+
+    Not where one output is a multiple of the other: a dropout that dropped nothing in this call returns its input too.
+    """
+    if at.first.scale is not None:
+        return
     site, table = at.site, at.table
     inputs = at.step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     same = [s for s in "ab" if any(table.checksum(u, s) == table.checksum(at.union, s) is not None for u in inputs)]

@@ -162,7 +162,7 @@ def _subject(at: View) -> Iterator[Finding]:
             return
         if at.site.kind in _TENSORS:  # a module that both have may lack a tensor in one run
             subject = at.site.fqn
-        if not _missing(at, subject):
+        if not _missing(at, subject) and not _other_kind(at):
             return
     tensor = at.site.kind in _TENSORS and subject == at.site.fqn
     if replaced := at.classes_of(owner_of(subject)):
@@ -175,7 +175,17 @@ def _subject(at: View) -> Iterator[Finding]:
     runs = not tensor and (subject in trees[at.lacks] or (module is not None and not owner_of(subject)))
     code = "runs-only" if runs else "exists-only"
     kind = at.site.kind.one.removeprefix("the ") if tensor else "module"
-    yield found(code, kind=kind, name=subject, side=side, cls="" if tensor else name)
+    named = f"in {at.lacks} a {other}" if tensor and (other := _other_kind(at)) else ""
+    yield found(code, kind=kind, name=subject, side=side, cls=named if tensor else name)
+
+
+def _other_kind(at: View) -> str:
+    """What the run that lacks a parameter has under its name: a buffer, or the other way round; "" for neither."""
+    if at.site.kind not in _TENSORS:
+        return ""
+    (kind,) = _TENSORS - {at.site.kind}
+    named = (union for union in at.step.of(kind, frozenset(Phase)) if at.step.alignment.fqn[union] == at.site.fqn)
+    return kind.one.removeprefix("the ") if at.recorded(at.lacks, named) else ""
 
 
 def _missing(at: View, name: str = "") -> bool:

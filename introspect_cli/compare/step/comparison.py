@@ -7,7 +7,7 @@ that `floors` and `reached` measure.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -202,16 +202,24 @@ class Comparison(Sides):
         goes = self.goes
         return goes is not None and step == (goes.at if goes.late == "b" else goes.first)
 
-    @cache  # noqa: B019 - a comparison is made once for a rank
+    @cached_property
+    def _resumptions(self) -> dict[bool, Resumption | None]:
+        """What was asked of `resumption` so far: held here, for a cache of the class would keep the runs open."""
+        return {}
+
     def resumption(self, *, is_cut: bool = False) -> Resumption | None:
         """What the later run goes on with; None where neither run is resumed.
 
         Args:
             is_cut: whether the runs cut batches otherwise.
         """
-        bits = " in bits" if self.options.tolerant or self.floors else ""
+        if self.goes is None:
+            return None
         is_cut |= self.splits is not None  # ranks put together: no batch of one need be a batch of the other
-        return None if self.goes is None else resumption_of(self.goes, bits, is_cut=is_cut)
+        if is_cut not in self._resumptions:
+            bits = " in bits" if self.options.tolerant or self.floors else ""
+            self._resumptions[is_cut] = resumption_of(self.goes, bits, is_cut=is_cut)
+        return self._resumptions[is_cut]
 
     # --- what was watched
 
