@@ -773,6 +773,8 @@ def place(goes: Goes) -> Part:
     """Which batches the later run goes on with; in its first step it may read others before, to get there."""
     if Kind.BATCH.value not in goes.kinds:
         return _by_inputs(goes)
+    if goes.begins.reader.many != goes.there.reader.many:
+        return Part(PLACE, Restored.UNSEEN)  # a batch that ranks share out has another checksum
     seen = 0
     for late, whole in goes.steps():
         mine, theirs = late.batches(), whole.batches()
