@@ -511,6 +511,9 @@ def resumption_of(goes: Goes, bits: str, *, is_cut: bool) -> Resumption:
         bits: " in bits" where values count as equal that are not, else "".
         is_cut: whether the runs cut batches otherwise, so that one's parts are not the other's.
     """
+    where = place(goes)
+    if is_cut and where.state is not Restored.YES:
+        where = Part(PLACE, Restored.UNSEEN, "a batch is cut differently")
     parts = (
         tensors(goes, Kind.PARAM, bits),
         tensors(goes, Kind.BUFFER, bits),
@@ -518,7 +521,7 @@ def resumption_of(goes: Goes, bits: str, *, is_cut: bool) -> Resumption:
         rates(goes),
         scaler(goes),
         *random(goes),
-        Part(PLACE, Restored.UNSEEN, "a batch is cut differently") if is_cut else place(goes),
+        where,
         counters(goes),
         copies(goes),
     )
@@ -773,8 +776,6 @@ def place(goes: Goes) -> Part:
     """Which batches the later run goes on with; in its first step it may read others before, to get there."""
     if Kind.BATCH.value not in goes.kinds:
         return _by_inputs(goes)
-    if goes.begins.reader.many != goes.there.reader.many:
-        return Part(PLACE, Restored.UNSEEN)  # a batch that ranks share out has another checksum
     seen = 0
     for late, whole in goes.steps():
         mine, theirs = late.batches(), whole.batches()

@@ -127,9 +127,10 @@ def _copies(table: Table, trained: set[str]) -> set[str]:
     One at least is drawn: constants, as of a normalisation, are like others' by chance.
     """
     started = {table.fqn[site]: site for site in table.pick(Kind.PARAM, phase=Phase.START)}
-    values = {name: int(table.column(site).checksum[0]) for name, site in started.items()}
+    first = {name: table.column(site).checksum[:1].tolist() for name, site in started.items()}
+    values = {name: checksums[0] for name, checksums in first.items() if checksums}  # another rank may hold it all
     originals = {values.get(name) for name in trained}
-    new = {name.rpartition(".")[0] for name in started if name in trained or values[name] not in originals}
+    new = {name.rpartition(".")[0] for name in started if name in trained or values.get(name) not in originals}
     drawn = set()
     for name, site in started.items():
         low, high = table.stats(site, "min", "max")[1]

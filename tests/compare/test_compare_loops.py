@@ -15,7 +15,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.settings.settings import setting_changes
 from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Origin, Verdict
+from introspect_cli.compare.terms.result import Origin, Role, Verdict
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
@@ -372,10 +372,10 @@ def test_a_batch_from_a_random_state_that_was_set_is_no_second_cause(compared):
     assert sum(isinstance(finding, Origin) for finding in found.findings) < 2
 
 
-def test_a_state_that_is_not_carried_over_is_told_by_where_it_came_from(compared):
+def test_a_state_that_is_not_carried_over_is_what_the_script_prepares(compared):
     found = compared(recur, forgets=True)
-    assert (found.first.step, found.first.site.path) == (1, "[1]")
-    assert "pipeline" not in found.sentence
+    assert (found.first.step, found.first.site.kind, found.first.site.path) == (1, Kind.INPUT, "[1]")
+    assert (found.first.role, found.first.reason) == (Role.ORIGIN, "script")
 
 
 def test_what_a_step_that_is_not_recorded_gave_is_no_fault_of_the_data(compared):
@@ -392,9 +392,10 @@ def test_a_call_with_more_inputs_is_no_further_call(compared):
     assert "Many.MSELoss runs twice in this step of a and once in b" in found.sentence
 
 
-def test_a_function_in_the_place_of_a_module_is_told_where_it_first_changes_a_number(compared):
+def test_a_function_in_the_place_of_a_module_is_told_by_the_module_whose_values_it_has_not_on_record(compared):
     found = compared(score, functional=True)
-    assert (found.first.step, found.first.site.kind) == (1, Kind.RNG)
+    assert (found.first.step, found.first.site.kind, found.first.site.fqn) == (0, Kind.INPUT, "Scored.last")
+    assert (found.first.role, found.first.reason, found.first.only) == (Role.ORIGIN, "structure", "a")
 
 
 def test_what_leaves_the_model_and_is_used_inside_it_is_not_laid_to_the_loss_alone(compared):

@@ -8,7 +8,7 @@ from small_runs import F32, MODULES, SGD, train
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.reasons import base
+from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.settings import Blame
 from introspect_cli.compare.terms.options import DiffOptions
@@ -96,7 +96,7 @@ FAULTS = [
         "buffer",
         ["the buffer", "although the inputs of Net.norm and its value before are equal"],
     ),
-    ("inserted", 0, "forward", "input", "Net.new", "structure", ["Net.new (ReLU) exists only in b", "ReLU"]),
+    ("inserted", 0, "forward", "input", "Net.new", "structure", ["the module Net.new exists only in b (ReLU)"]),
     ("accumulate", 1, "forward", "input", "Net", "structure", ["only b has", "accumulated"]),
     ("frozen", 0, "backward", "grad_input", "Net.b", "structure", ["only a has", "frozen"]),
 ]
@@ -482,7 +482,7 @@ def test_an_optimizer_that_evaluates_the_loss_more_often_within_its_step_is_repo
 
 
 def test_a_checkpoint_that_one_run_alone_reads_explains_other_initial_values():
-    blame = Blame(base.reason_named("initial"))
+    blame = Blame(reason_named("initial"))
     assert blame.weight(Difference("files", "last.pt", None, "read")) > 0.9
     assert blame.weight(Difference("files", "cache.txt", None, "read")) < 0.5
 
@@ -640,7 +640,7 @@ def test_a_module_of_another_class_that_lacks_a_parameter_is_reported_as_structu
     head = row("start", "param", "Net.a.weight", np.ones(4, F32))
     changed = tuple(replace(m, module_class="InstanceNorm1d") if m.fqn == "Net.norm" else m for m in MODULES)
     sentence = compare([[head, weight, *called]], [[head, *called]], modules=(MODULES, changed)).sentence
-    assert "Net.norm is BatchNorm1d in a and InstanceNorm1d in b; the param Net.norm.weight exists" in sentence
+    assert "Net.norm is BatchNorm1d in a and InstanceNorm1d in b; the parameter Net.norm.weight exists" in sentence
 
 
 def test_what_an_exception_cut_off_is_no_divergence_by_itself(tmp_path):

@@ -215,6 +215,7 @@ class Comparison(Sides):
         """
         if self.goes is None:
             return None
+        is_cut |= self.splits is not None  # ranks put together: no batch of one need be a batch of the other
         if is_cut not in self._resumptions:
             bits = " in bits" if self.options.tolerant or self.floors else ""
             self._resumptions[is_cut] = resumption_of(self.goes, bits, is_cut=is_cut)
