@@ -119,7 +119,8 @@ def untouched(at: View) -> Iterator[Finding]:
     if side:
         has = at.setup.has(side, at.site.fqn)
         rate = any(change.about == "lr" and getattr(change, side) == "0" for change in changes(at))
-        yield found("untouched" if has or has is None or rate else "not-among", side=side)
+        name = ", ".join(at.steppers[side == "b"]) or "the optimizer"
+        yield found("untouched" if has or has is None or rate else "not-among", side=side, name=name)
 
 
 def fresh_state(at: View) -> Iterator[Finding]:
