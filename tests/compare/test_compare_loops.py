@@ -448,7 +448,7 @@ def test_a_gradient_that_is_left_over_from_long_before_is_not_said_to_be_cleared
 
 def test_a_rate_that_numpy_computed_is_a_number(compared):
     found = compared(hand_on, rate=0.0)
-    assert found.sentence.endswith("cause: lr 0.1 -> 0; in b SGD leaves it as it was.")
+    assert found.sentence.endswith("cause: lr 0.1 -> 0; in b the optimizer (SGD) leaves it as it was.")
 
 
 def test_a_number_of_calls_that_numbers_decide_is_told_once(compared):

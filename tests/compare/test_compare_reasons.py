@@ -85,7 +85,7 @@ FAULTS = [
     ("scaled", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["0.25 times a", "clipping"]),
     ("stale", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["zero_grad is missing", "in b"]),
     ("kernel", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["rounding"]),
-    ("missed", 1, "optimizer", "param", "Net.b.weight", "optimizer", ["in b SGD leaves it as it was"]),
+    ("missed", 1, "optimizer", "param", "Net.b.weight", "optimizer", ["in b the optimizer (SGD) leaves it as it was"]),
     ("fresh", 1, "optimizer", "param", "Net.a.weight", "optimizer", ["optimizer state of b started from scratch"]),
     (
         "buffer",

@@ -27,7 +27,7 @@ def test_a_warm_up_that_begins_with_zero_is_named_by_its_learning_rates(tmp_path
     runs = [train(tmp_path / "a", rates=(0.0, 0.05)), train(tmp_path / "b", rates=(0.05, 0.1))]
     sentence = introspect_cli.diff(*(reversed(runs) if backwards else runs)).sentence
     change, side = ("lr 0.05 -> 0", "b") if backwards else ("lr 0 -> 0.05", "a")
-    assert f"cause: {change}; in {side} AdamW leaves it as it was." in sentence
+    assert f"cause: {change}; in {side} the optimizer (AdamW) leaves it as it was." in sentence
     assert "not among its parameters" not in sentence
 
 

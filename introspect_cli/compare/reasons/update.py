@@ -119,7 +119,7 @@ def untouched(at: View) -> Iterator[Finding]:
     if side:
         has = at.setup.has(side, at.site.fqn)
         rate = any(change.about == "lr" and getattr(change, side) == "0" for change in changes(at))
-        name = ", ".join(at.steppers[side == "b"]) or "the optimizer"
+        name = ", ".join(at.steppers[side == "b"])
         yield found("untouched" if has or has is None or rate else "not-among", side=side, name=name)
 
 
