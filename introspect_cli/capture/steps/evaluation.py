@@ -133,11 +133,18 @@ def _is_live(module: nn.Module) -> bool:
 
 
 def _in_function() -> bool:
-    """Whether the forward of an `autograd.Function` is under way, which runs without gradients what is trained."""
-    return any(frame.f_code is _APPLY for frame, _ in zip(outward(sys._getframe(1)), range(_FRAMES), strict=False))  # noqa: SLF001 - the documented way to a frame
+    """Whether the forward of an `autograd.Function` is under way, which runs without gradients what is trained.
+
+    Known by the code of its frame: since torch 2.15 `apply` is not written in Python and leaves no frame.
+    """
+    kinds, codes = [torch.autograd.Function], set()
+    while kinds:
+        kind = kinds.pop()
+        codes.add(getattr(kind.forward, "__code__", None))
+        kinds += kind.__subclasses__()
+    return any(frame.f_code in codes for frame, _ in zip(outward(sys._getframe(1)), range(_FRAMES), strict=False))  # noqa: SLF001 - the documented way to a frame
 
 
-_APPLY = getattr(torch.autograd.Function.apply, "__func__", torch.autograd.Function.apply).__code__
 _FRAMES = 100
 
 
