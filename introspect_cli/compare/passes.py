@@ -67,6 +67,7 @@ from introspect_cli.compare.terms.distance import (
 )
 from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import generator_of, owner_of
+from introspect_cli.compare.terms.reach import farther
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import (
     ABSENT,
@@ -409,10 +410,9 @@ def tolerate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Ta
     """The table in which differences that tolerance or noise lets pass are within it."""
     options = comparison.options
     rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
-    comparison.reached.see(table, comparison.layouts, rounded)
-    after = learned
+    after = farther(learned, table, comparison.layouts, rounded)
     if options.rtol_fine and (_may_be_coarse(table, comparison) or _first_coarse(table, comparison)[0] < np.inf):
-        after = learned._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
+        after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
         near = _within_tolerance(table, learned, comparison)
         if comparison.gathered is not None:

@@ -22,6 +22,7 @@ from introspect_cli.records import Site, Status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from introspect_cli.compare.terms.findings import StepReach
     from introspect_cli.compare.terms.sites import Alignment, Ids, Mask
     from introspect_cli.store.format.batch import StepBatch
 
@@ -71,6 +72,8 @@ class Learned(NamedTuple):
         exact: values that ranks share out and whose samples are all equal, by step and site.
         units: how many times smaller than those of a single outputs of b are (negative: larger), by name, whose
             gradients are as many times larger.
+        furthest: where b is furthest from a, in what rounding makes.
+        left: where b first leaves that.
     """
 
     coarse: int | None = None
@@ -80,6 +83,8 @@ class Learned(NamedTuple):
     flows_back: bool = False
     exact: frozenset[tuple[int, int]] = frozenset()
     units: Mapping[str, int] = {}
+    furthest: StepReach | None = None
+    left: StepReach | None = None
 
     @property
     def smaller(self) -> float:
