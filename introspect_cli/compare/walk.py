@@ -441,7 +441,7 @@ class Walk:
     def _count_unseen(self, table: Table) -> None:
         """Count records that one run or both could not see."""
         unseen = table.chosen & (table.state == NOT_SEEN)
-        lost = np.flatnonzero(unseen & np.isin(table.because, (Because.NOT_COUNTED, Because.LISTED)))
+        lost = np.flatnonzero(unseen & (table.because == Because.LISTED))
         self.outcome.tally.update(not_observed=len(lost), blind=len(lost))
         blind = np.flatnonzero(unseen & (table.because == Because.NOT_OBSERVED))
         status = np.asarray(table.a.status)[table.row_a[blind]], np.asarray(table.b.status)[table.row_b[blind]]

@@ -14,7 +14,6 @@ import numpy as np
 
 from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.names import (
-    EVICTED,
     Renamed,
     Source,
     ambiguous,
@@ -234,25 +233,7 @@ def _one_sided(structure: Structure, *, same: bool) -> list[StructureChange]:
         del further[0][name], further[1][name]
     for side, told, calls in zip("ab", of_sides, further, strict=True):
         changes += [*told, *_calls(alignment, side, calls)]
-    return _two_of_one_name(changes)
-
-
-def _two_of_one_name(changes: Sequence[StructureChange]) -> list[StructureChange]:
-    """The changes, a name that means one module in a and another in b told once.
-
-    The one of a was compared under a name that b does not have, which is nobody's outside of a comparison.
-    """
-    in_b = {change.b for change in changes if change.change == "only" and change.a is None}
-    kept, both = [], set[str]()
-    for change in changes:
-        name = (change.a or "").removesuffix(EVICTED)
-        if change.change == "only" and change.a != name and name in in_b:
-            both.add(name)
-            text = f"{name} is one module in a and another in b, with something else inside it"
-            kept.append(StructureChange("only", name, name, text))
-        elif not (change.change == "only" and change.a is None and change.b in both):
-            kept.append(change)
-    return kept
+    return changes
 
 
 def _subjects(

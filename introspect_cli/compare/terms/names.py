@@ -74,13 +74,11 @@ class Source(Enum):
         ROOT: of several models of one class, the one that holds the same, or that the same variable holds.
         VALUE: equal values.
         EVICTED: the name is another module's in b, so that it was given one that b does not have.
-        KEPT: what is inside of one that was evicted, and has kept its name.
     """
 
     ROOT = "root"
     VALUE = "value"
     EVICTED = "evicted"
-    KEPT = "kept"
 
 
 class Renamed(NamedTuple):
