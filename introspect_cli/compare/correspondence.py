@@ -553,27 +553,13 @@ class Search:
         tensors = self._a.tensors_of(self._open[0]), self._b.tensors_of(self._open[1])
         one, two = held[0].only(tensors[0]), held[1].only(tensors[1])
         pairs = equal_pairs(one, two)
-        self._lift(pairs, self._steps(pairs, one, two), tensors[0])
+        self._lift(pairs, tensors[0])
         self._match_modules(held, tensors)
         self._drop_repeated()
 
-    def _steps(self, pairs: Mapping[str, str], one: Held, two: Held) -> dict[str, frozenset[int]]:
-        """The steps in which something that a pair holds is equal."""
-        if len(self._a.steps) == 1:
-            return dict.fromkeys(pairs, frozenset(self._a.steps))
-        return {old: self._numbers(feature[0] for feature in one.of(old) & two.of(new)) for old, new in pairs.items()}
-
-    def _numbers(self, places: Iterable[int]) -> frozenset[int]:
-        return frozenset(self._a.steps[place] for place in places)
-
     # --- tensors, and the tree above them
 
-    def _lift(
-        self,
-        pairs: Mapping[str, str],
-        steps: Mapping[str, frozenset[int]],
-        tensors: AbstractSet[str],
-    ) -> None:
+    def _lift(self, pairs: Mapping[str, str], tensors: AbstractSet[str]) -> None:
         """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its name, is below."""
         levels = {old: _levels_above(old, new) for old, new in pairs.items()}
         votes = Counter(chain.from_iterable(levels.values()))
@@ -595,9 +581,7 @@ class Search:
                 if votes[level] != together(level[0]) or level in better_kept:
                     break
                 top = level
-            earlier = self.renamed.get(top[0])
-            held = Renamed(top[1], Source.VALUE, votes.get(top, 1), steps[old])
-            self.renamed[top[0]] = held if earlier is None else earlier._replace(steps=earlier.steps & steps[old])
+            self.renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
 
     def _better_kept(self, levels: Iterable[NamePair]) -> set[NamePair]:
         """Names above pairs that the module keeps, or whose new name another one keeps, because that suits better."""
@@ -630,8 +614,7 @@ class Search:
         votes = {(one.names[i], two.names[j]): number for i, j, number in shared if number > 1}
         for old, new in by_votes(votes).items():
             if change(old) != new:
-                steps = self._numbers(feature[0] for feature in one.of(old) & two.of(new))
-                self.renamed[old] = Renamed(new, Source.VALUE, votes[old, new], steps)
+                self.renamed[old] = Renamed(new, Source.VALUE, votes[old, new])
 
     def _drop_repeated(self) -> None:
         """Drop names that a shorter prefix tells already."""

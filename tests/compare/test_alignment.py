@@ -99,7 +99,6 @@ def test_copies_that_are_equal_at_first_are_distinguished_by_later_steps(tmp_pat
     b = captured(tmp_path / "b", fit(lambda: Two("student", "mentor")), **lean)
     result = compared(a, b)
     assert set(renames(result)) == {("Two.online", "Two.student"), ("Two.target", "Two.mentor")}
-    assert "in steps 0, 1 and 3" in renames(result)["Two.online", "Two.student"]
 
 
 def test_a_rename_stands_where_the_numbers_part_later(run):
@@ -110,7 +109,6 @@ def test_a_rename_stands_where_the_numbers_part_later(run):
     assert dict(renames(result).keys()) == {
         "Net.inp": "Net.stem", "Net.act": "Net.bend", "Net.head": "Net.out",
     }  # fmt: skip
-    assert all(text.endswith("equal in step 0") for text in renames(result).values())
 
 
 @pytest.mark.parametrize("record", [("param",), ("output", "loss"), ("param", "grad"), None])

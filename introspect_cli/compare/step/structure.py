@@ -156,9 +156,7 @@ def _renames(match: Correspondence) -> list[StructureChange]:
     for pattern, members in groups.items():
         old, new = pattern if len(members) > 1 else (members[0][0], members[0][1].name)
         votes = sum(member.votes for _, member in members)
-        steps = sorted(frozenset.intersection(*(member.steps for _, member in members)))
-        step = f" in step{'s' * (len(steps) > 1)} {listed(list(map(str, steps)))}" if steps else ""
-        evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal{step}"
+        evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal"
         text = f"{_glossed(old, match.variables[0])} is {_glossed(new, match.variables[1])} in b"
         changes.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
     return changes

@@ -88,13 +88,11 @@ class Renamed(NamedTuple):
         name: the name in b, of it and of all inside it.
         source: where it is known from.
         votes: how many tensors and modules have equal values under the two names.
-        steps: the steps in which they have.
     """
 
     name: str
     source: Source
     votes: int = 0
-    steps: frozenset[int] = frozenset()
 
 
 def strip_wrappers(fqn: str) -> str:
