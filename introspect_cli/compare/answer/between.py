@@ -65,7 +65,7 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     if not differing:
         return CodeChanges(compared=len(names))
     from introspect_cli.compare.changes.project import changed_between
-    from introspect_cli.compare.changes.ranking import ranked
+    from introspect_cli.compare.changes.near import ranked
 
     unread: list[tuple[str, str]] = []
     sides: tuple[dict[str, str], dict[str, str]] = {}, {}
