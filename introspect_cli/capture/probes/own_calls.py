@@ -105,8 +105,7 @@ class OwnCalls:
             torch.compiler.is_dynamo_compiling, private_api.compile_flags, self._guarded, nn.Module,
         )  # fmt: skip
 
-        @functools.wraps(original)
-        def own(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def standing(self: Any, *args: Any, **kwargs: Any) -> Any:
             if (
                 is_traced()
                 or flags._is_compiling_flag  # noqa: SLF001 - see `private_api`
@@ -118,9 +117,8 @@ class OwnCalls:
             return called(original, self, args, kwargs)
 
         # TorchScript looks names of the original's source up among the globals of what stands in for it.
-        own = functools.wraps(original)(
-            FunctionType(own.__code__, original.__globals__, own.__name__, own.__defaults__, own.__closure__)
-        )
+        own = FunctionType(standing.__code__, original.__globals__, closure=standing.__closure__)
+        functools.update_wrapper(own, original)
         self._patches.replace(home, name, own)
 
 
