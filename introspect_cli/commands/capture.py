@@ -127,7 +127,7 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     for name, option in described():
         yield from_field(name, option, getattr(CaptureOptions, name))
         if name == "steps":
-            yield _declared(WHEN, "Only every N-th step, as --steps ::N.", "--every", metavar="N", type=int)
+            yield _declared(WHEN, "Every N-th step.", "--every", metavar="N", type=int)
     yield _declared(
         RUN,
         "YAML file with any of these options by long name; the command line wins.",
