@@ -240,9 +240,6 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
 
     def lines() -> Iterator[str]:
         yield from keys(made)
-        definition = made["$defs"]["Divergence"]
-        yield from ("", "## Divergence", "", f"{escaped(definition['description'].removesuffix('.'))}.", "")
-        yield from keys(definition)
         yield from ("", "## Schemas", "", "Each has all keys, with what they mean.", "")
         for name, one in schemas.items():
             command = one["title"].removesuffix(" --format json")
@@ -253,8 +250,8 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
         "`check`, `runs`, `show` with each of its views, `bisect` and a `diff` of more than two runs have documents "
         "too. A JSON Schema of each comes with the package, below `render/assets/` of `introspect_cli`; the tests hold "
         "real answers against them. [Reasons](reasons.md) says what the word of `reason` means. Checksums have 16 "
-        "hexadecimal digits. A Summary and a Record have the [statistics](statistics.md) by name beside these keys. "
-        "A DiffResult is the document of a comparison."
+        "hexadecimal digits; a record has the [statistics](statistics.md) by name. A divergence has `step`, `rank`, "
+        "`phase`, `kind`, `fqn`, `call` and `path`, `role`, `reason`, what runs `a` and `b` recorded, and `rel_l2`."
         "\n\n```python\nimport json\nfrom importlib.resources import files\n\n"
         'schema = files("introspect_cli.render") / "assets" / "diff.schema.json"\n'
         "schema = json.loads(schema.read_text())\n```"

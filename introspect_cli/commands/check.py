@@ -22,8 +22,8 @@ Examples:
 Exit status: 0 nothing found, 1 a finding at the level of --fail-on or worse, 2 no rule had the data it needs.""",
 )
 @click.argument("run", type=RunType(), required=False)
-@click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Check only these rules; may be repeated.")
-@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave these rules out; may be repeated.")
+@click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Check only these rules; repeatable.")
+@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave these rules out; repeatable.")
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warning", "info"]),

@@ -131,7 +131,7 @@ def golden() -> None:
 )
 @rtol_option
 @atol_option
-@click.option("--tolerance", multiple=True, metavar="KIND=RTOL[,ATOL]", help="Tolerance of one kind; may be repeated.")
+@click.option("--tolerance", multiple=True, metavar="KIND=RTOL[,ATOL]", help="Tolerance of one kind; repeatable.")
 @force_option("a golden run")
 @click.option("--sources/--no-sources", default=False, help="With the text of the source files [default: no].")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CAPTURE OPTIONS] SCRIPT [ARGS]...")

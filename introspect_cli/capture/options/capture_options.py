@@ -53,7 +53,7 @@ class CaptureOptions:
     progress: bool = of_the_run(False, "Show a progress line.")
     publish: tuple[str, ...] = of_the_run(
         (),
-        "Send the run while it runs: tensorboard, mlflow, wandb, logger (the framework's), directory or URL; repeatable.",
+        "Send the run while it runs: tensorboard, mlflow, wandb, logger (a framework's), directory, URL; repeatable.",
         metavar="PLACE",
         commas=False,
     )
