@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -205,24 +204,13 @@ def zoom(
     This executes what was recorded: zoom only into runs that you trust. Where a run does not repeat its numbers, zoom
     says so and shows what the runs hold.
     """
-    one, two = map(Path, pair_of(a, b))
-    return show_zoom(one, two, compared.options(), output, links, tuple(map(Path, compared.noise)))
-
-
-def show_zoom(
-    a: Path,
-    b: Path,
-    options: Any,
-    output: Path | None = None,
-    links: tuple[str, ...] = (),
-    noise: tuple[Path, ...] = (),
-) -> int:
-    """Zoom and draw what is seen; the exit code."""
     from introspect_cli.render.console import Screen
     from introspect_cli.render.rerun_text import zoom_blocks
     from introspect_cli.rerun.zoom import zoom as look
 
-    zoomed = look(a, b, options, output, links, tell, noise)
+    one, two = map(Path, pair_of(a, b))
+    noise = tuple(map(Path, compared.noise))
+    zoomed = look(one, two, compared.options(), output, links, tell, noise)
     screen = Screen()
     screen.draw(zoom_blocks(zoomed, screen.width))
     return exit_code(zoomed.verdict)

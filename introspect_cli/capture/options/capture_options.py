@@ -210,8 +210,8 @@ class CaptureOptions:
     deterministic: bool = of_the_script(False, "Ask torch and its libraries for deterministic algorithms.")
     perturb: int | None = of_the_script(
         None,
-        "Move each initial parameter by one rounding, for `diff --noise` [default: 0].",
-        metavar="[SEED]",
+        "Move each initial parameter by one rounding, up or down by a seed such as 0, for `diff --noise`.",
+        metavar="SEED",
         least=0,
         most=2**32 - 1,
     )
