@@ -7,8 +7,8 @@ from projects import MODEL, TRAIN
 
 from introspect_cli.capture.environment.sources import Project, named, relative
 from introspect_cli.compare.changes.clues import Clues, CodeChanges, Nearness, Ranked
-from introspect_cli.compare.changes.project import changed
 from introspect_cli.compare.changes.near import ranked
+from introspect_cli.compare.changes.project import changed
 from introspect_cli.render.divergence_text import code_blocks
 
 PAD = "class Pad(torch.nn.Module):\n    def forward(self, x):\n        return x\n\n\n"
