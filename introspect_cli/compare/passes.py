@@ -84,11 +84,11 @@ from introspect_cli.compare.terms.table import (
 from introspect_cli.compare.terms.watched import MODULE_KINDS, lists, ordered, stopped_within
 from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.wholes import autocasts
-from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
+from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.options import DiffOptions
@@ -147,7 +147,7 @@ def matched(
 
     differs = a.checksum[row_a] != b.checksum[row_b]
     state[:both][differs] = DIFFERENT
-    blind = _blind(a, row_a) | _blind(b, row_b) | _expanded(a, b, row_a, row_b, differs)
+    blind = _blind(a, row_a) | _blind(b, row_b)
     for rows, reason in (
         (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.RECORDS),
         (blind & counts[:both], Because.NOT_OBSERVED),
@@ -199,16 +199,6 @@ def _blind(batch: StepBatch, rows: Ids) -> Mask:
     if partial.any():
         unseen |= partial & (batch.checksum[rows] == 0)
     return unseen
-
-
-def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
-    """Rows that one run read element by element and of which the other only tells what is in memory."""
-    status_a, status_b = a.status[rows_a], b.status[rows_b]
-    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
-    for at in np.flatnonzero(unlike):
-        texts = a.text[rows_a[at]], b.text[rows_b[at]]
-        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
-    return unlike
 
 
 def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
@@ -277,19 +267,16 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
 
 def _without_unsaved(table: Table) -> Table:
     """Without files that one run alone saves: it may save more often, or by another name."""
-    alignment = table.alignment
-    products = alignment.kind == kind_code(Kind.PRODUCT)
-    if not products.any():
+    alignment, saved = table.alignment, table.alignment.kind == kind_code(Kind.PRODUCT)
+    if not saved.any():
         return table
-    saved = [
-        {(alignment.fqn[site], int(alignment.call[site])) for site in sites[products[sites]].tolist()}
-        for sites in (table.sites_a, table.sites_b)
-    ]
-    both = saved[0] & saved[1]
-    rows = np.flatnonzero(table.diverging & table.one_sided & products[table.site])
-    places = ((alignment.fqn[site], int(alignment.call[site])) for site in table.site[rows].tolist())
-    alone = np.fromiter((place not in both for place in places), np.bool_, len(rows))
-    return table.marked(rows[alone], ABSENT)
+
+    def files(sites: Ids) -> list[tuple[str, int]]:
+        return [(alignment.fqn[site], int(alignment.call[site])) for site in sites.tolist()]
+
+    both = {*files(table.sites_a[saved[table.sites_a]])} & {*files(table.sites_b[saved[table.sites_b]])}
+    rows = np.flatnonzero(table.diverging & table.one_sided & saved[table.site])
+    return table.marked(rows[[file not in both for file in files(table.site[rows])]], ABSENT) if len(rows) else table
 
 
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:
@@ -314,28 +301,17 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     """Of sites that one run alone has in a step, those that the other could not have seen.
 
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
-    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several. And a
-    model that has gradients, of which nothing ran, ran unseen: `forward` of a compiled one, called by name.
+    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several.
     """
     blind = other.status == int(Status.NOT_OBSERVED)
     kinds = alignment.kind
-    roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
-    ran = (kinds[other_sites] == kind_code(Kind.LOSS)).any()  # else an optimizer steps once more
-    silent = _roots_of(alignment, other_sites, {Kind.GRAD} if ran else ())
-    silent = (silent - _roots_of(alignment, other_sites, MODULE_KINDS)) & _roots_of(alignment, sites, MODULE_KINDS)
-    began = (alignment.phase[sites] == phase_code(Phase.START)) & of_kinds(kinds[sites], {Kind.PARAM, Kind.BUFFER})
-    unseen = (began | of_kinds(kinds[sites], MODULE_KINDS)) & np.array([root in silent for root in roots], np.bool_)
+    unseen = np.zeros(len(sites), np.bool_)
     for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
         hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
         if hidden:
             there = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
             unseen |= there & of_kinds(kinds[sites], inside)
     return np.asarray(unseen)
-
-
-def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:
-    """The models of which there is anything of some kinds."""
-    return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
 
 
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:
@@ -372,8 +348,6 @@ def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Tab
     gathered = comparison.gathered
     if gathered is None:
         return table, learned
-    same = gathered.same_samples(table)
-    table = table.marked(table.differing[same], EQUAL)
     learned = gathered.learn(table, learned)
     if len(table.differing):
         agree = gathered.agree(table, relative_tolerance(table, learned, comparison), learned)

@@ -40,7 +40,6 @@ from introspect_cli.compare.step.outcome import (
     watches_results,
 )
 from introspect_cli.compare.step.overview import Heat
-from introspect_cli.compare.step.rests_on import written_inside
 from introspect_cli.compare.step.size import materialise
 from introspect_cli.compare.step.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.step.structure import Structure
@@ -116,8 +115,7 @@ def choose(
     if effect is None:
         return None
     if effect == positions[0] and began is None:
-        written = _written_before(step, effect)
-        return None if written is None or written not in positions else Lead(step, written, written)
+        return None
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
     harmless = not (step.is_one_sided(effect) or new_values or brings_values(table.keeping(table.cause)))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
@@ -134,14 +132,6 @@ def choose(
     if blamed is None:
         blamed = next((position for position in positions if is_drawn_from(step, position)), None)
     return Lead(step, blamed, blamed) if blamed is not None and blamed in positions else None
-
-
-def _written_before(step: Step, effect: int) -> int | None:
-    """What a module inside another has written otherwise before that one's output, while all else was equal."""
-    site = step.sites[effect]
-    if site.kind is not Kind.OUTPUT or site.phase is not Phase.FORWARD:
-        return None
-    return next(iter(written_inside(step, site.fqn, step.order_at(effect))), None)
 
 
 def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:

@@ -111,15 +111,6 @@ class RankOutcome:
         self.unopened = len(paired) - places
         self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])
 
-    def samples_note(self) -> list[str]:
-        """How many samples of the first divergence both have, where ranks share them out."""
-        if self.first is None or self.step is None or self.gathered is None:
-            return []
-        step, site = self.step, self.first.site
-        at = step.sites.index(site)
-        rows = int(step.divergences.row_a[at]), int(step.divergences.row_b[at])
-        return self.gathered.samples_note(step.table, rows, site.kind)
-
 
 RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What a step gives: where these are on record and agree, nothing that one run only has has changed a number."""

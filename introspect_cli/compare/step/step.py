@@ -245,12 +245,6 @@ class Step:
         of_all, of_it = (_how_many(self._inside.get(name, []), low, high) for name in ("", fqn))
         return of_it > 0 if self.is_gathered else of_all > of_it
 
-    @cached_property
-    def written(self) -> list[int]:
-        """Divergences of what a forward pass leaves in parameters and, at the end of the step, in buffers."""
-        phases = {Kind.PARAM: Phase.FORWARD, Kind.BUFFER: Phase.OPTIMIZER}
-        return [position for position, site in enumerate(self.sites) if phases.get(site.kind) is site.phase]
-
     def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
         """FQNs of what one run alone has in this step; and for these and all around them, the first of it inside."""
         if side not in self._one_sided:
@@ -262,34 +256,6 @@ class Step:
                 for head in (name, *ancestors(name)):
                     inside.setdefault(head, position)
         return self._one_sided[side]
-
-    def loader_around(self, fqn: str, order: float) -> str:
-        """The loader that makes a batch when a module runs that nothing trains; "" where none does."""
-        batches, trained, roots = self._between_batches
-        place = int(np.searchsorted(batches, order))
-        if fqn.partition(".")[0] in roots or place == len(batches) or Kind.GRAD_OUTPUT not in self.comparison.kinds:
-            return ""
-        batch = float(batches[place])
-        if ((trained > order) & (trained < batch)).any():
-            return ""
-        return str(next(self.alignment.fqn[u] for u in self.of(Kind.BATCH, _DATA) if self.table.order_of[u] == batch))
-
-    def outputs_before(self, order: float) -> tuple[list[int], list[int]]:
-        """Outputs of modules that ran before a place: while a loader made a batch, and else."""
-        every = [u for u in self.of(Kind.OUTPUT, FORWARD).tolist() if self.table.order_of[u] < order]
-        loaded = {u for u in every if self.loader_around(self.alignment.fqn[u], float(self.table.order_of[u]))}
-        return sorted(loaded), [u for u in every if u not in loaded]
-
-    @cached_property
-    def _between_batches(self) -> tuple[Any, Any, set[str]]:
-        """Where in the sequence batches came, where something that is trained ran, and the roots of that."""
-        orders, sites = self.table.order_of, self.alignment
-        gradients = self.of(Kind.GRAD_OUTPUT, frozenset({Phase.BACKWARD}))
-        roots = {sites.fqn[u].partition(".")[0] for u in gradients if np.isfinite(orders[u])}
-        runs = [u for u in self.of(Kind.INPUT, FORWARD).tolist() if sites.fqn[u].partition(".")[0] in roots]
-        runs += [*self.of(Kind.LOSS, frozenset({Phase.LOSS})).tolist(), *gradients.tolist()]
-        batches = orders[self.of(Kind.BATCH, _DATA)]
-        return np.sort(batches[np.isfinite(batches)]), orders[runs], roots
 
     def standing(self, union: int, side: str) -> str | None:
         """A value that a run recorded last before the step; None where it is not on record, or steps are missing."""
