@@ -50,7 +50,7 @@ from introspect_cli.compare.terms.findings import Reach
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, phase_code, selected
-from introspect_cli.compare.terms.table import ABSENT, DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table
+from introspect_cli.compare.terms.table import DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
 
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.findings import Part, Resumption
     from introspect_cli.compare.terms.table import Table
+    from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.format.index import StepEntry
-    from introspect_cli.store.ranks.whole_reader import Reader
 
 _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 
@@ -313,7 +313,9 @@ Of the first step that diverges then, `choose` finds the divergence that leads, 
 class Walk:
     """What must be remembered from step to step while one rank is compared."""
 
-    def __init__(self, comparison: Comparison, outcome: RankOutcome) -> None:
+    def __init__(self, comparison: Comparison, outcome: RankOutcome, counted: Mask) -> None:
+        """Take what is compared, what comes out of it, and which of a's sites are counted."""
+        self.counted = np.append(counted, np.zeros(comparison.alignment.size - len(counted), np.bool_))
         self.comparison, self.options, self.outcome = comparison, comparison.options, outcome
         self.structure = outcome.structure = Structure(comparison.alignment, comparison.match)
         self.carried = resumed(comparison, comparison.offset)
@@ -361,7 +363,7 @@ class Walk:
                 self._learn(entry_a)
             if place in opened:
                 table, self.learned = self._passed(entry_a.step, entry_b.step)
-                self._count_passed(table, entry_a)
+                self._count_passed(table)
                 self._see_results(table)
                 yield place, table
 
@@ -387,28 +389,22 @@ class Walk:
 
     # --- counts
 
-    def _count_passed(self, table: Table, entry_a: StepEntry) -> None:
-        """Count what the passes of a step let pass, or found that nothing can be said of."""
+    def _count_passed(self, table: Table) -> None:
+        """Count what of a step agrees, what was let pass, and what nothing can be said of."""
         comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
-        alone = (table.row_b < 0) | (table.because == Because.DEAD)
-        operators = table.alignment.kind[table.site] == kind_code(Kind.OP_OUTPUT)
-        of_a = alone & (table.state == ABSENT) | operators & (table.because == Because.NOT_COMPARED)
-        of_a |= table.because == Because.RESTORED
-        of_a &= table.row_a >= 0  # compared with nothing, so not equal
-        self.outcome.tally.update(causes=int((of_a if comparison.entire else of_a & chosen).sum()))
-        if len(table.a) > entry_a.rows:
-            self.outcome.tally.update(records=int(comparison.chosen[table.left].sum()))
+        both = self.counted[table.site] & ~table.one_sided
+        equal, started = int((both & np.isin(table.state, (EQUAL, WITHIN))).sum()), int(self.counted[table.left].sum())
+        recorded = int(self.counted[table.sites_a].sum()) - started
+        blind = _unseen(table.a, self.counted)
+        outcome.tally.update(equal=equal, records=started, opened=recorded, opened_blind=blind)
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
-        formed = np.flatnonzero(chosen & (table.state == DEAD))
-        self.outcome.tally.update(causes=len(formed))
-        outcome.formed = outcome.formed or dead_note(table, formed.tolist(), comparison)
+        outcome.formed = outcome.formed or dead_note(table, np.flatnonzero(chosen & (table.state == DEAD)), comparison)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
-        self.outcome.tally.update(within=len(within))
+        outcome.tally.update(within=len(within), cut=int((chosen & (table.because == Because.CUT)).sum()))
         if len(within) and not outcome.tolerated and outcome.first is None:
             first = within[int(np.argmin(table.order[within]))]
             outcome.tolerated = f"{what(table.named(first))} in step {table.step}"
-        self.outcome.tally.update(cut=int((chosen & (table.because == Because.CUT)).sum()))
         self._count_unseen(table)
 
     def _see_results(self, table: Table) -> None:
@@ -453,9 +449,7 @@ class Walk:
         if comparison.entire and outcome.agreed != frozenset():
             kinds = agreed_kinds(table) - outcome.hidden
             outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
-        if structure:  # no result says that it changed nothing
-            self.outcome.tally["causes"] -= len(chosen.rows_a) + len(chosen.only_a)
-        elif self._only_causes(place, chosen):
+        if not structure and self._only_causes(place, chosen):  # else no result says that it changed nothing
             return
         self.outcome.tally.update(
             steps_diverged=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b)
@@ -517,13 +511,12 @@ class Walk:
         outcome = self.outcome
         self.began = self.began or table
         self.new_values = self.new_values or brings_values(causes)
-        if outcome.first is None:
-            self.outcome.tally.update(causes=len(causes.rows_a) + len(causes.only_a))
-            if not self.options.evaluation and (outcome.hidden or not results_agree(table)):
-                if records_results(table):
-                    self.one_sided = self.one_sided or (place, table)
-                elif not watches_results(*self.comparison.manifests):
-                    outcome.unrecorded = table.step
+        undecided = outcome.first is None and not self.options.evaluation
+        if undecided and (outcome.hidden or not results_agree(table)):
+            if records_results(table):
+                self.one_sided = self.one_sided or (place, table)
+            elif not watches_results(*self.comparison.manifests):
+                outcome.unrecorded = table.step
         return True
 
     def _list(self, step: Step, position: int, cause: Cause | None = None) -> None:
@@ -562,7 +555,7 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     if options.evaluation is not None:
         counted &= evaluating(sites.phase, sites.fqn) == options.evaluation
     if places:
-        walk = Walk(comparison, outcome)
+        walk = Walk(comparison, outcome, counted)
         walk.run(places)
         outcome.learned = walk.learned
     paired = outcome.paired  # as far as it was walked
@@ -573,7 +566,12 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
         records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
-    outcome.tally.update(records=records, blind_both=_blind_rows(comparison.a, paired, counted))
+    # steps with equal digests are not opened to find out what run a could not see, which hardly changes: the first and
+    # the last common step are counted, and the last stands for those between
+    ends = [comparison.a.read(paired[place][0].step) for place in (0, -1)] if len(paired) else []
+    blind = sum(_unseen(batch, counted) * times for batch, times in zip(ends, (1, len(paired) - 1), strict=False))
+    alike = records - outcome.tally["opened"] - max(blind - outcome.tally["opened_blind"], 0)
+    outcome.tally.update(records=records, blind_both=blind, equal=alike)
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = comparison.resumption()
     return outcome
@@ -586,19 +584,8 @@ def _measured(comparison: Comparison, paired: Paired) -> int:
     return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
 
 
-def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> int:
-    """How many records run a could not see, in all compared steps.
-
-    Steps with equal digests are not opened to find out, and what a run cannot see hardly changes from step to step: the
-    first and the last common step are counted, and the last stands for those between.
-    """
-
-    def blind(place: int) -> int:
-        batch = reader.read(paired[place][0].step)
-        status = np.asarray(batch.status)
-        partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
-        unseen = (status == int(Status.NOT_OBSERVED)) | partial
-        return int((unseen & counted[np.asarray(batch.site)]).sum())
-
-    last = len(paired) - 1
-    return blind(0) + blind(last) * last if len(paired) else 0
+def _unseen(batch: StepBatch, counted: Mask) -> int:
+    """How many records a run could not see in a step."""
+    status = np.asarray(batch.status)
+    unseen = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
+    return int(((unseen | (status == int(Status.NOT_OBSERVED))) & counted[np.asarray(batch.site)]).sum())

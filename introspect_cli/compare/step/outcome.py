@@ -44,7 +44,7 @@ class RankOutcome:
         structural: whether structure differs.
         offset: step k of b was compared with step k + offset of a.
         tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
-            `blind_both`, which run a could not see, by estimate, and of `causes`, which nothing equal stands beside.
+            `blind_both`, which run a could not see, by estimate, and of steps and records `opened`.
         listed: divergences, in order, up to the limit.
         first: the first divergence, also where the limit is 0.
         shared: where one run alone has the first, the first of its step that both have; None where there is none.

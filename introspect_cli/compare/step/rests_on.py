@@ -26,8 +26,6 @@ from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Ph
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.terms.table import Table
-
 
 def unseen_inside(step: Step, fqn: str) -> list[str]:
     """Modules inside one of which not all outputs are on record in this step, nor those of a module between."""
@@ -59,8 +57,7 @@ def is_rewritten(step: Step, fqn: str, kind: Kind, order: float) -> bool:
     """Whether a forward pass has changed a tensor in either run, before or after a place of it."""
     table, unions = step.table, step.of(kind, frozenset({Phase.FORWARD}), fqn)
     later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
-    pairs = [(last_value(table, step.before, u, side), table.checksum(u, side)) for u in later for side in "ab"]
-    return any(now not in {None, before} for before, now in pairs)
+    return any(step.is_kept(union, side) is False for union in later for side in "ab")
 
 
 def known_at(step: Step, fqn: str, kind: Kind, order: float) -> Known:
@@ -78,30 +75,6 @@ def known_at(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     if not any(step.alignment.in_both[union] for union in unions) or (step.gap and fqn in step.comparison.ended):
         return Known.UNSEEN
     return Known.WITHIN if fqn in carried.within else Known.EQUAL
-
-
-def untouched_side(table: Table, before: Table | None, union: int) -> str:
-    """The side where a step did not change a tensor, where the other side's step did."""
-    last = {side: last_value(table, before, union, side) for side in "ab"}
-    same = [side for side in "ab" if last[side] is not None and last[side] == table.checksum(union, side)]
-    return same[0] if len(same) == 1 else ""
-
-
-def last_value(table: Table, before: Table | None, union: int, side: str) -> int | None:
-    """Checksum of what a tensor was when last recorded before a record of it, in this step or the one before."""
-    alignment = table.alignment
-    site = alignment.site(union)
-    unions = [
-        u
-        for u in alignment.by_fqn.get(site.fqn, [])
-        if KINDS[alignment.kind[u]] is site.kind and alignment.path[u] == site.path
-    ]
-    now = table.sequence(union, side)
-    earlier = {u: at for u in unions if (at := table.sequence(u, side)) is not None and now is not None and at < now}
-    if earlier:
-        return table.checksum(max(earlier, key=lambda u: earlier[u]), side)
-    last = {u: at for u in unions if before is not None and (at := before.sequence(u, side)) is not None}
-    return before.checksum(max(last, key=lambda u: last[u]), side) if before is not None and last else None
 
 
 # --- what rests on what
@@ -145,8 +118,6 @@ def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, 
     def edge(step: Step, place: Place) -> list[Evidence]:
         sites = np.concatenate([step.of(kind, phases) for kind in kinds])
         state = step.known(sites, place.order)
-        if state is Known.UNSEEN and step.state_before is not None and step.only_steps:
-            state = answer(step.state_before[sites])  # another optimizer has stepped since what ran last
         return [Evidence(thing, state, needed)]
 
     return edge
