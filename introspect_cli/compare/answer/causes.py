@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Nearness, statement_words
+from introspect_cli.compare.changes.clues import Nearness, both_in_brief, statement_words
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.documents import ARGUMENT
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
 from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import Candidate, SettingChange
-from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,21 +134,9 @@ def likely_words(
     return words
 
 
-_AROUND, _WIDE = 12, 56
-"""Characters that are shown of a statement before what changed, and of all of it."""
-
-
 def candidate_words(one: Candidate) -> str:
     """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`."""
     if one.kind == "statement":
-        texts = [" ".join((text or "").split()) for text in (one.a, one.b)]
-        start = max(begin_alike(*texts) - _AROUND, 0) if max(map(len, texts)) > _WIDE else 0
-        a, b = (_part(text, start) for text in texts)
+        a, b = (text or "(nothing)" for text in both_in_brief(one.a or "", one.b or ""))
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
-
-
-def _part(text: str, start: int) -> str:
-    """A statement from a place on, as far as there is room; that there is none."""
-    text = f"...{text[start:]}" if start else text or "(nothing)"
-    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
-
-from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from introspect_cli.compare.changes.statements import Change
@@ -137,9 +137,8 @@ class CodeChanges:
         return len({one.change.file for one in self.ranked})
 
 
-_SHOWN = 60
-_BEFORE = 24
-"""Characters of a statement that are shown, and of these before what differs."""
+_SHOWN, _AROUND, _WORDS = 60, 12, 400
+"""Characters that are shown of a statement, of these around what changed, and words of it that are compared."""
 
 
 def statement_words(one: Ranked) -> str:
@@ -149,19 +148,25 @@ def statement_words(one: Ranked) -> str:
     if change.a and change.b and change.a.text == change.b.text:
         return f"line {change.b.first}{where}: moved {_head(change.b.text)}"
     if change.a and change.b:
-        return f"line {change.b.first}{where}: {' -> '.join(_both(change.a.text, change.b.text))}"
+        return f"line {change.b.first}{where}: {' -> '.join(both_in_brief(change.a.text, change.b.text))}"
     side, what = (change.b, "added") if change.b else (change.a, "removed")
     return f"line {side.first}{where}: {what} {_head(side.text)}" if side else ""
 
 
-def _both(*texts: str) -> list[str]:
-    """Two versions of a statement; of long ones the part where they begin to differ."""
+def both_in_brief(*texts: str) -> list[str]:
+    """Two versions of a statement, a line each; of long ones without what is equal and not beside what changed."""
     whole = [" ".join(text.split()) for text in texts]
-    same = begin_alike(*whole)
-    start = whole[0].rfind(" ", 0, max(0, same - _BEFORE)) + 1 if max(map(len, whole)) > _SHOWN else 0
-    if same - start > _SHOWN - _BEFORE // 2 and max(map(len, whole)) > _SHOWN:  # a long word before what differs
-        start = same - _BEFORE
-    return [_short(f"... {text[start:]}" if start else text) for text in whole]
+    if max(map(len, whole)) <= _SHOWN:
+        return whole
+    a, b = (re.findall(r"\w+|\W", text)[:_WORDS] for text in whole)
+    shown, blocks = ["", ""], SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    for number, (tag, begin, end, begin_b, end_b) in enumerate(blocks):
+        pieces = "".join(a[begin:end]), "".join(b[begin_b:end_b])
+        before, after = _AROUND * (number > 0), _AROUND * (number < len(blocks) - 1)
+        if tag == "equal" and len(pieces[0]) > before + after + 3:
+            pieces = (f"{pieces[0][:before]}...{pieces[0][len(pieces[0]) - after :]}",) * 2
+        shown = [text + piece for text, piece in zip(shown, pieces, strict=True)]
+    return [_short(text, 2 * _SHOWN if all(whole) else _SHOWN) for text in shown]
 
 
 def _head(text: str) -> str:
@@ -170,6 +175,6 @@ def _head(text: str) -> str:
     return _short(next((line for line in lines if not line.startswith("@")), lines[0]).removesuffix(":"))
 
 
-def _short(text: str) -> str:
+def _short(text: str, room: int = _SHOWN) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return text if len(text) <= room else text[: room - 3] + "..."
