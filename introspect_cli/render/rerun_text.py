@@ -25,7 +25,9 @@ _SHOWN = 6
 
 def culprit_blocks(culprit: Culprit) -> list[Block]:
     """The first bad commit, what it changed, and what parts because of it."""
-    tried = line(f"{count(len(culprit.tried), 'commit')} tried; their runs are in {clean(str(culprit.directory))}", "dim")
+    tried = line(
+        f"{count(len(culprit.tried), 'commit')} tried; their runs are in {clean(str(culprit.directory))}", "dim"
+    )
     if culprit.commit is None:
         blocks: list[Block] = [line("Could not tell: only commits that cannot be captured are left.", "bold")]
         blocks += [line(f"could be {commit[:10]}", indent=2) for commit in culprit.candidates]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -135,46 +133,3 @@ class CodeChanges:
     def files(self) -> int:
         """In how many files statements changed."""
         return len({one.change.file for one in self.ranked})
-
-
-_SHOWN, _AROUND, _WORDS = 60, 12, 400
-"""Characters that are shown of a statement, of these around what changed, and words of it that are compared."""
-
-
-def statement_words(one: Ranked) -> str:
-    """`line 41 (Net.forward): return x / 2 -> return x / 3`, or `line 26: added def accuracy()`, moved, or removed."""
-    change = one.change
-    where = f" ({change.scope})" if change.scope else ""
-    if change.a and change.b and change.a.text == change.b.text:
-        return f"line {change.b.first}{where}: moved {_head(change.b.text)}"
-    if change.a and change.b:
-        return f"line {change.b.first}{where}: {' -> '.join(both_in_brief(change.a.text, change.b.text))}"
-    side, what = (change.b, "added") if change.b else (change.a, "removed")
-    return f"line {side.first}{where}: {what} {_head(side.text)}" if side else ""
-
-
-def both_in_brief(*texts: str) -> list[str]:
-    """Two versions of a statement, a line each; of long ones without what is equal and not beside what changed."""
-    whole = [" ".join(text.split()) for text in texts]
-    if max(map(len, whole)) <= _SHOWN:
-        return whole
-    a, b = (re.findall(r"\w+|\W", text)[:_WORDS] for text in whole)
-    shown, blocks = ["", ""], SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    for number, (tag, begin, end, begin_b, end_b) in enumerate(blocks):
-        pieces = "".join(a[begin:end]), "".join(b[begin_b:end_b])
-        before, after = _AROUND * (number > 0), _AROUND * (number < len(blocks) - 1)
-        if tag == "equal" and len(pieces[0]) > before + after + 3:
-            pieces = (f"{pieces[0][:before]}...{pieces[0][len(pieces[0]) - after :]}",) * 2
-        shown = [text + piece for text, piece in zip(shown, pieces, strict=True)]
-    return [_short(text, 2 * _SHOWN if all(whole) else _SHOWN) for text in shown]
-
-
-def _head(text: str) -> str:
-    """The first line of a statement, without what decorates it."""
-    lines = [line.strip() for line in text.splitlines()]
-    return _short(next((line for line in lines if not line.startswith("@")), lines[0]).removesuffix(":"))
-
-
-def _short(text: str, room: int = _SHOWN) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= room else text[: room - 3] + "..."
