@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from introspect_cli.capture.options.capture_options import CaptureOptions, described
-from introspect_cli.capture.options.option import AGAIN, HEADINGS, HOW, RUN, WHEN, Option
+from introspect_cli.capture.options.option import AGAIN, HEADINGS, HOW, RUN, SHORT, WHEN, Option
 from introspect_cli.capture.options.parse import options_of
 from introspect_cli.capture.processes import command_of
 from introspect_cli.commands.shared import RunType
@@ -27,6 +27,11 @@ _NOT_IN_FILE = {"config", "module", "words", "help", "repeat", "verify_neutral",
 _PERTURB = "--perturb"
 _LONGEST = 1 << 16
 """Characters that options take at most: a device has no end."""
+_SHORT = (
+    "Only every N-th step, as --steps ::N.",
+    "Also the first N steps; only these where no other steps are asked for.",
+    "Also the last N steps, or only these: older ones are dropped from the run as it goes on.",
+)
 _UNSET = ("", "~", "null", "Null", "NULL")
 
 
@@ -127,7 +132,8 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     for name, option in described():
         yield from_field(name, option, getattr(CaptureOptions, name))
         if name == "steps":
-            yield _declared(WHEN, "Only every N-th step, as --steps ::N.", "--every", metavar="N", type=int)
+            for word, text in zip(SHORT, _SHORT, strict=True):
+                yield _declared(WHEN, text, f"--{word}", metavar="N", type=int)
     yield _declared(
         RUN,
         "YAML file with any of these options by long name; the command line wins.",
@@ -230,7 +236,7 @@ Examples:
   introspect capture --steps 0:10,100::100 --record input,output,grad train.py
   introspect capture --last 100 --until-nan train.py
   introspect capture --against runA --stop train.py
-  introspect capture --first 10 --every-seconds 600 --publish mlflow train.py
+  introspect capture --steps 'first(9) | last(9)' --publish mlflow train.py
   introspect capture --seed 0 --deterministic -m project.train --epochs 2
   introspect capture --config capture.yaml train.py""",
 )

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.ops.calls import Scope
-    from introspect_cli.capture.ops.schema import OpFacts
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.capture.probes.optimizers import OptimizerProbe
 
@@ -196,31 +194,6 @@ class OpProbe(GuardedProbe):
     def wants(self, value: torch.Tensor) -> bool:
         """Whether a result of its type is recorded."""
         return self._all_dtypes or value.dtype in FLOATS
-
-    def inside(self, scope: Scope | None, facts: OpFacts, before: int, source: str) -> OpCall | None:
-        """The call of an operator in a region that runs as one; None if it is not recorded now.
-
-        Args:
-            scope: where it runs.
-            facts: the operator.
-            before: how many of its sort the region runs there before it.
-            source: the user's line.
-        """
-        if scope is None or not scope.watched or not self.live:
-            return None
-        return self.calls.ahead(scope, facts, before, source)
-
-    def record(self, call: OpCall, path: str, value: torch.Tensor | None, given_by: list[int], reason: str = "") -> int:
-        """Record what an operator inside a region gave, or why it was not seen; the number of its site."""
-        site = call.sites.get(path)
-        if site is None:
-            site = self._new_site(call, path)
-        if value is None:
-            self._recorder.missing(site, reason)
-        else:
-            self._recorder.tensor(site, value, Given(tuple(given_by)))
-            self._writers.wrote(site, value)
-        return site
 
     def _new_site(self, call: OpCall, path: str) -> int:
         facts = call.facts

@@ -27,8 +27,7 @@ from introspect_cli.capture.options.option import (
     of_the_script,
 )
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rule import NAMES
-from introspect_cli.schedule.rules import Schedule
+from introspect_cli.schedule.rules import NAMES, Rule, Schedule
 from introspect_cli.statistics import STATISTICS
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ class CaptureOptions:
     durable: bool = of_the_run(
         False, "Force each step to disk (fsync), so that a power cut loses none [default: a kill loses none]."
     )
-    progress: bool = of_the_run(False, "Show on the terminal how far the run is.")
     publish: tuple[str, ...] = of_the_run(
         (),
         "Show the run while it is running: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
@@ -164,39 +162,15 @@ class CaptureOptions:
         in_manifest=False,
         narrows=False,
     )
-    per_sample: bool = of_records(
-        False,
-        "Also summarise each sample of a batch, so that diff names the one that differs; best with --steps.",
-        narrows=False,
-    )
-    steps: Schedule = of_steps(Schedule(), "Steps and python slices, such as 0,5,10:20,100::50.", metavar="STEPS")
-    every_seconds: int | None = of_steps(None, "Only one step every N seconds.", metavar="N", least=1)
-    epochs: str | None = of_steps(
-        None,
-        "Only these epochs, such as 0,10:12, as Lightning, transformers and accelerate count them.",
-        metavar="EPOCHS",
+    steps: Schedule | Rule = of_steps(
+        Schedule(),
+        'Steps and python slices, such as 0,5,10:20,100::50, or rules: \'first(10) | every(100) & steps(":900") | '
+        'last(50) | when("loss > 3 * median")\'; last drops older steps from the run as it goes on, and a condition '
+        f"may use {', '.join(NAMES)}.",
+        metavar="STEPS",
     )
     ranks: str | None = of_steps(
         None, "Only these ranks: 0,8:16, or one-per-replica (the lowest of ranks that hold copies).", metavar="RANKS"
-    )
-    first: int | None = of_steps(
-        None, "Also the first N steps; only these where no other steps are asked for.", metavar="N", least=1
-    )
-    last: int | None = of_steps(
-        None,
-        "Also the last N steps, or only these: older ones are dropped from the run as it goes on.",
-        metavar="N",
-        least=1,
-    )
-    when: str | None = of_steps(
-        None,
-        f"Also each step that meets a condition, such as 'loss > 3 * median'; it may use {', '.join(NAMES)}.",
-        metavar="CONDITION",
-    )
-    schedule: str | None = of_steps(
-        None,
-        "The steps as one expression, such as 'first(10) | every(100) & epochs(\"0:3\") | last(50)'.",
-        metavar="RULES",
     )
     max_size: int | None = of_steps(
         None,
@@ -283,4 +257,4 @@ def plain(value: object) -> Any:
         return [kind.value for kind in Kind if kind in value]
     if isinstance(value, tuple):
         return list(value)
-    return str(value) if isinstance(value, Schedule) else value
+    return str(value) if isinstance(value, (Schedule, Rule)) else value

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from dataclasses import replace
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,7 +79,7 @@ class Standing(NamedTuple):
         held = vars(module)
         return (
             len(held) == self.length
-            and all(held.get(name, self) is value for name, value in self.plain.items())
+            and all(map(is_, map(held.get, self.plain), self.plain.values()))
             and all(len(held.get(name, ())) == size for name, size in self.sizes.items())
         )
 
