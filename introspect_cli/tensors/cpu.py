@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from introspect_cli.tensors import fallback, parallel
+from introspect_cli.tensors import arrays, fallback, parallel
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces
@@ -28,35 +28,11 @@ SHARED: Final = 2 * k.CHUNK
 PIECE_BYTES: Final = 4 << 20
 """Bytes copied at once of a tensor that is not contiguous."""
 
+_OPAQUE: Final = {"float4_e2m1fn_x2": k.OPAQUE8, "bits8": k.OPAQUE8, "bits16": k.OPAQUE16}
 CODES: Final[dict[torch.dtype, int]] = {
-    torch.float32: k.F32,
-    torch.float16: k.F16,
-    torch.bfloat16: k.BF16,
-    torch.uint8: k.U8,
-    torch.bool: k.U8,
-    torch.int8: k.I8,
-    torch.int16: k.I16,
-    torch.float64: k.F64,
-    torch.int32: k.I32,
-    torch.int64: k.I64,
-    torch.complex32: k.C32,
-    torch.complex64: k.C64,
-    torch.complex128: k.C128,
+    getattr(torch, name): code for name, code in {**arrays.CODES, **_OPAQUE}.items() if hasattr(torch, name)
 }
 """Type code of the kernels by dtype."""
-
-_NEWER: Final = {
-    "uint16": k.U16,
-    "uint32": k.U32,
-    "uint64": k.U64,
-    "float4_e2m1fn_x2": k.OPAQUE8,
-    "bits8": k.OPAQUE8,
-    "bits16": k.OPAQUE16,
-}
-
-for _name, _code in _NEWER.items():
-    if hasattr(torch, _name):
-        CODES[getattr(torch, _name)] = _code
 
 TABLES: Final[dict[torch.dtype, np.ndarray[tuple[int], np.dtype[np.float32]]]] = {}
 """For each type of one byte that is neither integer nor packed, the float32 value of every byte."""

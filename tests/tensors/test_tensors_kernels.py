@@ -20,8 +20,7 @@ from introspect_cli.tensors import rows as r
 
 @pytest.fixture(scope="module")
 def engine():
-    made = cpu.Engine(alone=True)
-    yield made
+    return cpu.Engine(alone=True)
 
 
 def compiled(engine, tensor, **options):

@@ -75,10 +75,6 @@ class OpProbe(GuardedProbe):
 
     def install(self) -> None:
         """Listen for the steps that are captured."""
-        clock = self._context.clock
-        self.hear(clock.on_begin, self._begin)
-        self.hear(clock.on_root, self._root)
-        self.hear(clock.on_tick, self._ticked)
         before, after = (
             register_optimizer_step_pre_hook(self._stepping),
             register_optimizer_step_post_hook(self._stepped),
@@ -95,14 +91,11 @@ class OpProbe(GuardedProbe):
     def _stop(self) -> None:
         self._guarded.on = self.live = False
 
-    def _begin(self) -> None:
+    def on_begin(self) -> None:
         """A step that is captured has begun: see its operators, unless the script's own modes are under way."""
-        if not self._guarded.on:
-            return
-        with self._guarded:
-            self.calls.between = Phase.DATA
-            self.live = True
-            self._mode.enter_stack()
+        self.calls.between = Phase.DATA
+        self.live = True
+        self._mode.enter_stack()
 
     def _stepping(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An optimizer's own operators are not recorded; without a closure there are no others inside its step."""
@@ -115,10 +108,12 @@ class OpProbe(GuardedProbe):
             if self._guarded.on and self.live:
                 self._mode.enter_stack()
 
-    def _root(self, _module: object) -> None:
+    def on_root(self, _module: object) -> None:
+        """What runs between modules from here on belongs to the loss."""
         self.calls.between = Phase.LOSS
 
-    def _ticked(self) -> None:
+    def on_tick(self) -> None:
+        """See nothing until the next step begins."""
         self.calls.clear()
         self._writers.clear()
         self.live = False  # until the next step begins

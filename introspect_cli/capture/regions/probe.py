@@ -98,7 +98,6 @@ class TapProbe(GuardedProbe):
     def install(self) -> None:
         """Take what taps see."""
         Sink.take = self._take
-        self.hear(self._context.clock.on_tick, self._ticked)
         super().install()
 
     def remove(self) -> None:
@@ -116,7 +115,8 @@ class TapProbe(GuardedProbe):
             self._numbered.append(weakref.ref(module))
         return f"{NUMBERED}{number}"
 
-    def _ticked(self) -> None:
+    def on_tick(self) -> None:
+        """Count calls anew."""
         self._calls.clear()
         self._places.clear()
         self._open.clear()
