@@ -78,11 +78,9 @@ def test_options_are_put_together():
 
     assert kept_by() == ":"
     assert kept_by(first=10) == "first(10)"
-    assert kept_by(every=5, last=3) == "steps('::5') | last(3)"
+    assert kept_by(steps="::5", last=3) == "steps('::5') | last(3)"
     assert kept_by(steps="0:9,20", first=10, last=3) == "steps(':9,20') | first(10) | last(3)"
     assert kept_by(steps="every(2) & first(8)", last=3) == "every(2) & first(8) | last(3)"
-    with pytest.raises(UsageError, match="--every is a stride"):
-        options_of({"steps": "last(3)", "every": 1})
     with pytest.raises(UsageError, match="no loss is recorded"):
         options_of({"steps": "when('loss > 3')", "record": "param"})
     with pytest.raises(UsageError, match="leave out --stats none"):

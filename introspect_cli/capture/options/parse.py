@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def options_of(given: Mapping[str, Any]) -> CaptureOptions:
-    """Options by name, checked: those of the command line, of a configuration file, of a call.
+    """Options by name, checked: those of the command line, or of a call.
 
     Args:
-        given: `steps` is a schedule's text, `every` stands for all steps with that stride; what may be given several
-            times is a text with commas or several texts; what is missing or empty has its default.
+        given: `steps` is a schedule's text; what may be given several times is a text with commas or several texts;
+            what is missing or empty has its default.
 
     Raises:
         UsageError: an option, a kind or a statistic is unknown, a bad schedule.
@@ -87,13 +87,10 @@ def _located(run: str) -> str:
 
 
 def _steps(values: dict[str, Any]) -> Schedule | Rule:
-    """Which steps are kept: `steps`, with what the short forms `every`, `first` and `last` say taken in."""
-    steps, every, *ends = (values.pop(name, None) for name in ("steps", *SHORT))
-    if every is not None and steps is not None:
-        raise UsageError(f"--every is a stride over all steps: with --steps, write it there, as in 10:40:{every}")
+    """Which steps are kept: `steps`, with what the short forms `first` and `last` say taken in."""
+    steps, *ends = (values.pop(name, None) for name in ("steps", *SHORT))
     base = None if steps is None else parse_rule(str(steps))
-    base = base if every is None else Schedule.parse(f"::{every}")
-    rules = [f"{name}({number})" for name, number in zip(SHORT[1:], ends, strict=True) if number is not None]
+    rules = [f"{name}({number})" for name, number in zip(SHORT, ends, strict=True) if number is not None]
     if not rules:
         return base or Schedule()
     if base is not None:
