@@ -254,7 +254,7 @@ def _group(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Verdict
     options = shown.options(compared)
     with opened(*compared.noise) as noise, engine_of(shown.engine) as at_work, opened(*paths) as runs:
         groups = group_runs(runs, options, noise, at_work.elsewhere)
-    answer(shown.format_, lambda: groups_document(groups), lambda _: groups_blocks(groups))
+    answer(shown.format_, lambda: groups_document(groups), lambda: groups_blocks(groups))
     return groups.verdict
 
 
@@ -288,7 +288,7 @@ def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
 
         draw(graph, shown.output, f"{a} against {b}: operators")
 
-    def blocks(screen: Any) -> Iterator[Any]:
+    def blocks() -> Iterator[Any]:
         if shown.settings_only or shown.changes_only:
             yield from settings_blocks(result) if shown.settings_only else changes_blocks(result.code)
             return
@@ -296,11 +296,11 @@ def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
         if first is not None and stored is not None:
             from introspect_cli.render.values_text import side_by_side
 
-            yield from side_by_side(first, *stored, screen.width)
+            yield from side_by_side(first, *stored)
         if shown.want_map:
             from introspect_cli.render.plots_text import map_blocks
 
-            yield from map_blocks(result, screen.width)
+            yield from map_blocks(result)
         if graph is not None and not shown.output:
             from introspect_cli.render.graph import graph_blocks
 

@@ -63,7 +63,7 @@ def watch(run: str | None, against: str | None, compared: Comparing, *, once: bo
             seen, result = _look(path, run, ask)
             seen = _with_rate(seen, looks, began)
             reference = None if against is None else (against, result)
-            blocks = watch_blocks(seen, screen.width, reference, ascii_only=not screen.unicode)
+            blocks = watch_blocks(seen, reference)
             if draw is not None:
                 draw(blocks)
             elif not once and not seen.over and [seen.steps] != steps[-1:]:

@@ -10,19 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import (
-    buffers,
-    collectives,
-    copies,
-    data_parallel,
-    flow,
-    left_over,
-    nonfinite,
-    outputs,
-    peers,
-    reduction,
-    training,
-)
+from introspect_cli.health import collectives, data_parallel, equal, flow, left_over, nonfinite, progress, training
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
@@ -60,39 +48,27 @@ RULES: tuple[Rule, ...] = (
     training.repeated_batch,
     training.one_batch,
     training.batchnorm_frozen,
-    outputs.lost_rank,
-    reduction.reduction,
+    progress.lost_rank,
+    equal.reduction,
     data_parallel.summed_gradients,
-    copies.copies_differ,
+    equal.copies_differ,
     data_parallel.same_samples,
-    data_parallel.rank_settings,
-    copies.rank_layout,
+    equal.rank_settings,
+    equal.rank_layout,
     collectives.collectives,
-    outputs.rank_steps,
-    outputs.rank_gradients,
-    outputs.rank_outputs,
+    data_parallel.rank_steps,
+    progress.rank_gradients,
+    equal.rank_outputs,
     data_parallel.uneven_batches,
-    copies.shards,
-    copies.tied_weights,
-    buffers.buffers_differ,
-    peers.peers_differ,
+    equal.shards,
+    equal.tied_weights,
+    equal.buffers_differ,
+    equal.peers_differ,
 )
 """Every rule, in the order in which they are documented."""
 
-_GATHERED = (
-    data_parallel.RankInputs,
-    outputs.Progress,
-    copies.Parts,
-    outputs.Outputs,
-    copies.Copies,
-    buffers.Buffers,
-    peers.Peers,
-    collectives.Collectives,
-    reduction.Reductions,
-    data_parallel.Scaling,
-)
-"""What rules about ranks ask for, in the order in which a step is handed to them: outputs are compared where copies
-were equal before the step, and reductions explain what copies and collectives show of it."""
+_GATHERED = (progress.Progress, collectives.Collectives, equal.Parts, equal.Equal, data_parallel.RankInputs)
+"""What rules about ranks ask for, in the order in which a step is handed to them: collectives explain gradients."""
 
 
 def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:

@@ -103,32 +103,30 @@ def _by_depth(table: Table) -> list[_Depth]:
     return depths
 
 
-@rule(
-    "vanishing-gradients",
-    Level.WARNING,
-    "gradients that vanish towards the first layers",
-    f"in {OFTEN:.0%} of the steps or more, and in the last, gradients at the outputs of the first third of the "
-    f"layers have less than 1/{RATIO:g} of the last third's norm. Needs {LAYERS} layers with weights of two "
-    "dimensions or more; lookups and normalisations do not count (Glorot and Bengio, 2010)",
-    "a deep stack of squashing activations, a small initial scale, no residual connections or normalisation",
-)
+@rule(Level.WARNING)
 def vanishing_gradients(table: Table) -> Iterator[Hit]:
+    """Gradients that vanish towards the first layers.
+
+    When: in {OFTEN:.0%} of the steps or more, and in the last, gradients at the outputs of the first third of the
+        layers have less than 1/{RATIO:g} of the last third's norm. Needs {LAYERS} layers with weights of two
+        dimensions or more; lookups and normalisations do not count (Glorot and Bengio, 2010)
+    Cause: a deep stack of squashing activations, a small initial scale, no residual connections or normalisation
+    """
     for depth in observed(_by_depth(table), f"gradients at the outputs of {LAYERS} or more layers of one model"):
         low = (depth.early * RATIO < depth.late) & (depth.early > 0)
         if low.mean() >= OFTEN and low[-1]:
             yield depth.first(low)
 
 
-@rule(
-    "exploding-gradients",
-    Level.WARNING,
-    "gradients that grow towards the first layers or from step to step",
-    f"in {OFTEN:.0%} of the steps or more, gradients at the outputs of the first third of the layers have more "
-    f"than {RATIO:g} times the last third's norm; or the norm of all gradients exceeds {GROWTH:g} times its "
-    f"median in the steps before ({HISTORY} at least, {RECENT} at most; Pascanu, Mikolov and Bengio, 2013)",
-    "a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up",
-)
+@rule(Level.WARNING)
 def exploding_gradients(table: Table) -> Iterator[Hit]:
+    """Gradients that grow towards the first layers or from step to step.
+
+    When: in {OFTEN:.0%} of the steps or more, gradients at the outputs of the first third of the layers have more
+        than {RATIO:g} times the last third's norm; or the norm of all gradients exceeds {GROWTH:g} times its
+        median in the steps before ({HISTORY} at least, {RECENT} at most; Pascanu, Mikolov and Bengio, 2013)
+    Cause: a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up
+    """
     depths, gradients = _by_depth(table), table.pick(Kind.GRAD)
     observed(depths or gradients, "gradients of parameters")
     for depth in depths:
@@ -150,16 +148,15 @@ def exploding_gradients(table: Table) -> Iterator[Hit]:
                 break
 
 
-@rule(
-    "unbalanced-gradients",
-    Level.WARNING,
-    "heads whose gradients differ very much in size",
-    "of two modules with the same input, whose outputs the model returns, the norms of their parameters' "
-    f"gradients differ by a factor of {BALANCE:g}, by their medians over the steps (Chen and others, GradNorm, "
-    "2018)",
-    "losses of different scale that are added up; weigh them",
-)
+@rule(Level.WARNING)
 def unbalanced_gradients(table: Table) -> Iterator[Hit]:
+    """Heads whose gradients differ very much in size.
+
+    When: of two modules with the same input, whose outputs the model returns, the norms of their parameters'
+        gradients differ by a factor of {BALANCE:g}, by their medians over the steps (Chen and others, GradNorm,
+        2018)
+    Cause: losses of different scale that are added up; weigh them
+    """
     for names in observed(_heads(table), "two modules with one input whose outputs the model returns"):
         grads = table.pick(Kind.GRAD)
         inside = {name: [site for site in grads if table.fqn[site].startswith(f"{name}.")] for name in names}
@@ -210,16 +207,15 @@ SATURATED = 0.05
 _NO_ZEROS = ("Dropout", "Embedding", "Pad", "Mask")
 
 
-@rule(
-    "dead-units",
-    Level.WARNING,
-    "activations nearly all of which stay zero",
-    f"at the last {LASTING} steps or more, {DEAD:.0%} of an output, or of an input that a gradient flows to, are "
-    "exactly zero; vectors (log-determinants, fast weights), dropout, lookups, padding and masks do not count, "
-    "nor an output whose input has as many zeros",
-    "a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias",
-)
+@rule(Level.WARNING)
 def dead_units(table: Table) -> Iterator[Hit]:
+    """Activations nearly all of which stay zero.
+
+    When: at the last {LASTING} steps or more, {DEAD:.0%} of an output, or of an input that a gradient flows to,
+        are exactly zero; vectors (log-determinants, fast weights), dropout, lookups, padding and masks do not
+        count, nor an output whose input has as many zeros
+    Cause: a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias
+    """
     sites = observed(
         [site for site in _activations(table) if not any(word in table.module_class[site] for word in _NO_ZEROS)],
         "outputs of modules with statistics",
@@ -260,15 +256,14 @@ def _was_given(table: Table, site: int) -> bool:
     return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(after))))
 
 
-@rule(
-    "saturated",
-    Level.WARNING,
-    "sigmoid or tanh outputs at their ends, where the gradient is gone",
-    f"at the last {LASTING} steps or more, the mean derivative of a Tanh or Sigmoid (from mean and variance of "
-    f"its output) is below {SATURATED:.0%} of its largest",
-    "weights or inputs that are too large; normalise them or lower the initial scale",
-)
+@rule(Level.WARNING)
 def saturated(table: Table) -> Iterator[Hit]:
+    """Sigmoid or tanh outputs at their ends, where the gradient is gone.
+
+    When: at the last {LASTING} steps or more, the mean derivative of a Tanh or Sigmoid (from mean and variance of
+        its output) is below {SATURATED:.0%} of its largest
+    Cause: weights or inputs that are too large; normalise them or lower the initial scale
+    """
     squashing = table.tensors(Kind.OUTPUT, floats=False)
     sites = observed(
         [site for site in squashing if table.module_class[site] in ("Tanh", "Sigmoid")], "a Tanh or Sigmoid module"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.health.check import folded
-from introspect_cli.health.copies import copies_differ
+from introspect_cli.health.equal import copies_differ
 from introspect_cli.health.findings import CheckResult, Hit
 from introspect_cli.records import KIND_CODES, Kind
 from introspect_cli.store.format.totals import SHARE, place_of

@@ -53,16 +53,16 @@ def _bounds(table: Table) -> list[int]:
     return [event.site for event in began if table.phase[event.site] == Phase.START.value]
 
 
-@rule(
-    "nonfinite",
-    Level.ERROR,
-    "the first NaN or Inf, and the site that made it",
-    "a recorded value is NaN or infinite; says whether what went into the module was finite. -Inf alone in an "
-    "input, output, buffer, batch or result of a forward operator counts as a mask, an infinity that a buffer holds "
-    "when the first step begins as a bound, and gradients of a step that changed no parameter as skipped-steps",
-    "a division by zero, the log or root of something not positive, an overflow, or bad data",
-)
+@rule(Level.ERROR)
 def nonfinite(table: Table) -> Iterator[Hit]:
+    """The first NaN or Inf, and the site that made it.
+
+    When: a recorded value is NaN or infinite; says whether what went into the module was finite. -Inf alone in an
+        input, output, buffer, batch or result of a forward operator counts as a mask, an infinity that a buffer
+        holds when the first step begins as a bound, and gradients of a step that changed no parameter as
+        skipped-steps
+    Cause: a division by zero, the log or root of something not positive, an overflow, or bad data
+    """
     observed(len(table.many.steps), "a step with records")
     if all(np.isnan(columns.floats["bad"]).all() for columns in (table.many, table.few)):
         raise NotObservedError("statistics (`--stats`)")
@@ -105,15 +105,14 @@ def _maker(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
     return f"{what}; nothing earlier has any"
 
 
-@rule(
-    "overflow-ahead",
-    Level.WARNING,
-    "values near the largest that their dtype holds",
-    f"an input, output, parameter or its gradient exceeds 1/{HEADROOM:g} of the largest value of its dtype "
-    f"({LARGEST['float16']:g} for float16); bfloat16 and float32 count up to {MASKED:g}, where masks are filled",
-    "activations or a loss scale that grow; use bfloat16, normalise, or lower the scale",
-)
+@rule(Level.WARNING)
 def overflow_ahead(table: Table) -> Iterator[Hit]:
+    """Values near the largest that their dtype holds.
+
+    When: an input, output, parameter or its gradient exceeds 1/{HEADROOM:g} of the largest value of its dtype
+        ({LARGEST[float16]:g} for float16); bfloat16 and float32 count up to {MASKED:g}, where masks are filled
+    Cause: activations or a loss scale that grow; use bfloat16, normalise, or lower the scale
+    """
     observed(any(layout.dtype in LARGEST for layout in table.layouts), "a tensor of float16, bfloat16 or float32")
     # Not the gradients on their way: a scaler makes them as large as they can be, on purpose.
     for site in table.pick(Kind.INPUT, Kind.OUTPUT, Kind.GRAD, Kind.PARAM):
@@ -132,29 +131,27 @@ def overflow_ahead(table: Table) -> Iterator[Hit]:
             yield table.hit(site, steps[at], text)
 
 
-@rule(
-    "skipped-steps",
-    Level.INFO,
-    "steps skipped because gradients overflowed",
-    "gradients are not finite and no parameter changes in that step, as with a gradient scaler",
-    "a gradient scaler that looks for its scale; usual in the first steps",
-)
+@rule(Level.INFO)
 def skipped_steps(table: Table) -> Iterator[Hit]:
+    """Steps skipped because gradients overflowed.
+
+    When: gradients are not finite and no parameter changes in that step, as with a gradient scaler
+    Cause: a gradient scaler that looks for its scale; usual in the first steps
+    """
     observed(table.moves.names, "parameters after optimizer steps")
     backward = {event.step for event in table.nonfinite if table.kind[event.site] in _BACKWARD}
     for step in sorted(backward & table.moves.skipped)[:1]:
         yield Hit(step, "gradients", f"not finite at step {step}, and no parameter was changed by that step")
 
 
-@rule(
-    "underflow",
-    Level.WARNING,
-    "float16 gradients that have become zero",
-    f"at {UNDERFLOWS} steps or more, over {LOST:.0%} of a float16 gradient at a module's input is zero, and less "
-    f"than {KEPT:.0%} of the one at its output",
-    "no gradient scaler, or a scale that is too low",
-)
+@rule(Level.WARNING)
 def underflow(table: Table) -> Iterator[Hit]:
+    """Float16 gradients that have become zero.
+
+    When: at {UNDERFLOWS} steps or more, over {LOST:.0%} of a float16 gradient at a module's input is zero, and
+        less than {KEPT:.0%} of the one at its output
+    Cause: no gradient scaler, or a scale that is too low
+    """
     gradients = ((site, table.layout(site)) for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD))
     sites = [site for site, layout in gradients if layout is not None and layout.dtype == "float16"]
     observed(sites, "float16 gradients")
@@ -184,8 +181,8 @@ STUCK = 0.002
 SPIKE_DEVIATIONS = 20.0
 """Robust standard deviations that make a spike."""
 
-SPIKE_FACTOR = 3.0
-"""Times the usual loss that a spike reaches at least."""
+SPIKE_TIMES = 2.0
+"""Times the usual loss that a spike exceeds it by at least."""
 
 SPIKE_HISTORY = 10
 """Steps before a spike that say what is usual."""
@@ -201,14 +198,13 @@ def _losses(table: Table) -> list[int]:
     return observed(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
 
 
-@rule(
-    "loss-nonfinite",
-    Level.ERROR,
-    "a loss that is NaN or Inf",
-    "a loss is NaN or infinite at any step",
-    "what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain",
-)
+@rule(Level.ERROR)
 def loss_nonfinite(table: Table) -> Iterator[Hit]:
+    """A loss that is NaN or Inf.
+
+    When: a loss is NaN or infinite at any step
+    Cause: what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain
+    """
     for site in _losses(table):
         steps, bad = table.stat(site, "bad")
         rows = np.flatnonzero(bad > 0)
@@ -217,14 +213,13 @@ def loss_nonfinite(table: Table) -> Iterator[Hit]:
             yield table.hit(site, steps[rows[0]], text)
 
 
-@rule(
-    "loss-stuck",
-    Level.WARNING,
-    "a loss that does not move",
-    f"over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median",
-    "a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels",
-)
+@rule(Level.WARNING)
 def loss_stuck(table: Table) -> Iterator[Hit]:
+    """A loss that does not move.
+
+    When: over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median
+    Cause: a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels
+    """
     long_enough = False
     for site in _losses(table):
         steps, value = table.stat(site, "mean")
@@ -239,16 +234,15 @@ def loss_stuck(table: Table) -> Iterator[Hit]:
     observed(long_enough, f"{STUCK_STEPS} or more steps with a finite loss")
 
 
-@rule(
-    "loss-spike",
-    Level.WARNING,
-    "a loss that spikes",
-    f"a loss exceeds the median of those before it ({SPIKE_HISTORY} at least, {RECENT} at most) by "
-    f"{SPIKE_FACTOR - 1:g} times that median and by {SPIKE_DEVIATIONS:g} robust standard deviations ({ROBUST} "
-    "times the median absolute deviation)",
-    "a bad batch, a learning rate that is too high, or an overflow",
-)
+@rule(Level.WARNING)
 def loss_spike(table: Table) -> Iterator[Hit]:
+    """A loss that spikes.
+
+    When: a loss exceeds the median of those before it ({SPIKE_HISTORY} at least, {RECENT} at most) by
+        {SPIKE_TIMES:g} times that median and by {SPIKE_DEVIATIONS:g} robust standard deviations ({ROBUST}
+        times the median absolute deviation)
+    Cause: a bad batch, a learning rate that is too high, or an overflow
+    """
     long_enough = False
     for site in _losses(table):
         steps, value = table.stat(site, "mean")
@@ -258,7 +252,7 @@ def loss_spike(table: Table) -> Iterator[Hit]:
             usual = float(np.median(before))
             spread = ROBUST * float(np.median(np.abs(before - usual)))
             now = float(value[position])
-            if now - usual > max(SPIKE_DEVIATIONS * spread, (SPIKE_FACTOR - 1) * abs(usual), 1e-6):
+            if now - usual > max(SPIKE_DEVIATIONS * spread, SPIKE_TIMES * abs(usual), 1e-6):
                 text = f"{now:.4g} at step {steps[position]}, where {usual:.4g} was usual"
                 yield table.hit(site, steps[position], text)
                 break

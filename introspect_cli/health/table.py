@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.health.findings import Hit
+from introspect_cli.records import Kind
 from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.records import Kind, Layout, ModuleInfo, Phase
+    from introspect_cli.records import Layout, ModuleInfo, Phase
 
 STATS = ("min", "max", "mean", "amean", "var")
 """Statistics that are kept as they were recorded; a plain number is its mean."""
@@ -178,6 +179,10 @@ class Table:
             if kind in wanted and (phase is None or self.phase[number] == phase.value)
         ]
         return sorted(numbers, key=lambda number: int(self.order[number]))
+
+    def rates(self) -> list[int]:
+        """Sites of learning rates."""
+        return [site for site in self.pick(Kind.HYPERPARAMETER) if self.path[site].endswith("['lr']")]
 
     def column(self, site: int) -> Column:
         """A site over the steps that are kept of it."""

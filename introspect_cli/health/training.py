@@ -63,15 +63,14 @@ def _resting(table: Table) -> Iterator[tuple[str, int, int, bool]]:
             yield name, int(table.moves.steps[seen[0]]), len(seen), bool((changed[seen] == 1).any())
 
 
-@rule(
-    "never-changes",
-    Level.WARNING,
-    "parameters with a gradient that never change",
-    f"a parameter has a gradient, above {ROUNDING:g} of the median parameter's, and the same bits after each of "
-    f"{LEAST} steps or more",
-    "a learning rate of zero, an optimizer over copies of the parameters, or updates too small for the dtype",
-)
+@rule(Level.WARNING)
 def never_changes(table: Table) -> Iterator[Hit]:
+    """Parameters with a gradient that never change.
+
+    When: a parameter has a gradient, above {ROUNDING:g} of the median parameter's, and the same bits after each of
+        {LEAST} steps or more
+    Cause: a learning rate of zero, an optimizer over copies of the parameters, or updates too small for the dtype
+    """
     observed(table.moves.names, "parameters after optimizer steps")
     observed(table.pick(Kind.GRAD), "gradients of parameters")
     sizes, layouts = _gradients(table), _layouts(table)
@@ -83,14 +82,13 @@ def never_changes(table: Table) -> Iterator[Hit]:
             yield Hit(first, f"param {name}", f"has a gradient and the same bits ({dtype}) after each of {times} steps")
 
 
-@rule(
-    "no-gradient",
-    Level.WARNING,
-    "parameters in an optimizer that never get a gradient",
-    f"a parameter in an optimizer has no gradient, or one of zero, at each of {LEAST} steps or more",
-    "a layer that is frozen, not used or detached from the loss",
-)
+@rule(Level.WARNING)
 def no_gradient(table: Table) -> Iterator[Hit]:
+    """Parameters in an optimizer that never get a gradient.
+
+    When: a parameter in an optimizer has no gradient, or one of zero, at each of {LEAST} steps or more
+    Cause: a layer that is frozen, not used or detached from the loss
+    """
     observed(
         table.moves.names and table.pick(Kind.GRAD), "gradients of parameters, and parameters after optimizer steps"
     )
@@ -101,15 +99,14 @@ def no_gradient(table: Table) -> Iterator[Hit]:
             yield Hit(first, f"param {name}", f"{what} at each of {times} steps, though an optimizer holds it")
 
 
-@rule(
-    "not-in-optimizer",
-    Level.INFO,
-    "parameters that no optimizer holds, beside others that one does",
-    "no optimizer was seen to hold a parameter of a model that is trained; a module that begins with the values of one "
-    "that is trained is a copy of it and does not count",
-    "frozen on purpose, or added after the optimizer was built",
-)
+@rule(Level.INFO)
 def not_in_optimizer(table: Table) -> Iterator[Hit]:
+    """Parameters that no optimizer holds, beside others that one does.
+
+    When: no optimizer was seen to hold a parameter of a model that is trained; a module that begins with the
+        values of one that is trained is a copy of it and does not count
+    Cause: frozen on purpose, or added after the optimizer was built
+    """
     trained = set(observed(table.moves.names, "parameters after optimizer steps"))
     roots = {name.partition(".")[0] for name in trained}
     aliases = {alias for module in table.modules for text in module.aliases for alias in text.split("=")}
@@ -158,15 +155,14 @@ def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.floa
     return observed(updates, f"{LEAST} or more updates of a weight of two dimensions")
 
 
-@rule(
-    "tiny-updates",
-    Level.WARNING,
-    "weights whose updates are lost in rounding",
-    f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is below {TINY:g} of "
-    "its norm, which float32 rounds away; L-BFGS does not count",
-    "a learning rate that is far too low, or decayed to nothing",
-)
+@rule(Level.WARNING)
 def tiny_updates(table: Table) -> Iterator[Hit]:
+    """Weights whose updates are lost in rounding.
+
+    When: the median update of a weight of two dimensions or more, over {LEAST} steps or more, is below {TINY:g} of
+        its norm, which float32 rounds away; L-BFGS does not count
+    Cause: a learning rate that is far too low, or decayed to nothing
+    """
     sizes = _gradients(table)
     for name, steps, relative in _updates(table):
         if sizes.get(name, 0.0) > 0 and (relative > 0).any() and float(np.median(relative)) < TINY:
@@ -174,15 +170,14 @@ def tiny_updates(table: Table) -> Iterator[Hit]:
             yield Hit(int(steps[0]), f"param {name}", text)
 
 
-@rule(
-    "huge-updates",
-    Level.WARNING,
-    "weights that are mostly replaced at each step",
-    f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is above {HUGE:.0%} "
-    "of its norm; a thousandth is usual. L-BFGS does not count",
-    "a learning rate that is too high, or no warm-up",
-)
+@rule(Level.WARNING)
 def huge_updates(table: Table) -> Iterator[Hit]:
+    """Weights that are mostly replaced at each step.
+
+    When: the median update of a weight of two dimensions or more, over {LEAST} steps or more, is above {HUGE:.0%}
+        of its norm; a thousandth is usual. L-BFGS does not count
+    Cause: a learning rate that is too high, or no warm-up
+    """
     for name, steps, relative in _updates(table):
         if float(np.median(relative)) > HUGE:
             first = steps[np.argmax(relative > HUGE)]
@@ -190,18 +185,14 @@ def huge_updates(table: Table) -> Iterator[Hit]:
             yield Hit(int(first), f"param {name}", text)
 
 
-@rule(
-    "zero-learning-rate",
-    Level.WARNING,
-    "a learning rate of zero",
-    f"a learning rate is zero at {LEAST} steps or more",
-    "a schedule that has ended, or one that is stepped too often",
-)
+@rule(Level.WARNING)
 def zero_learning_rate(table: Table) -> Iterator[Hit]:
-    sites = observed(
-        [site for site in table.pick(Kind.HYPERPARAMETER) if table.path[site].endswith("['lr']")], "learning rates"
-    )
-    for site in sites:
+    """A learning rate of zero.
+
+    When: a learning rate is zero at {LEAST} steps or more
+    Cause: a schedule that has ended, or one that is stepped too often
+    """
+    for site in observed(table.rates(), "learning rates"):
         steps, rate = table.stat(site, "mean")
         zero = np.flatnonzero(rate == 0)
         if len(zero) >= LEAST:
@@ -247,14 +238,13 @@ def _batches(table: Table) -> dict[str, list[_Batch]]:
     return observed(batches, "batches of a DataLoader")
 
 
-@rule(
-    "repeated-batch",
-    Level.WARNING,
-    "the same batch twice in a row",
-    "a loader yields a batch twice in a row, and other batches too; batches of one sample do not count",
-    "an iterator that is not advanced, workers with one seed, or a sampler that repeats itself",
-)
+@rule(Level.WARNING)
 def repeated_batch(table: Table) -> Iterator[Hit]:
+    """The same batch twice in a row.
+
+    When: a loader yields a batch twice in a row, and other batches too; batches of one sample do not count
+    Cause: an iterator that is not advanced, workers with one seed, or a sampler that repeats itself
+    """
     for loader, batches in _batches(table).items():
         if len({batch.checksums for batch in batches}) < 2:
             continue
@@ -266,14 +256,13 @@ def repeated_batch(table: Table) -> Iterator[Hit]:
             yield Hit(after.step, loader, text)
 
 
-@rule(
-    "one-batch",
-    Level.INFO,
-    "a loader that yields one batch only",
-    f"a loader yields one and the same batch {REST} times or more and no other",
-    "full-batch training, or a data set cut down to try something",
-)
+@rule(Level.INFO)
 def one_batch(table: Table) -> Iterator[Hit]:
+    """A loader that yields one batch only.
+
+    When: a loader yields one and the same batch {REST} times or more and no other
+    Cause: full-batch training, or a data set cut down to try something
+    """
     for loader, batches in _batches(table).items():
         if len(batches) >= REST and len({batch.checksums for batch in batches}) == 1:
             yield Hit(batches[0].step, loader, f"all {len(batches)} batches are the same, bit for bit")
@@ -286,14 +275,13 @@ def _running(table: Table, name: str) -> list[int]:
     return observed(sites, "running statistics of a BatchNorm")
 
 
-@rule(
-    "batchnorm-frozen",
-    Level.WARNING,
-    "BatchNorm statistics that never change in training",
-    f"running statistics keep their bits over more than {REST} steps in which the module ran in training",
-    "a model left in eval mode, a momentum of 0, or statistics frozen on purpose",
-)
+@rule(Level.WARNING)
 def batchnorm_frozen(table: Table) -> Iterator[Hit]:
+    """BatchNorm statistics that never change in training.
+
+    When: running statistics keep their bits over more than {REST} steps in which the module ran in training
+    Cause: a model left in eval mode, a momentum of 0, or statistics frozen on purpose
+    """
     called = {table.fqn[site] for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)}
     for site in _running(table, "running_mean"):
         if table.fqn[site].rpartition(".")[0] not in called:

@@ -37,10 +37,10 @@ def diff_blocks(
         result: the comparison.
         everything: whether to list all settings.
         verbose: whether to show what differs in each divergence that is listed.
-        grouped: whether the answer is told in short: what explains the first divergence, and how much follows from it.
+        grouped: whether it is told how much follows from the first divergence, and no other one is listed.
         more: how more divergences are listed; "" where nothing lists them.
     """
-    short = grouped and bool(result.head)
+    short = bool(result.head)
     blocks: list[Block] = [line(clean(result.head if short else result.sentence), _VERDICT_STYLE[result.verdict])]
     blocks += why_lines(result) if short else [line(f"- {clean(text)}", indent=2) for text in result.evidence]
     by_rank = result.candidates if len(result.candidates) > 1 else ()
@@ -49,10 +49,10 @@ def diff_blocks(
         shown = by_rank if everything else by_rank[:_SHOWN_RANKS]
         blocks.append(divergence_table(shown, ranks=True))
         blocks += rest_of(len(by_rank), len(shown), "--all lists them", what="more ranks")
-    blocks += findings_blocks(result, everything=everything, short=short)
+    blocks += findings_blocks(result, everything=everything, settings=everything or not short)
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
-    elif result.divergences and short:
+    elif result.divergences and short and grouped:
         blocks += [] if by_rank else [line(), follows_table(result)]
     elif result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1

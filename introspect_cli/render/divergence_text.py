@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness
@@ -14,7 +13,6 @@ from introspect_cli.render.blocks import (
     Column,
     Line,
     Table,
-    brief_what,
     distance,
     line,
     number,
@@ -42,21 +40,31 @@ def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, 
     noisy = any(divergence.floor is not None for divergence in divergences)
     sized = any(divergence.size is Size.ROUNDING for divergence in divergences)
     shifted = any(divergence.step_b != divergence.step for divergence in divergences)
-    briefs = list(zip(*(_brief(glance(divergence)) for divergence in divergences), strict=True))
-    modules = tuple(clean(divergence.site.fqn) for divergence in divergences)
-    kinds = tuple(brief_what(divergence.site) for divergence in divergences)
     columns: list[tuple[Column, Callable[[Divergence], str]]] = [
         (Column("step", right=True), lambda divergence: str(divergence.step)),
         *([(Column("of b", right=True), lambda divergence: str(divergence.step_b))] if shifted else []),
         *([(Column("rank", right=True), lambda divergence: str(divergence.rank))] if ranks else []),
         (Column("phase", drop_at=2), lambda divergence: divergence.site.phase.value),
-        (Column("tensor" if moments else "module", least=18, brief=modules, brief_at=1), module_of),
-        (Column("what", least=14, brief=kinds, brief_at=2), lambda divergence: site_text(divergence.site)),
-        (Column("a", least=7, brief=briefs[0], brief_at=3), lambda divergence: glance(divergence)[0]),
-        (Column("b", least=7, brief=briefs[1], brief_at=3), lambda divergence: glance(divergence)[1]),
+        (Column("tensor" if moments else "module", least=18), module_of),
+        (Column("what", least=14), lambda divergence: site_text(divergence.site)),
+        (Column("a", least=7), lambda divergence: glance(divergence)[0]),
+        (Column("b", least=7), lambda divergence: glance(divergence)[1]),
         (Column("rel. L2", right=True), lambda divergence: distance(divergence.rel_l2)),
-        *([(Column("x noise", right=True), _over_noise)] if noisy else []),
-        *([(Column("size", drop_at=1), _size)] if sized else []),
+        *(
+            [
+                (
+                    Column("x noise", right=True),
+                    lambda d: f"{d.rel_l2 / d.floor:.3g}" if d.rel_l2 is not None and d.floor else "-",
+                )
+            ]
+            if noisy
+            else []
+        ),
+        *(
+            [(Column("size", drop_at=1), lambda d: {None: "-", Size.MORE: "more"}.get(d.size, d.size and d.size.value))]
+            if sized
+            else []
+        ),
         (Column("role"), lambda divergence: divergence.role.value),
     ]
     if moments:
@@ -65,9 +73,8 @@ def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, 
 
 
 def _over_noise(divergence: Divergence) -> str:
-    if divergence.rel_l2 is None or not divergence.floor:
-        return "-"
-    return f"{divergence.rel_l2 / divergence.floor:.3g}"
+    rel, floor = divergence.rel_l2, divergence.floor
+    return f"{rel / floor:.3g}" if rel is not None and floor else "-"
 
 
 def _size(divergence: Divergence) -> str:
@@ -101,12 +108,6 @@ def glance(divergence: Divergence) -> tuple[str, str]:
         if a.stats.get(name, 0) != b.stats.get(name, 0):
             return f"{a.stats.get(name, 0):.0f} {word}", f"{b.stats.get(name, 0):.0f} {word}"
     return _statistic(a, b)
-
-
-def _brief(glances: tuple[str, str]) -> tuple[str, str]:
-    """The same in fewer characters: no name of the statistic, fewer digits."""
-    name, _, value = glances[0].partition(" ")
-    return two_numbers(float(value), float(glances[1]), least=2) if name in _COMPARED else glances
 
 
 def _one_side(summary: Summary | None) -> str:
@@ -213,38 +214,12 @@ HEADS = {
     Nearness.ELSEWHERE: "Changed elsewhere, in nothing that reaches this place by name",
 }
 """What a group of changes has in common."""
-_FEW = 2
-"""Statements that are shown although none of them is likely."""
 _LONGEST = 6
 """Lines of a statement that are shown."""
 _WHY = {
     "text": "its text is not in both runs",
     "secret": "only in comments or in what was redacted",
 }
-
-
-def code_blocks(code: CodeChanges | None) -> list[Block]:
-    """The change that is most likely the cause, and how many there are; nothing where no statement changed.
-
-    Where none is likely, a few are shown all the same: who made them knows what they do.
-    """
-    if code is None or not code.ranked:
-        return []
-    best, every = code.ranked[0], len(code.ranked)
-    if not best.likely and every <= _FEW:
-        lines = chain.from_iterable(map(change_lines, code.ranked))
-        return [line(), line(f"{HEADS[best.nearness]}:", "heading"), *lines]
-    if not best.likely:
-        statements = f"{count(every, 'statement')} changed in {count(code.files, 'file')}"
-        text = f"No changed statement reaches this place by name; {statements} (--changes lists them)."
-        return [line(), line(text, "dim")]
-    blocks: list[Block] = [line(), line(f"{HEADS[best.nearness]}:", "heading"), *change_lines(best)]
-    if every > 1:
-        likely = len(code.likely) - 1
-        rest = f"and {count(every - 1, 'more changed statement')}"
-        of_these = "all" if likely == every - 1 > 1 else f"{likely:,}" if likely else "none"
-        blocks.append(line(f"{rest}, {of_these} likely (--changes lists all)", "dim", 2))
-    return blocks
 
 
 def changes_blocks(code: CodeChanges | None) -> list[Block]:

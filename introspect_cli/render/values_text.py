@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.compare.elements import SIGN, Elements, Picture, differing, elements, smaller, ulp_words
 from introspect_cli.compare.terms.words import what
-from introspect_cli.render.blocks import Block, Column, Line, Table, line, number, shape, site_text, two_numbers
+from introspect_cli.render.blocks import Block, Column, Figure, Line, Table, line, number, shape, site_text, two_numbers
 from introspect_cli.render.divergence_text import elements_words, statistics_words
 from introspect_cli.texts import clean, count
 
@@ -30,31 +32,30 @@ _EQUAL = "·"
 _HEIGHT = 16
 _WIDTH = 64
 _BAR = 24
+_CELL, _STEPS = 8, 12
 
 
-def values_blocks(records: Sequence[Stored], width: int) -> list[Block]:
+def values_blocks(records: Sequence[Stored]) -> list[Block]:
     """The tensors of some records, large ones with their middle left out."""
     blocks: list[Block] = []
     for stored in records:
-        record = stored.record
-        layout = record.summary.layout
+        record, layout = stored.record, stored.record.summary.layout
         title = f"step {record.step}: {site_text(record.site)} of {clean(record.site.fqn)} ({record.site.phase.value})"
         blocks.append(Line(((title, "heading"), (f"  {shape(layout.shape)} {layout.dtype}", "dim"))))
         if stored.values is None:
             blocks.append(line(clean(record.summary.text, 400) or "not stored whole", "", 2))
-            continue
-        blocks += [line(text, "", 2, wrap=False) for text in _array(stored.values, width)]
+        else:
+            blocks.append(Figure(partial(_array, stored.values)))
     return blocks
 
 
-def _array(values: NDArray[Any], width: int) -> list[str]:
-    text = np.array2string(
-        values, max_line_width=max(min(width, 120) - 2, 20), threshold=200, edgeitems=3, precision=6, separator=" "
-    )
-    return [clean(row) for row in text.splitlines()]
+def _array(values: NDArray[Any], width: int) -> list[Block]:
+    wide = max(min(width, 120) - 2, 20)
+    text = np.array2string(values, max_line_width=wide, threshold=200, edgeitems=3, precision=6, separator=" ")
+    return [line(clean(row), "", 2, wrap=False) for row in text.splitlines()]
 
 
-def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any] | None, width: int) -> list[Block]:
+def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any] | None) -> list[Block]:
     """The values of a divergence in both runs: around the first difference as rows, then the differing elements."""
     site = divergence.site
     title = f"step {divergence.step}: {site_text(site)} of {clean(site.fqn)}, a beside b"
@@ -72,7 +73,7 @@ def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any]
     blocks.append(line(f"{elements_words(difference)}.", "", 2))
     if not difference.differing:
         return blocks
-    blocks += _window(a, b, difference, width)
+    blocks.append(Figure(partial(_window, a, b, difference)))
     return [*blocks, *_listed(difference.rows[:_MOST_ROWS], difference.differing, "more differ.")]
 
 
@@ -134,7 +135,7 @@ def _window(a: NDArray[Any], b: NDArray[Any], difference: Elements, width: int) 
 # One divergence looked at closely.
 
 
-def closeup_blocks(closeup: Closeup, width: int, source: Sequence[SourceLine] = ()) -> list[Block]:
+def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[Block]:
     """One divergence: how many elements, which, how far, where."""
     site = closeup.divergence.site
     one, two = closeup.divergence.a, closeup.divergence.b
@@ -157,7 +158,9 @@ def closeup_blocks(closeup: Closeup, width: int, source: Sequence[SourceLine] = 
         blocks.append(Line((("how: ", "dim"), (f"{'; '.join(difference.relation)}.", "")), 2))
     if not difference.elements.differing:
         return blocks
-    return [*blocks, *picture_blocks(difference.picture, width), *_tables(difference)]
+    picture = difference.picture
+    drawn = Figure(partial(picture_blocks, picture), partial(_picture_svg, picture))
+    return [*blocks, drawn, *_tables(difference)]
 
 
 def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
@@ -249,8 +252,29 @@ def axes_words(picture: Picture) -> str:
 def _shade(cell: float, low: float, high: float) -> str:
     if cell == 0:
         return _EQUAL
-    if cell == math.inf:
-        return "!"
-    if low >= high:
-        return _SHADES[-1]
-    return _SHADES[min(int(math.log(cell / low) / math.log(high / low) * len(_SHADES)), len(_SHADES) - 1)]
+    return "!" if cell == math.inf else _SHADES[min(int(_place(cell, low, high) * 4), 3)]
+
+
+def _place(cell: float, low: float, high: float) -> float:
+    """Where a cell lies on the scale of powers, 0 to 1; 1 where not finite."""
+    return 1.0 if cell == math.inf or low >= high else math.log(cell / low) / math.log(high / low)
+
+
+def _picture_svg(picture: Picture) -> str:
+    """The grid as squares, darker where the difference is larger, from a sixth to 1 in a few shades."""
+    low, high = scale_of(picture)
+    tall, wide = len(picture.cells), len(picture.cells[0])
+    squares = "".join(
+        f'<rect x="{x}" y="{y}" width="1.02" height="1.02" '
+        f'fill-opacity="{1 / 6 + 5 / 6 * round(_place(cell, low, high) * _STEPS) / _STEPS:.2f}"/>'
+        for y, row in enumerate(picture.cells)
+        for x, cell in enumerate(row)
+        if cell
+    )
+    scale = f"{scale_words(low, high)}, " if high else ""
+    label = escape(f"{scale}blank where equal; {axes_words(picture)}; a square is {cell_words(picture)}.")
+    return (
+        f'<figure class="closeup"><svg viewBox="0 0 {wide} {tall}" width="{wide * _CELL}" height="{tall * _CELL}" '
+        f'preserveAspectRatio="none" role="img" aria-label="{label}">{squares}</svg>'
+        f"<figcaption>{label}</figcaption></figure>"
+    )
