@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.health.findings import Hit, Level, observed, rule
-from introspect_cli.health.table import Table, lasting
+from introspect_cli.health.table import Table, first_rise, lasting
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -58,11 +58,8 @@ class _Depth(NamedTuple):
         """The first step that is flagged."""
         at = int(np.argmax(flags))
         step, early, late = int(self.steps[at]), self.early[at], self.late[at]
-        evidence = (
-            f"gradients of its first layers are {early / late:.1e} times those of its last at step {step} "
-            f"(norms {early:.1e} and {late:.1e}, at the layers' outputs)"
-        )
-        return Hit(step, self.root, evidence)
+        norms = f"{early / late:.1e} times those of its last at step {step} (norms {early:.1e} and {late:.1e})"
+        return Hit(step, self.root, f"gradients at its first layers' outputs are {norms}")
 
 
 def _layers(table: Table) -> list[int]:
@@ -92,11 +89,9 @@ def _by_depth(table: Table) -> list[_Depth]:
     """The roots with enough layers."""
     depths = []
     for root, sites in _roots(table, _layers(table)).items():
-        if len(sites) < LAYERS:
-            continue
         norms = table.norms(sites)
         rows = np.flatnonzero(np.isfinite(norms).all(axis=1) & (norms > 0).any(axis=1))
-        if len(rows):
+        if len(rows) and len(sites) >= LAYERS:
             third = max(1, len(sites) // 3)
             early, late = np.median(norms[rows][:, :third], axis=1), np.median(norms[rows][:, -third:], axis=1)
             depths.append(_Depth(root, table.many.steps[rows], early, late))
@@ -136,16 +131,11 @@ def exploding_gradients(table: Table) -> Iterator[Hit]:
     for root, sites in _roots(table, gradients).items():
         norm = table.total_norm(sites)
         seen = np.flatnonzero((norm > 0) & np.isfinite(norm))
-        for position in range(HISTORY, len(seen)):
-            usual = float(np.median(norm[seen[max(0, position - RECENT) : position]]))
-            now = float(norm[seen[position]])
-            if now > GROWTH * usual:
-                step = int(table.many.steps[seen[position]])
-                text = (
-                    f"the norm of all gradients is {now:.3g} at step {step}, {now / usual:.0f} times its median before"
-                )
-                yield Hit(step, root, text)
-                break
+        at = first_rise(norm[seen], lambda before: GROWTH * float(np.median(before)), HISTORY, RECENT)
+        if at is not None:
+            step = int(table.many.steps[seen[at]])
+            text = f"the norm of all gradients is {norm[seen[at]]:.3g}, over {GROWTH:g} times its median before"
+            yield Hit(step, root, text)
 
 
 @rule(Level.WARNING)
@@ -162,14 +152,11 @@ def unbalanced_gradients(table: Table) -> Iterator[Hit]:
         inside = {name: [site for site in grads if table.fqn[site].startswith(f"{name}.")] for name in names}
         norms = {name: table.total_norm(sites) for name, sites in inside.items()}
         present = {name: norm for name, norm in norms.items() if np.nanmax(norm, initial=0) > 0}
-        if len(present) < 2:
-            continue
         typical = {name: float(np.nanmedian(norm[norm > 0])) for name, norm in present.items()}
-        large, small = (pick(typical, key=lambda name: typical[name]) for pick in (max, min))
-        if typical[large] > BALANCE * typical[small]:
+        large, small = (pick(typical, key=lambda name: typical[name], default="") for pick in (max, min))
+        if large != small and typical[large] > BALANCE * typical[small]:
             first = int(np.argmax(present[large] > BALANCE * present[small]))
-            times = typical[large] / typical[small]
-            text = f"its gradients are {times:.0f} times those of {small} (median over the steps)"
+            text = f"its gradients are {typical[large] / typical[small]:.0f} times those of {small} (medians)"
             yield Hit(int(table.many.steps[first]), large, text)
 
 
@@ -178,20 +165,16 @@ def _heads(table: Table) -> list[list[str]]:
     columns = table.many
     if not len(columns.steps):
         return []
-    at = int(np.argmax((columns.layout >= 0).sum(axis=1)))
-    returned: dict[int, str] = {}
-    for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD):
-        if "." not in table.fqn[site] and table.path[site]:
-            returned[int(columns.checksum[at, columns.place[site]])] = table.fqn[site]
+    checksums = columns.checksum[int(np.argmax((columns.layout >= 0).sum(axis=1)))].tolist()
+    outputs = table.pick(Kind.OUTPUT, phase=Phase.FORWARD)
+    roots = [site for site in outputs if "." not in table.fqn[site] and table.path[site]]
+    returned = {checksums[columns.place[site]] for site in roots} - {0}
     shared: dict[int, list[str]] = {}
     for site in table.pick(Kind.INPUT, phase=Phase.FORWARD):
-        fqn, call = table.fqn[site], table.call[site]
-        out = table.site(Phase.FORWARD, Kind.OUTPUT, fqn, call)
-        if "." not in fqn or table.path[site] != "[0]" or out is None:
-            continue
-        made = int(columns.checksum[at, columns.place[out]])
-        if made and made in returned:
-            shared.setdefault(int(columns.checksum[at, columns.place[site]]), []).append(fqn)
+        fqn, out = table.fqn[site], table.site(Phase.FORWARD, Kind.OUTPUT, table.fqn[site], table.call[site])
+        is_inner = "." in fqn and table.path[site] == "[0]"
+        if is_inner and out is not None and checksums[columns.place[out]] in returned:
+            shared.setdefault(checksums[columns.place[site]], []).append(fqn)
     return [names for checksum, names in shared.items() if checksum and len(names) > 1]
 
 
@@ -216,11 +199,7 @@ def dead_units(table: Table) -> Iterator[Hit]:
         count, nor an output whose input has as many zeros
     Cause: a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias
     """
-    sites = observed(
-        [site for site in _activations(table) if not any(word in table.module_class[site] for word in _NO_ZEROS)],
-        "outputs of modules with statistics",
-    )
-    for site in sites:
+    for site in observed(_activations(table), "outputs of modules with statistics"):
         steps, zeros = table.stat(site, "zeros")
         start = lasting(zeros >= DEAD, LASTING)
         if start is not None and not (table.kind[site] == Kind.OUTPUT.value and _was_given(table, site)):
@@ -230,30 +209,21 @@ def dead_units(table: Table) -> Iterator[Hit]:
 
 def _activations(table: Table) -> list[int]:
     """Float outputs, and inputs that a gradient was recorded for (so not the data themselves), no vectors."""
-    return [
-        site
-        for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD)
-        if (layout := table.layout(site)) is not None
-        and len(layout.shape) > 1
-        and (
-            table.kind[site] == Kind.OUTPUT.value
-            or table.site(Phase.BACKWARD, Kind.GRAD_INPUT, table.fqn[site], table.call[site], table.path[site])
-            is not None
-        )
-    ]
-
-
-def _of_input(table: Table, site: int, stat: str) -> NDArray[np.float64]:
-    """A statistic of the first input of the call that an output came from, by step; empty where there is none."""
-    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
-    return np.zeros(0) if given is None else table.stat(given, stat)[1]
+    sites = []
+    for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD):
+        layout, place = table.layout(site), (table.fqn[site], table.call[site], table.path[site])
+        flows = table.kind[site] == Kind.OUTPUT or table.site(Phase.BACKWARD, Kind.GRAD_INPUT, *place) is not None
+        counts = not any(word in table.module_class[site] for word in _NO_ZEROS)
+        if flows and counts and layout is not None and len(layout.shape) > 1:
+            sites.append(site)
+    return sites
 
 
 def _was_given(table: Table, site: int) -> bool:
-    """Whether an output is no more zero than the module's own input was."""
-    before = _of_input(table, site, "zeros")
-    _, after = table.stat(site, "zeros")
-    return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(after))))
+    """Whether an output is no more zero than the first input of its module's call was."""
+    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
+    before = np.zeros(0) if given is None else table.stat(given, "zeros")[1]
+    return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(table.stat(site, "zeros")[1]))))
 
 
 @rule(Level.WARNING)
@@ -264,17 +234,14 @@ def saturated(table: Table) -> Iterator[Hit]:
         its output) is below {SATURATED:.0%} of its largest
     Cause: weights or inputs that are too large; normalise them or lower the initial scale
     """
-    squashing = table.tensors(Kind.OUTPUT, floats=False)
-    sites = observed(
-        [site for site in squashing if table.module_class[site] in ("Tanh", "Sigmoid")], "a Tanh or Sigmoid module"
-    )
-    for site in sites:
+    outputs = table.tensors(Kind.OUTPUT, floats=False)
+    squashing = [site for site in outputs if table.module_class[site] in ("Tanh", "Sigmoid")]
+    for site in observed(squashing, "a Tanh or Sigmoid module"):
         steps, (mean, var) = table.stats(site, "mean", "var")
         square = var + mean * mean
         # E[1 - t^2] for tanh, E[s (1 - s)] of at most 1/4 for the sigmoid: the derivative, averaged.
         slope = 1 - square if table.module_class[site] == "Tanh" else 4 * (mean - square)
         start = lasting(slope < SATURATED, LASTING)
         if start is not None:
-            slope_now = f"{max(slope[-1], 0):.1%} of the largest, under {SATURATED:.0%} since step {steps[start]}"
-            text = f"its mean derivative is {slope_now}"
-            yield table.hit(site, steps[start], text)
+            under = f"{max(slope[-1], 0):.1%} of the largest, under {SATURATED:.0%} since step {steps[start]}"
+            yield table.hit(site, steps[start], f"its mean derivative is {under}")

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.health.findings import Hit, Level, NotObservedError, observed, rule
+from introspect_cli.health.table import first_rise
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from introspect_cli.health.table import NonFinite, Table
 
@@ -34,6 +37,15 @@ UNDERFLOWS = 3
 
 _MASKS = frozenset({Kind.INPUT.value, Kind.OUTPUT.value, Kind.BUFFER.value, Kind.BATCH.value})
 _BACKWARD = frozenset({Kind.GRAD.value, Kind.GRAD_INPUT.value, Kind.GRAD_OUTPUT.value})
+
+
+_MADE = {
+    **dict.fromkeys(_BACKWARD, "the forward pass of that step is finite, so backward made them"),
+    Kind.OP_OUTPUT.value: "no operator and no module before it has any",
+    Kind.BATCH.value: "they came with the data",
+    Kind.INPUT.value: "no module before it has any, so they came with the data or from code between modules",
+    Kind.LOSS.value: "every module's output is finite, so the loss function made them",
+}
 
 
 def _is_mask(table: Table, event: NonFinite) -> bool:
@@ -81,28 +93,14 @@ def _maker(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
     counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
     parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)
     what = f"{parts} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"
-    kind = table.kind[event.site]
-    if kind == Kind.OUTPUT.value:
+    kind, call = table.kind[event.site], (table.fqn[event.site], table.call[event.site])
+    why = _MADE.get(kind, "nothing earlier has any")
+    if kind == Kind.OUTPUT:
         bad = {other.site for other in events if other.step <= event.step}
-        inputs = [
-            site
-            for site in table.pick(Kind.INPUT)
-            if table.fqn[site] == table.fqn[event.site] and table.call[site] == table.call[event.site]
-        ]
-        clean = inputs and not any(site in bad for site in inputs)
-        owner = f"{table.module_class[event.site]} {table.fqn[event.site]}"
-        return f"{what}; its inputs are finite, so {owner} made them" if clean else f"{what}; nothing earlier has any"
-    if kind == Kind.OP_OUTPUT.value:
-        return f"{what}; no operator and no module before it has any"
-    if kind == Kind.BATCH.value:
-        return f"{what}: they came with the data"
-    if kind == Kind.INPUT.value:
-        return f"{what}; no module before it has any, so they came with the data or from code between modules"
-    if kind in _BACKWARD:
-        return f"{what}; the forward pass of that step is finite, so backward made them"
-    if kind == Kind.LOSS.value:
-        return f"{what}; every module's output is finite, so the loss function made them"
-    return f"{what}; nothing earlier has any"
+        inputs = {site for site in table.pick(Kind.INPUT) if (table.fqn[site], table.call[site]) == call}
+        if inputs and not inputs & bad:
+            why = f"its inputs are finite, so {table.module_class[event.site]} {call[0]} made them"
+    return f"{what}; {why}"
 
 
 @rule(Level.WARNING)
@@ -154,21 +152,14 @@ def underflow(table: Table) -> Iterator[Hit]:
     """
     gradients = ((site, table.layout(site)) for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD))
     sites = [site for site, layout in gradients if layout is not None and layout.dtype == "float16"]
-    observed(sites, "float16 gradients")
-    for site in sites:
+    for site in observed(sites, "float16 gradients"):
         above = table.site(Phase.BACKWARD, Kind.GRAD_OUTPUT, table.fqn[site], table.call[site])
-        if above is None:
-            continue
         steps, zeros = table.stat(site, "zeros")
-        _, source = table.stat(above, "zeros")
-        if len(zeros) != len(source) or not len(zeros):
-            continue
-        lost = np.flatnonzero((zeros > LOST) & (source < KEPT))
+        source = table.stat(above, "zeros")[1] if above is not None else np.zeros(0)
+        lost = np.flatnonzero((zeros > LOST) & (source < KEPT)) if len(zeros) == len(source) else ()
         if len(lost) >= UNDERFLOWS:
             at = int(lost[0])
-            text = (
-                f"{zeros[at]:.0%} of the gradient is zero at step {steps[at]}, {source[at]:.0%} of the one it is from"
-            )
+            text = f"{zeros[at]:.0%} of it is zero at step {steps[at]}, {source[at]:.0%} of the one it is from"
             yield table.hit(site, steps[at], text)
 
 
@@ -220,18 +211,12 @@ def loss_stuck(table: Table) -> Iterator[Hit]:
     When: over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median
     Cause: a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels
     """
-    long_enough = False
-    for site in _losses(table):
-        steps, value = table.stat(site, "mean")
-        if len(value) < STUCK_STEPS:
-            continue
-        long_enough = True
-        usual = abs(float(np.median(value)))
-        span = float(np.ptp(value))
-        if usual > 0 and span < STUCK * usual:
+    curves = [(site, *table.stat(site, "mean")) for site in _losses(table)]
+    curves = [curve for curve in curves if len(curve[1]) >= STUCK_STEPS]
+    for site, steps, value in observed(curves, f"{STUCK_STEPS} or more steps with a finite loss"):
+        if np.ptp(value) < STUCK * abs(np.median(value)):
             text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
             yield table.hit(site, steps[0], text)
-    observed(long_enough, f"{STUCK_STEPS} or more steps with a finite loss")
 
 
 @rule(Level.WARNING)
@@ -243,17 +228,16 @@ def loss_spike(table: Table) -> Iterator[Hit]:
         times the median absolute deviation)
     Cause: a bad batch, a learning rate that is too high, or an overflow
     """
-    long_enough = False
-    for site in _losses(table):
-        steps, value = table.stat(site, "mean")
-        for position in range(SPIKE_HISTORY, len(value)):
-            long_enough = True
-            before = value[max(0, position - RECENT) : position]
-            usual = float(np.median(before))
-            spread = ROBUST * float(np.median(np.abs(before - usual)))
-            now = float(value[position])
-            if now - usual > max(SPIKE_DEVIATIONS * spread, SPIKE_TIMES * abs(usual), 1e-6):
-                text = f"{now:.4g} at step {steps[position]}, where {usual:.4g} was usual"
-                yield table.hit(site, steps[position], text)
-                break
-    observed(long_enough, f"more than {SPIKE_HISTORY} steps with a finite loss")
+
+    def limit(before: NDArray[np.float64]) -> float:
+        usual = float(np.median(before))
+        spread = ROBUST * float(np.median(np.abs(before - usual)))
+        return usual + max(SPIKE_DEVIATIONS * spread, SPIKE_TIMES * abs(usual), 1e-6)
+
+    curves = [(site, *table.stat(site, "mean")) for site in _losses(table)]
+    observed(any(len(value) > SPIKE_HISTORY for *_, value in curves), f"more than {SPIKE_HISTORY} finite losses")
+    for site, steps, value in curves:
+        at = first_rise(value, limit, SPIKE_HISTORY, RECENT)
+        if at is not None:
+            text = f"{value[at]:.4g} at step {steps[at]}, where less than {limit(value[max(0, at - RECENT) : at]):.4g}"
+            yield table.hit(site, steps[at], f"{text} was usual")

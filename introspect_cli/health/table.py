@@ -20,7 +20,7 @@ from introspect_cli.records import Kind
 from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -238,6 +238,13 @@ class Table:
         values = [column.floats[name].astype(np.float64) for name in names]
         rows = np.flatnonzero(~np.isnan(values).any(axis=0))
         return column.steps[rows], [value[rows] for value in values]
+
+
+def first_rise(
+    values: NDArray[np.float64], limit: Callable[[NDArray[np.float64]], float], least: int, most: int
+) -> int | None:
+    """The first position whose value exceeds the limit that so many values before it set."""
+    return next((at for at in range(least, len(values)) if values[at] > limit(values[max(0, at - most) : at])), None)
 
 
 def lasting(flags: NDArray[np.bool_], least: int) -> int | None:

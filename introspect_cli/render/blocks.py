@@ -224,10 +224,12 @@ def table_of(
     style: Callable[[Item], str] = lambda _: "",
     caption: str = "",
 ) -> Table:
-    """A row for each item: every column with what it says of one, and the style of a row."""
+    """A row for each item: every column with what it says of one, if it says anything, and the style of a row."""
     items = tuple(items)
-    rows = tuple(tuple(words(item) for _, words in columns) for item in items)
-    return Table(tuple(column for column, _ in columns), rows, tuple(map(style, items)), caption)
+    cells = [(column, [words(item) for item in items]) for column, words in columns]
+    kept = [(column, texts) for column, texts in cells if any(texts)]
+    rows = zip(*(texts for _, texts in kept), strict=True)
+    return Table(tuple(column for column, _ in kept), tuple(rows), tuple(map(style, items)), caption)
 
 
 def fit(table: Table, width: int) -> tuple[Table, list[int]]:

@@ -17,6 +17,7 @@ from introspect_cli.compare.terms.words import what
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind
 from introspect_cli.render.blocks import Block, Column, Fold, Table, cut, distance, line, number, shape, statistic
+from introspect_cli.render.divergence_text import glance
 from introspect_cli.render.findings import page_blocks
 from introspect_cli.render.markup import card, html_of, text
 from introspect_cli.texts import clean, count
@@ -30,7 +31,6 @@ _STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "uns
 _WORD = {Verdict.SAME: "same", Verdict.DIVERGED: "diverged", Verdict.UNDECIDED: "could not tell"}
 _MOST_CELLS = 400
 _ROWS = {"forward": "forward pass", "backward": "backward pass", "update": "after the update"}
-_TELLING = ("nans", "infs", "mean", "std", "amean", "min", "max")
 _STATE_ORDER = ("equal", "not seen", "within", "differs", "only b", "only a")
 
 
@@ -97,23 +97,11 @@ def _how_much(result: DiffResult, first: Divergence) -> str:
         big = f"only in {'b' if a is None else 'a'}" if a is None or b is None else "not measured"
     floor = "" if first.floor is None else distance(first.floor) if first.floor else "0: the noise runs agree here"
     rows = [("in roundings", text(roundings(first))), ("noise floor", text(floor))]
-    if a is not None and b is not None and (told := _telling(a, b)):
-        one, two = (text(statistic(side, told, 7)) for side in (a, b))
-        rows.append((text(told), f'<span class="a">a {one}</span> <span class="b">b {two}</span>'))
+    if a is not None and b is not None:
+        one, two = map(text, glance(first))
+        rows.append(("values", f'<span class="a">a {one}</span> <span class="b">b {two}</span>'))
     rows += [("before", text(" ".join(result.before))), ("later", _later(result, first))]
     return card("How much", big, rows)
-
-
-def _telling(a: Summary, b: Summary) -> str:
-    """The statistic that differs most, NaN and infinities before all; "" for none."""
-    both = [name for name in _TELLING if statistic(a, name, 7) != statistic(b, name, 7)]
-    both = [name for name in both if name in a.stats and name in b.stats]
-
-    def moved(name: str) -> float:
-        one, two = a.stats[name], b.stats[name]
-        return float("inf") if name in ("nans", "infs") else abs(one - two) / max(abs(one), abs(two))
-
-    return max(both, key=moved, default="")
 
 
 def _later(result: DiffResult, first: Divergence) -> str:

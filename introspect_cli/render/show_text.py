@@ -269,10 +269,6 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
         (Column("ran", least=12, drop_at=3), lambda row: clean(row.script, 80)),
         (Column("perturbed"), lambda row: "" if row.perturbed is None else f"--perturb {row.perturbed}"),
     ]
-    if all(row.perturbed is None for row in rows):
-        del columns[-1]
-    if not any(row.label for row in rows):
-        del columns[1]
     total = f"{count(len(rows), 'run')}, {human_size(sum(row.size for row in rows))}"
     table = table_of(rows, columns, lambda row: _STYLES.get(row.ended, "bad"))
     return [table, line(), line(total, "dim"), *unseen]

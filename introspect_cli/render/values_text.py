@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.elements import SIGN, Elements, Picture, differing, elements, smaller, ulp_words
+from introspect_cli.compare.elements import SIGN, Picture, elements, smaller, ulp_words
 from introspect_cli.compare.terms.words import what
 from introspect_cli.render.blocks import Block, Column, Figure, Line, Table, line, number, shape, site_text, two_numbers
 from introspect_cli.render.divergence_text import elements_words, statistics_words
@@ -56,7 +56,7 @@ def _array(values: NDArray[Any], width: int) -> list[Block]:
 
 
 def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any] | None) -> list[Block]:
-    """The values of a divergence in both runs: around the first difference as rows, then the differing elements."""
+    """The elements of a divergence that differ, in both runs."""
     site = divergence.site
     title = f"step {divergence.step}: {site_text(site)} of {clean(site.fqn)}, a beside b"
     blocks: list[Block] = [line(), line(title, "heading")]
@@ -71,10 +71,8 @@ def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any]
         blocks.append(line(f"{shape(a.shape)} {a.dtype} against {shape(b.shape)} {b.dtype}: not comparable.", "", 2))
         return blocks
     blocks.append(line(f"{elements_words(difference)}.", "", 2))
-    if not difference.differing:
-        return blocks
-    blocks.append(Figure(partial(_window, a, b, difference)))
-    return [*blocks, *_listed(difference.rows[:_MOST_ROWS], difference.differing, "more differ.")]
+    listed = _listed(difference.rows[:_MOST_ROWS], difference.differing, "more differ.")
+    return [*blocks, *listed] if difference.differing else blocks
 
 
 def element_rows(elements: Sequence[tuple[Sequence[int], Any, Any]]) -> list[tuple[str, str, str, str]]:
@@ -108,28 +106,6 @@ def pair_words(one: Any, two: Any) -> tuple[str, str]:
         if texts[0] != texts[1] and not abs(shown - distance) > distance / 5:
             break
     return texts
-
-
-def _window(a: NDArray[Any], b: NDArray[Any], difference: Elements, width: int) -> list[Block]:
-    """The part of the last dimension around the first difference, a above b, what differs marked with a caret."""
-    if not a.shape or a.shape[-1] < 2:
-        return []
-    room = max(2, min((min(width, 120) - 16) // 13, a.shape[-1], 8))
-    at = difference.first[-1]
-    start = max(0, min(at - room // 2, a.shape[-1] - room))
-    head: Any = (*difference.first[:-1], slice(start, start + room))
-    one, two = a[head], b[head]
-    marks = differing(one, two)
-    where = ", ".join([*map(str, difference.first[:-1]), f"{start}:{start + room}"])
-    texts = [pair_words(x.item(), y.item()) for x, y in zip(one, two, strict=True)]
-    wide = max(len(text) for pair in texts for text in pair) + 2
-    lines: list[Block] = [line(f"[{where}], what differs marked with *", "dim", 2)]
-    for place, name in enumerate("ab"):
-        spans: list[tuple[str, str]] = [(f"{name}  ", "dim")]
-        for pair, mark in zip(texts, marks, strict=True):
-            spans.append((f"{pair[place]}{'*' if mark else ' '}".rjust(wide), "hot" if mark else ""))
-        lines.append(Line(tuple(spans), 2, wrap=False))
-    return lines
 
 
 # One divergence looked at closely.
