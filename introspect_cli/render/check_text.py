@@ -104,9 +104,7 @@ def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = Non
     if against is not None:
         blocks += _distance(look, *against)
     for finding in look.check.findings[:_FINDINGS]:
-        head = (f"{finding.level.value}: ", _STYLE[finding.level]), (finding.rule, "heading")
-        blocks.append(Line((*head, (f" from step {finding.step}: {clean(finding.site)}", ""))))
-        blocks.append(line(clean(finding.evidence), indent=2))
+        blocks += _finding(finding, f" from step {finding.step}")[:2]
     blocks += rest_of(len(look.check.findings), _FINDINGS, "`introspect check` lists them")
     checked = summary(look.check) if look.check.checked else "no rule has the data it needs yet"
     blocks.append(line(f"check: {checked}", "dim"))

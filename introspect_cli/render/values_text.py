@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.elements import SIGN, Picture, elements, smaller, ulp_words
+from introspect_cli.compare.elements import SIGN, Picture, ulp_words
 from introspect_cli.compare.terms.words import what
 from introspect_cli.render.blocks import Block, Column, Figure, Line, Table, line, number, shape, site_text, two_numbers
 from introspect_cli.render.divergence_text import elements_words, statistics_words
@@ -22,15 +22,9 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.closeup import Closeup
     from introspect_cli.compare.elements import TensorDifference
-    from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.inspect.overview import Stored
     from introspect_cli.rerun.zoom import SourceLine
 
-_MOST_ROWS = 8
-_SHADES = "░▒▓█"
-_EQUAL = "·"
-_HEIGHT = 16
-_WIDTH = 64
 _BAR = 24
 _CELL, _STEPS = 8, 12
 
@@ -55,41 +49,15 @@ def _array(values: NDArray[Any], width: int) -> list[Block]:
     return [line(clean(row), "", 2, wrap=False) for row in text.splitlines()]
 
 
-def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any] | None) -> list[Block]:
-    """The elements of a divergence that differ, in both runs."""
-    site = divergence.site
-    title = f"step {divergence.step}: {site_text(site)} of {clean(site.fqn)}, a beside b"
-    blocks: list[Block] = [line(), line(title, "heading")]
-    if a is None or b is None:
-        which = "neither run" if a is None and b is None else "run a" if a is None else "run b"
-        verb, it = ("stored", "both") if a is None and b is None else ("has not stored", "it")
-        again = f"capture {it} with --save-tensors '{clean(site.fqn)}'"
-        blocks.append(line(f"{which} {verb} these values whole: {again}.", "unsure", 2))
-        return blocks
-    difference = elements(a, b)
-    if difference is None:
-        blocks.append(line(f"{shape(a.shape)} {a.dtype} against {shape(b.shape)} {b.dtype}: not comparable.", "", 2))
-        return blocks
-    blocks.append(line(f"{elements_words(difference)}.", "", 2))
-    listed = _listed(difference.rows[:_MOST_ROWS], difference.differing, "more differ.")
-    return [*blocks, *listed] if difference.differing else blocks
-
-
-def element_rows(elements: Sequence[tuple[Sequence[int], Any, Any]]) -> list[tuple[str, str, str, str]]:
-    """Elements that differ: index, value in a, value in b, how far apart."""
+def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int) -> list[Block]:
+    """A table of elements that differ, the largest differences first, and how many more there are."""
+    heads = (Column("element"), *(Column(name, right=True) for name in ("a", "b", "|a-b|")))
     rows = []
     for index, one, two in elements:
-        distance = abs(one - two)
-        far = number(distance, 3) if math.isfinite(distance) else "-"
-        rows.append((str(list(index)), *pair_words(one, two), far))
-    return rows
-
-
-def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int, rest: str) -> list[Block]:
-    """A table of elements that differ, and how many more there are."""
-    columns = (Column("element"), Column("a", right=True), Column("b", right=True), Column("|a-b|", right=True))
-    more = [line(f"{differing - len(elements):,} {rest}", "dim")] if differing > len(elements) else []
-    return [line(), Table(columns, tuple(element_rows(elements))), *more]
+        far = abs(one - two)
+        rows.append((str(list(index)), *pair_words(one, two), number(far, 3) if math.isfinite(far) else "-"))
+    more = [line(f"{differing - len(rows):,} more differ, by no more.", "dim")] if differing > len(rows) else []
+    return [line(), Table(heads, tuple(rows)), *more]
 
 
 def pair_words(one: Any, two: Any) -> tuple[str, str]:
@@ -135,7 +103,7 @@ def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[
     if not difference.elements.differing:
         return blocks
     picture = difference.picture
-    drawn = Figure(partial(picture_blocks, picture), partial(_picture_svg, picture))
+    drawn = Figure(lambda _: (), partial(_picture_svg, picture))
     return [*blocks, drawn, *_tables(difference)]
 
 
@@ -159,7 +127,7 @@ def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
 
 def _tables(difference: TensorDifference) -> list[Block]:
     """The largest differences, and the histogram of ULPs."""
-    blocks = _listed(difference.largest, difference.elements.differing, "more differ, by no more.")
+    blocks = _listed(difference.largest, difference.elements.differing)
     if difference.ulps:
         most = max(times for _, times in difference.ulps)
         bars = [
@@ -167,24 +135,6 @@ def _tables(difference: TensorDifference) -> list[Block]:
         ]
         heads = (Column(f"ULPs of {difference.unit}", right=True), Column("elements", right=True), Column(""))
         blocks += [line(), Table(heads, tuple(bars))]
-    return blocks
-
-
-def picture_blocks(picture: Picture, width: int) -> list[Block]:
-    """A grid of cells, darker where the difference is larger, on a scale of powers."""
-    room = max(8, min(_WIDTH, width - 6))
-    picture = smaller(picture, (_HEIGHT, room))
-    cells = picture.cells
-    low, high = scale_of(picture)
-    blocks: list[Block] = [line()]
-    shaded = ("".join(_shade(cell, low, high) for cell in row) for row in cells)
-    blocks += [line(text, "", 4, wrap=False) for text in shaded]
-    legend = f"{_EQUAL} equal"
-    if high:
-        legend += f", {_SHADES[-1] if low == high else _SHADES} {scale_words(low, high)}"
-    if any(cell == math.inf for row in cells for cell in row):
-        legend += ", ! not finite in one of them"
-    blocks.append(line(f"{legend}; {axes_words(picture)}; a cell is {cell_words(picture)}", "dim", 4))
     return blocks
 
 
@@ -223,12 +173,6 @@ def axes_words(picture: Picture) -> str:
         )
         clauses.append(f"{name} are {which} ({'x'.join(map(str, sizes))})")
     return ", ".join(clauses)
-
-
-def _shade(cell: float, low: float, high: float) -> str:
-    if cell == 0:
-        return _EQUAL
-    return "!" if cell == math.inf else _SHADES[min(int(_place(cell, low, high) * 4), 3)]
 
 
 def _place(cell: float, low: float, high: float) -> float:
