@@ -211,9 +211,9 @@ def loss_stuck(table: Table) -> Iterator[Hit]:
     When: over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median
     Cause: a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels
     """
-    curves = [(site, *table.stat(site, "mean")) for site in _losses(table)]
-    curves = [curve for curve in curves if len(curve[1]) >= STUCK_STEPS]
-    for site, steps, value in observed(curves, f"{STUCK_STEPS} or more steps with a finite loss"):
+    curves = [(site, table.stat(site, "mean")) for site in _losses(table)]
+    curves = [(site, curve) for site, curve in curves if len(curve[0]) >= STUCK_STEPS]
+    for site, (steps, value) in observed(curves, f"{STUCK_STEPS} or more steps with a finite loss"):
         if np.ptp(value) < STUCK * abs(np.median(value)):
             text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
             yield table.hit(site, steps[0], text)
@@ -234,9 +234,10 @@ def loss_spike(table: Table) -> Iterator[Hit]:
         spread = ROBUST * float(np.median(np.abs(before - usual)))
         return usual + max(SPIKE_DEVIATIONS * spread, SPIKE_TIMES * abs(usual), 1e-6)
 
-    curves = [(site, *table.stat(site, "mean")) for site in _losses(table)]
-    observed(any(len(value) > SPIKE_HISTORY for *_, value in curves), f"more than {SPIKE_HISTORY} finite losses")
-    for site, steps, value in curves:
+    curves = [(site, table.stat(site, "mean")) for site in _losses(table)]
+    long = any(len(steps) > SPIKE_HISTORY for _, (steps, _) in curves)
+    observed(long, f"more than {SPIKE_HISTORY} steps with a finite loss")
+    for site, (steps, value) in curves:
         at = first_rise(value, limit, SPIKE_HISTORY, RECENT)
         if at is not None:
             text = f"{value[at]:.4g} at step {steps[at]}, where less than {limit(value[max(0, at - RECENT) : at]):.4g}"

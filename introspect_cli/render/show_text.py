@@ -196,7 +196,7 @@ def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
         *(Column("module", least=16), Column("class", least=10), Column("parameters", right=True), Column("output")),
         *(Column("dtype", drop_at=2), Column("std", right=True), Column("calls", right=True, drop_at=1)),
     )
-    table = Table(heads, tuple(cells for _, *cells in lines), tuple(style for style, *_ in lines))
+    table = Table(heads, tuple(tuple(cells) for _, *cells in lines), tuple(style for style, *_ in lines))
     return [table if lines else line("No module was recorded.")]
 
 
@@ -265,7 +265,8 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
         (Column("started (UTC)", drop_at=4), lambda row: f"{row.started:%Y-%m-%d %H:%M}" if row.started else ""),
         (Column("steps", right=True), lambda row: f"{row.steps:,}"),
         (Column("size", right=True, drop_at=1), lambda row: human_size(row.size)),
-        (Column("ended", least=10), lambda row: row.ended + (f": {clean(row.detail, 60)}" if row.detail else "")),
+        (Column("ended"), lambda row: row.ended),
+        (Column("why", drop_at=2), lambda row: clean(row.detail, 60)),
         (Column("ran", least=12, drop_at=3), lambda row: clean(row.script, 80)),
         (Column("perturbed"), lambda row: "" if row.perturbed is None else f"--perturb {row.perturbed}"),
     ]
