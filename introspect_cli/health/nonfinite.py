@@ -156,7 +156,7 @@ def underflow(table: Table) -> Iterator[Hit]:
         above = table.site(Phase.BACKWARD, Kind.GRAD_OUTPUT, table.fqn[site], table.call[site])
         steps, zeros = table.stat(site, "zeros")
         source = table.stat(above, "zeros")[1] if above is not None else np.zeros(0)
-        lost = np.flatnonzero((zeros > LOST) & (source < KEPT)) if len(zeros) == len(source) else ()
+        lost = np.flatnonzero((zeros > LOST) & (source < KEPT)) if len(zeros) == len(source) else np.zeros(0, np.int64)
         if len(lost) >= UNDERFLOWS:
             at = int(lost[0])
             text = f"{zeros[at]:.0%} of it is zero at step {steps[at]}, {source[at]:.0%} of the one it is from"
