@@ -92,7 +92,6 @@ Examples:
   introspect diff runA runB --values      (captured with --save-tensors)
   introspect diff runA checkpoint-40      (or two checkpoints: .pt, ...)
   introspect diff main my-branch -- train.py --epochs 1
-  introspect diff HEAD~3 . -- --record param,grad,loss train.py
 
 Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 \b
 Examples:
   introspect export runA --format parquet -o tables
-  introspect export runA --format yaml --steps 0,3 -o reports
   introspect export runA --format csv --modules 'blocks.*.attn' -o attention
   introspect export runA --format json-tree --steps 0 -o trees""",
 )
