@@ -49,7 +49,7 @@ from introspect_cli.compare.terms.evidence import Cause, Known, least
 from introspect_cli.compare.terms.findings import Reach
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.result import Role, Size
-from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.terms.sites import Columns, Mask, evaluating, kind_code, of_kinds, phase_code, selected
 from introspect_cli.compare.terms.table import DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
@@ -395,7 +395,7 @@ class Walk:
         both = self.counted[table.site] & ~table.one_sided
         equal, started = int((both & np.isin(table.state, (EQUAL, WITHIN))).sum()), int(self.counted[table.left].sum())
         recorded = int(self.counted[table.sites_a].sum()) - started
-        blind = _unseen(table.a, self.counted)
+        blind = int(_unseen(table.a, self.counted).sum())
         outcome.tally.update(equal=equal, records=started, opened=recorded, opened_blind=blind)
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
@@ -569,9 +569,10 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     # steps with equal digests are not opened to find out what run a could not see, which hardly changes: the first and
     # the last common step are counted, and the last stands for those between
     ends = [comparison.a.read(paired[place][0].step) for place in (0, -1)] if len(paired) else []
-    blind = sum(_unseen(batch, counted) * times for batch, times in zip(ends, (1, len(paired) - 1), strict=False))
+    blind = sum(int(_unseen(batch, counted).sum()) * n for batch, n in zip(ends, (1, len(paired) - 1), strict=False))
     alike = records - outcome.tally["opened"] - max(blind - outcome.tally["opened_blind"], 0)
-    outcome.tally.update(records=records, blind_both=blind, equal=alike)
+    blank = int(_is_blank(ends[-1], sites, counted)) if ends else 0
+    outcome.tally.update(records=records, blind_both=blind, blank=blank, equal=alike)
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = comparison.resumption()
     return outcome
@@ -584,8 +585,16 @@ def _measured(comparison: Comparison, paired: Paired) -> int:
     return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
 
 
-def _unseen(batch: StepBatch, counted: Mask) -> int:
-    """How many records a run could not see in a step."""
+def _unseen(batch: StepBatch, counted: Mask) -> Mask:
+    """Which records of a step a run could not see, of those that count."""
     status = np.asarray(batch.status)
     unseen = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
-    return int(((unseen | (status == int(Status.NOT_OBSERVED))) & counted[np.asarray(batch.site)]).sum())
+    return np.asarray((unseen | (status == int(Status.NOT_OBSERVED))) & counted[np.asarray(batch.site)])
+
+
+def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:
+    """Whether a step has outputs, none of which was seen, and no loss or gradient, as an evaluation by `vmap`."""
+    kinds, chosen = sites.kind[np.asarray(batch.site)], counted[np.asarray(batch.site)]
+    outputs = chosen & (kinds == kind_code(Kind.OUTPUT))
+    shows = (outputs & ~_unseen(batch, counted)) | of_kinds(kinds, (Kind.LOSS, Kind.GRAD))
+    return bool(outputs.any() and not shows.any())
