@@ -21,12 +21,10 @@ from introspect_cli.store.files.folders import (
     LOCK,
     MANIFEST,
     RANK_NAME,
-    RECORDS,
     SETTINGS,
     SHARED,
     SHARED_NAME,
     SOURCES,
-    STREAMS,
     TENSORS,
     DamageError,
     Directory,
@@ -36,12 +34,13 @@ from introspect_cli.store.files.folders import (
     reason,
 )
 from introspect_cli.store.format import documents, tensorfile
-from introspect_cli.store.format.index import step_digest
+from introspect_cli.store.format.log import step_digest
 from introspect_cli.store.format.sources import SOURCE_NAME, decode
 from introspect_cli.store.read.manifests import (
     SETTINGS_NAME,
     launch_of,
     merge_manifests,
+    rank_settings,
     read_manifest,
     read_rank_manifests,
 )
@@ -69,7 +68,7 @@ class VerifyReport:
     Attributes:
         path: the run's directory.
         state: whether it is being written, was closed properly, or ends where something stopped it.
-        ranks: ranks whose index is sound.
+        ranks: ranks whose log can be read.
         steps: sound steps, of all ranks.
         records: records in them.
         documents: sound documents: the manifest and the settings.
@@ -126,10 +125,12 @@ class _Check:
         places = [self._folder]
         manifests: dict[int, dict[str, Any]] = {}
         if launch_of(manifest) is not None:
-            launched = self._try(read_rank_manifests, self._folder, numbers, manifest.get("id"))
-            manifests, some_locked = launched or ({}, False)
-            self._documents += len(manifests)
-            locked |= some_locked
+            for reader in ranks:
+                own = self._try(read_rank_manifests, [reader], manifest.get("id")) or {}
+                manifests |= own
+                settings = self._try(rank_settings, reader, manifest.get("id")) or {}
+                sound = [name for name in settings if self._try(settings.__getitem__, name) is not None]
+                self._documents += len(own) + len(sound)
             manifest = merge_manifests(manifest, manifests)
             places = [self._folder.rank(number) for number in numbers]
         state = run_state(manifest, manifests, ranks, locked=locked)
@@ -205,7 +206,7 @@ class _Check:
         if reader is None:
             return None
         if reader.cut:
-            self._note(f"{reader.path}/{RECORDS}: {reader.cut}")
+            self._note(f"{reader.frames.path}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != manifest.get("id"):
             self._note(f"{reader.path}: it belongs to another run than the manifest")
         keys = self._try(_check_keys, reader)
@@ -218,8 +219,7 @@ class _Check:
             if rows is not None:
                 self._steps += 1
                 self._records += rows
-        for name in STREAMS:
-            self._try(reader.check_end, name)
+        self._try(reader.frames.check_chain)
         reader.close()
         return reader
 
@@ -259,7 +259,10 @@ def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None)
         digest = step_digest(keys[batch.site], batch.checksum, batch.status, reader.sites.setting[batch.site])
         if digest != reader.entry(row).digest:
             step = int(reader.entries["step"][row])
-            raise DamageError(reader.path, f"the records of step {step} do not add up to the digest in the index")
+            raise DamageError(
+                reader.frames.path,
+                f"the records of step {step} do not add up to the digest that they were written with",
+            )
     return len(batch)
 
 
