@@ -105,28 +105,27 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
-    help="List N divergences one by one [default: the first alone, and what follows from it by kind; -v, json: 12].",
+    help="List N divergences one by one [default: the first; json: 12].",
     metavar="N",
 )
-@click.option("--settings", "settings_only", is_flag=True, help="Show what differs besides numbers, and nothing else.")
+@click.option("--settings", "settings_only", is_flag=True, help="Show only what differs besides numbers.")
 @click.option("--changes", "changes_only", is_flag=True, help="List changed statements, the likeliest cause first.")
 @comparing
 @click.option(
     "--level",
     type=click.Choice(["module", "op"]),
     default="module",
-    help="op: also show the operators of the first diverging step (captured with --level op).",
+    help="op: show the operators of the first diverging step, too.",
 )
-@click.option("-o", "--output", type=click.Path(), help="With --level op: draw them into this file, .svg or .html.")
+@click.option("-o", "--output", type=click.Path(), help="Draw these operators into a file, .svg or .html.")
 @click.option("--map/--no-map", "want_map", default=False, help="Show modules by steps, shaded by distance.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
-@click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
-@click.option("--zoom", is_flag=True, help="Run both again and show which elements first differ (`introspect zoom`).")
-@click.option("--repeat", is_flag=True, help="With revisions: first run A twice, and say whether both runs agree.")
-@click.option("--fresh", is_flag=True, help="With revisions: capture again even what was captured before.")
+@click.option("--values", is_flag=True, help="Show the stored values of the first divergence.")
+@click.option("--repeat", is_flag=True, help="With revisions: run A twice first, and say whether it repeats.")
+@click.option("--fresh", is_flag=True, help="With revisions: capture again what was captured before.")
 @link_option
 @engine_option
-@click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` expects it.")
+@click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, for `git bisect run`.")
 @gathered(Shown, "shown")
 @gathered(Again, "again")
 @click.pass_context
@@ -141,34 +140,26 @@ def diff(
     again: Again,
     *,
     bisect: bool,
-    zoom: bool,
 ) -> int:
     """Find where runs A and B first diverge, and why. Of more runs, say which agree with which.
 
-    Without runs, the last two below introspect-runs/ are compared. A run is a path, @1 for the last one, @2 for the one
-    before it, or a label. With a script behind `--`, A and B may be git revisions, or `.` for the work tree as it is:
-    both are captured in a work tree beside it, with the same seed, environment and data.
+    A run is a path, a label, or @1 for the last one, @2 for the one before it; without runs, these two are compared.
+    With a script behind `--`, A and B may be git revisions, or `.` for the work tree: both are captured first.
     """
-    from introspect_cli.compare.terms.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
-    from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen
 
     if shown.values and shown.format_ != "table":
         raise UsageError("--values shows a table; `introspect show values --format json` writes the values of a run.")
     if shown.output and shown.level != "op":
         raise UsageError("-o draws operators: give --level op with it.")
-    if zoom and (shown.format_ != "table" or more):
-        raise UsageError("--zoom shows two runs as a table: name two, without --format.")
-    if zoom and any(map(is_checkpoint, filter(None, (a, b)))):
-        raise UsageError("--zoom runs two scripts again, and a checkpoint has none.")
     command = ctx.meta.get("command")
     if command and a is None:  # `--` stands before runs, as it may where a name begins with a dash
         a, b, more, command = command[0], next(iter(command[1:]), None), command[2:], None
     if command is None and any(vars(again).values()):
         raise UsageError("--repeat, --fresh and --link belong to revisions: name what to run after `--`.")
-    if command is not None and (zoom or more):
-        raise UsageError("give two revisions, without --zoom: leave the rest out.")
+    if command is not None and more:
+        raise UsageError("give two revisions: leave the rest out.")
     try:
         if command is None:
             a, b = pair_of(*(None if word is None else str(chosen(word)) for word in (a, b)))
@@ -182,11 +173,6 @@ def diff(
         if bisect:
             told.exit_code = CANNOT_TEST
         raise told from None
-    if zoom and verdict is Verdict.DIVERGED:
-        from introspect_cli.commands.reruns import show_zoom
-
-        click.echo()
-        show_zoom(Path(a), Path(b), shown.options(compared), noise=tuple(map(Path, compared.noise)))
     code = exit_code(verdict)
     return CANNOT_TEST if bisect and code == UNDECIDED else code
 

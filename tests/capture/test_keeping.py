@@ -101,7 +101,7 @@ def test_options_are_put_together():
 
     assert kept_by() == "steps(':')"
     assert kept_by(first=10) == "first(10)"
-    assert kept_by(every=5) == "steps('::5')"
+    assert kept_by(steps="::5") == "steps('::5')"
     assert kept_by(every_seconds=600, first=10, last=3) == "every_seconds(600) | first(10) | last(3)"
     assert kept_by(steps="0:9", epochs="0") == "steps(':9') & epochs('0')"
     assert kept_by(schedule=First(1) | Every(2) & Last(3)) == "first(1) | every(2) & last(3)"
