@@ -143,7 +143,7 @@ def fetched(asked, kind):
 def test_catalogues_are_read_once_and_records_of_the_steps_that_are_asked_for(runs, bucket, ask):
     with open_run(runs / "b") as run:
         length = max(entry.length for entry in run.rank(1).steps)
-    total = sum(file.stat().st_size for name in "ab" for file in (runs / name).rglob("records.arrow"))
+    total = sum(file.stat().st_size for name in "ab" for file in (runs / name).rglob("log.bin"))
     urls = [f"{bucket.url}/runs/{name}" for name in "ab"]
     with bucket.failing(lambda method, path: None) as asked:
         code, out, _ = ask("diff", *urls)

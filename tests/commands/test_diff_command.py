@@ -237,7 +237,7 @@ def test_a_site_with_an_unknown_kind_is_a_damaged_store(introspect, tmp_path, mo
 
     class Sites:
         phase, kind, fqn, call, path, module_class = ["forward"], ["telepathy"], ["Net"], [0], [""], [""]
-        key, path_of_file = [1], "a/rank0/sites.arrow"
+        key, path_of_file = [1], "a/rank0/log.bin (sites)"
 
-    with pytest.raises(StoreError, match=r"sites\.arrow is damaged"):
+    with pytest.raises(StoreError, match=r"\(sites\) is damaged"):
         columns(Sites())

@@ -209,11 +209,10 @@ class Frames:
                 return
             crc = self._begin(start, rank)
             size = source.size()
-            heads = [] if cached is None else self._take(cached, size)
-            if heads:
+            if cached is not None and self._take(cached, size, crc):
                 crc = int(self.heads["crc"][-1])
             try:
-                heads += self._scan(source, size, crc)
+                self._scan(source, size, crc)
             except DamageError as error:
                 if not damaged:
                     raise
@@ -233,25 +232,27 @@ class Frames:
             raise DamageError(self.path, f"it is the log of rank {rank_of_file}, format {number}")
         return int(crc)
 
-    def _take(self, cached: bytes, size: int) -> list[bytes]:
-        """Take the heads from the file of heads; nothing where it is not that of this log."""
+    def _take(self, cached: bytes, size: int, before: int) -> bool:
+        """Take the heads from the file of heads, if it is that of this log."""
         if len(cached) < CACHE.size:
-            return []
+            return False
         magic, crc, count = CACHE.unpack_from(cached)
         if magic != _CACHE_MAGIC or zlib.crc32(cached[CACHE.size :]) != crc or count > LIMIT_FRAMES:
-            return []
+            return False
         if len(cached) < CACHE.size + count * HEAD.size or not count:
-            return []
+            return False
         heads = np.frombuffer(cached, HEADS, count, CACHE.size)
+        if zlib.crc32(heads[0].tobytes()[:-4], before) != heads["crc"][0]:
+            return False
         small = np.where(_is_small(heads), heads["length"], 0).astype(np.int64)
         bodies = memoryview(cached)[CACHE.size + count * HEAD.size :]
         if len(bodies) != int(small.sum()) or int(_places(heads)[-1]) > size:
-            return []
+            return False
         self._set(heads)
         self._cached, self._bodies, self._offsets = count, bodies, np.concatenate([[0], np.cumsum(small)])
-        return [heads.tobytes()]
+        return True
 
-    def _scan(self, source: Source, size: int, crc: int) -> list[bytes]:
+    def _scan(self, source: Source, size: int, crc: int) -> None:
         """Go through the heads from the last one that is known."""
         at, chunk, first = int(self.at[-1]) or START.size, b"", 0
         heads: list[bytes] = []
@@ -276,7 +277,6 @@ class Frames:
                     raise DamageError(self.path, "it has more frames than a log")
         finally:
             self._set(np.concatenate([self.heads, np.frombuffer(b"".join(heads), HEADS)]))
-        return heads
 
     def _set(self, heads: NDArray[np.void]) -> None:
         kinds = heads["kind"]
@@ -286,11 +286,12 @@ class Frames:
             raise DamageError(self.path, "a frame's length is not one")
         self.heads, self.at = heads, _places(heads)
 
-    def encoded(self) -> bytes:
-        """The file of heads."""
-        small = np.flatnonzero(_is_small(self.heads)).tolist()
-        rest = self.heads.tobytes() + b"".join(map(self.body, small))
-        return CACHE.pack(_CACHE_MAGIC, zlib.crc32(rest), len(self.heads)) + rest
+    def encoded(self, count: int | None = None) -> bytes:
+        """The file of heads, of so many; all, where it is None."""
+        heads = self.heads[:count]
+        small = np.flatnonzero(_is_small(heads)).tolist()
+        rest = heads.tobytes() + b"".join(map(self.body, small))
+        return CACHE.pack(_CACHE_MAGIC, zlib.crc32(rest), len(heads)) + rest
 
     def body(self, number: int) -> bytes:
         """A frame's body, checked.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.remote.pieces import Range
 
 _STATUSES = len(Status)
-_LARGEST_HEADS = 320 << 20
+LARGEST_HEADS = 320 << 20
 _MOST_OPEN = 64
 """Logs that the ranks of a run have open at once."""
 
@@ -100,7 +100,7 @@ class RankReader(StepReader):
                 log = folder.file(LOG)
                 cached = None
                 if not damaged and HEADS in folder:
-                    cached = folder.read_file(HEADS, _LARGEST_HEADS)
+                    cached = folder.read_file(HEADS, LARGEST_HEADS)
         except FileNotFoundError:
             self.frames, self.running, self.unfinished = Frames(None, rank, path), False, 0.0
         else:
@@ -138,14 +138,19 @@ class RankReader(StepReader):
 
     def _log(self) -> Source:
         """The log, which may have been closed for that of another rank."""
-        if self.frames.source is None:
+        self._open()
+        assert self.frames.source is not None  # it is there, since it has steps
+        return self.frames.source
+
+    def _open(self) -> None:
+        """Open the log, where there is one and it was closed."""
+        if self.frames.source is None and self.frames.run_id:
             try:
                 with self._run.rank(self.rank) as folder:
                     self.frames.source = folder.file(LOG)
             except FileNotFoundError:
                 raise DamageError(self.frames.path, "it is missing") from None
             self._opened()
-        return self.frames.source
 
     def _opened(self) -> None:
         """Close the log of another rank, where too many are open; one that is being written may be replaced."""
@@ -164,7 +169,7 @@ class RankReader(StepReader):
 
     def body(self, number: int) -> bytes:
         """The body of a frame of the log."""
-        self._log()
+        self._open()
         return self.frames.body(number)
 
     # --- documents
@@ -206,21 +211,20 @@ class RankReader(StepReader):
     @cached_property
     def labels(self) -> dict[int, Labels]:
         """What the framework calls each step, by number; steps without a name of its own are left out."""
-        self._log()
+        self._open()
         path = self.frames.path
         return {step: decode_labels(data, path) for step, data in self.frames.small(LABELS) if step in self}
 
     @cached_property
     def totals(self) -> Totals:
         """What the records of each step add up to, where the writer kept that."""
-        if len(self):
-            self._log()
+        self._open()
         return decode_totals(self.frames.small(TOTALS), self.entries, self.frames.path)
 
     # --- names
 
     def _names(self, kind: bytes, schema: Schema, made: Callable[[dict[str, ColumnData], str], Names]) -> Names:
-        self._log()
+        self._open()
         return self._shared.tables.read(self._run, self.frames, kind, schema, made)
 
     @cached_property

@@ -16,6 +16,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import (
     ATTEMPT_NAME,
     CHILDREN,
+    HEADS,
     LABEL,
     LIMIT_DOCUMENT,
     LOCK,
@@ -34,7 +35,7 @@ from introspect_cli.store.files.folders import (
     reason,
 )
 from introspect_cli.store.format import documents, tensorfile
-from introspect_cli.store.format.log import step_digest
+from introspect_cli.store.format.log import CACHE, step_digest
 from introspect_cli.store.format.sources import SOURCE_NAME, decode
 from introspect_cli.store.read.manifests import (
     SETTINGS_NAME,
@@ -44,7 +45,7 @@ from introspect_cli.store.read.manifests import (
     read_manifest,
     read_rank_manifests,
 )
-from introspect_cli.store.read.rank_reader import RankReader, last_common_step
+from introspect_cli.store.read.rank_reader import LARGEST_HEADS, RankReader, last_common_step
 from introspect_cli.store.read.run import RunState, run_state
 from introspect_cli.store.remote.pack import open_store
 
@@ -220,6 +221,7 @@ class _Check:
                 self._steps += 1
                 self._records += rows
         self._try(reader.frames.check_chain)
+        self._try(_check_heads, self._folder, reader)
         reader.close()
         return reader
 
@@ -264,6 +266,15 @@ def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None)
                 f"the records of step {step} do not add up to the digest that they were written with",
             )
     return len(batch)
+
+
+def _check_heads(run: Directory, reader: RankReader) -> None:
+    """That the heads beside a log are those in it."""
+    with run.rank(reader.rank) as folder:
+        data = folder.read_file(HEADS, LARGEST_HEADS)
+    count = CACHE.unpack_from(data)[2] if len(data) >= CACHE.size else 0
+    if data != reader.frames.encoded(count):
+        raise DamageError(f"{reader.path}/{HEADS}", "it is not what the log has: remove it")
 
 
 def _check_document(run_id: object, folder: Directory, name: str) -> None:
