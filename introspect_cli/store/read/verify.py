@@ -129,9 +129,9 @@ class _Check:
             for reader in ranks:
                 own = self._try(read_rank_manifests, [reader], manifest.get("id")) or {}
                 manifests |= own
-                settings = self._try(rank_settings, reader, manifest.get("id")) or {}
-                sound = [name for name in settings if self._try(settings.__getitem__, name) is not None]
-                self._documents += len(own) + len(sound)
+                settings = self._try(rank_settings, reader, manifest.get("id"))
+                found = () if settings is None else [self._try(settings.__getitem__, name) for name in settings]
+                self._documents += len(own) + sum(document is not None for document in found)
             manifest = merge_manifests(manifest, manifests)
             places = [self._folder.rank(number) for number in numbers]
         state = run_state(manifest, manifests, ranks, locked=locked)
