@@ -47,6 +47,7 @@ from introspect_cli.compare.step.structure import Structure
 from introspect_cli.compare.steps import Paired, differing, steps_of
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.evidence import Cause, Known, least
+from introspect_cli.compare.terms.findings import Reach
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, phase_code, selected
@@ -388,13 +389,11 @@ class Walk:
             if entry_a.step not in reader:
                 continue
             entry = reader.entry(reader.row_of(entry_a.step))
-            if entry.digest == entry_a.digest and floor.seed is not None:
-                comparison.reached.agree(entry_a.step)
             if entry.digest != entry_a.digest:
                 batches = comparison.a.read(entry_a.step), reader.read(entry.step)
                 compared = floor.alignment.mask(frozenset(), ())
                 table = matched(floor.alignment, compared, (entry_a.step, entry.step), batches)
-                floor.learn(table, comparison.layouts[0], Layouts(reader.layouts), comparison.reached)
+                floor.learn(table, comparison.layouts[0], Layouts(reader.layouts))
 
     # --- counts
 
@@ -442,7 +441,7 @@ class Walk:
     def _count_unseen(self, table: Table) -> None:
         """Count records that one run or both could not see."""
         unseen = table.chosen & (table.state == NOT_SEEN)
-        lost = np.flatnonzero(unseen & np.isin(table.because, (Because.NOT_COUNTED, Because.LISTED)))
+        lost = np.flatnonzero(unseen & (table.because == Because.LISTED))
         self.outcome.tally.update(not_observed=len(lost), blind=len(lost))
         blind = np.flatnonzero(unseen & (table.because == Because.NOT_OBSERVED))
         status = np.asarray(table.a.status)[table.row_a[blind]], np.asarray(table.b.status)[table.row_b[blind]]
@@ -578,30 +577,45 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         outcome.learned = walk.learned
     paired = outcome.paired  # as far as it was walked
     seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
-    outcome.reach = comparison.reached.result(seeds, paired.steps.tolist()) if seeds else None
+    if seeds and (measured := _measured(comparison, paired)):
+        outcome.reach = Reach(tuple(seeds), measured, len(paired), outcome.learned.furthest, outcome.learned.left)
     outcome.foreign = sum(perturbed_by(manifest) is not None for _, manifest in comparison.noise) - len(seeds)
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
         records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
-    outcome.tally.update(records=records, blind_both=_blind_rows(comparison.a, paired, counted))
+    blind, blank = _blind_rows(comparison.a, paired, counted)
+    outcome.tally.update(records=records, blind_both=blind, blank=blank)
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = comparison.resumption()
     return outcome
 
 
-def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> int:
-    """How many records run a could not see, in all compared steps.
+def _measured(comparison: Comparison, paired: Paired) -> int:
+    """How many of the compared steps a perturbed run has."""
+    both = zip(comparison.noise, comparison.floors, strict=True)
+    perturbed = [reader for (reader, _), floor in both if floor.seed is not None]
+    return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
+
+
+def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> tuple[int, int]:
+    """How many records run a could not see, in all compared steps; and whether the last one shows nothing of its work.
 
     Steps with equal digests are not opened to find out, and what a run cannot see hardly changes from step to step: the
-    first and the last common step are counted, and the last stands for those between.
+    first and the last common step are counted, and the last stands for those between. A step shows nothing where it has
+    outputs, could see none of them, and has no loss and no gradient, as an evaluation by `vmap` after training.
     """
 
-    def blind(place: int) -> int:
+    def blind(place: int) -> tuple[int, int]:
         batch = reader.read(paired[place][0].step)
-        status = np.asarray(batch.status)
+        status, kinds = np.asarray(batch.status), np.asarray(reader.sites.kind)[np.asarray(batch.site)]
         partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
-        unseen = (status == int(Status.NOT_OBSERVED)) | partial
-        return int((unseen & counted[np.asarray(batch.site)]).sum())
+        unseen, chosen = (status == int(Status.NOT_OBSERVED)) | partial, counted[np.asarray(batch.site)]
+        outputs = chosen & (kinds == Kind.OUTPUT.value)
+        shows = (outputs & ~unseen) | np.isin(kinds, (Kind.LOSS.value, Kind.GRAD.value))
+        return int((unseen & chosen).sum()), int(outputs.any() and not shows.any())
 
+    if not len(paired):
+        return 0, 0
     last = len(paired) - 1
-    return blind(0) + blind(last) * last if len(paired) else 0
+    rows, blank = blind(last)
+    return blind(0)[0] + rows * last, blank

@@ -110,10 +110,7 @@ CHANGES = {
     "opt.toml: lr 0.1 -> 0.3": replaced("opt.toml", "0.1", "0.3"),
     "clip.ini: clip.norm 1.0 -> 0.01": replaced("clip.ini", "1.0", "0.01"),
     "overrides.py:1: factor = 1.0 -> factor = 2.0": replaced("overrides.py", "1.0", "2.0"),
-    "train.bin is another file (of the same size)": lambda folder: (folder / "train.bin").write_bytes(bytes(400)),
-    "train.bin is another file (400 bytes in a, 800 in b)": lambda folder: (folder / "train.bin").write_bytes(
-        bytes(800)
-    ),
+    "train.bin is another file": lambda folder: (folder / "train.bin").write_bytes(bytes(400)),
     "init.pt is another file": another_checkpoint("init.pt"),
     "head.safetensors is another file": another_checkpoint("head.safetensors"),
 }
@@ -164,7 +161,7 @@ def test_another_checkpoint_is_named_with_both_names(captured, tmp_path, introsp
     (tmp_path / "train.py").write_text(SCRIPT.replace("init.pt", "other.pt"))
     assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 0
     answer = introspect("diff", captured, "run").stdout
-    assert "init.pt was read in a, other.pt in b" in answer
+    assert "init.pt and other.pt" in answer
 
 
 def test_what_is_on_record_is_what_was_read(captured):
@@ -192,7 +189,7 @@ def test_without_sources_no_text_is_kept_and_a_file_is_another_one(tmp_path, int
     made(introspect, tmp_path, "b", "--no-sources")
     assert not (tmp_path / "a/sources").exists()
     answer = introspect("diff", "a", "b", "--settings").stdout
-    assert "config.yaml is another file (of the same size)" in answer
+    assert "config.yaml is another file" in answer
 
 
 HOSTILE = r"""
@@ -287,7 +284,7 @@ def test_hostile_files_change_nothing_for_the_script_and_hold_up_nobody(tmp_path
     assert len(found) < 12
     answer = introspect("diff", folders[1] / "run", folders[2] / "run", "--settings").stdout
     assert "laughs.yaml:1: x0: &x0 a -> x0: &x0 b" in answer
-    assert "binary.yaml is another file (of the same size)" in answer
+    assert "binary.yaml is another file" in answer
 
 
 def test_a_step_that_opens_nothing_runs_nothing_of_this(tmp_path):

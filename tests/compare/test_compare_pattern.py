@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from introspect_cli.compare.elements import difference, picture_of, rounded, smaller, tile_of, ulp_bins, ulp_words
+from introspect_cli.compare.elements import difference, picture_of, rounded, tile_of, ulp_bins, ulp_words
 
 FLOAT32 = ("float32", "float32")
 
@@ -185,22 +185,6 @@ def test_a_picture_folds_by_the_largest():
     grid = np.array([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]])
     assert picture_of(grid, grid > 0, (1, 2)).cells == ((1.0, 2.0),)
     assert [tile_of(256, 48), tile_of(256, 16), tile_of(97, 48), tile_of(5, 9)] == [8, 16, 3, 1]
-
-
-@pytest.mark.parametrize("room", [48, 16, 8, 4, 3])
-def test_no_cell_of_a_picture_goes_over_the_end_of_a_sample_or_head(room):
-    """Head 2 of 4 in each of 4 samples is told from its neighbours, or all of a sample is one cell."""
-    slices = np.zeros((4, 4, 11, 16))
-    slices[:, 2] = 1.0
-    picture = picture_of(slices, slices > 0, (room, 16))
-    said = [row[0] for row in smaller(picture, (room, 16)).cells]
-    per = len(said) // min(4, len(said))
-    head = {48: [0] * 6 + [1] * 3 + [0] * 3, 16: [0, 0, 1, 0], 8: [0, 1], 4: [1], 3: [1]}[room]
-    assert said == head * (len(said) // per)
-    again = smaller(picture_of(slices, slices > 0), (room, 16))
-    assert (again.cells, again.tile) == (picture.cells, picture.tile)
-    assert math.prod(picture.tile) * len(said) * len(picture.cells[0]) >= slices.size
-    assert picture.is_even == (room != 48)
 
 
 def test_other_shapes_and_plain_bytes_have_no_difference():

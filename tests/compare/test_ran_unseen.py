@@ -466,3 +466,43 @@ def test_a_parameter_that_became_a_plain_tensor_is_named(plain, instead, tmp_pat
     found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
     fields = {"kind": "parameter", "name": "Net.scale", "side": "a", "cls": instead}
     assert [(one["code"], one["fields"]) for one in found["findings"]] == [("exists-only", fields)]
+
+
+ENSEMBLE = """
+from torch.func import functional_call, stack_module_state, vmap
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.lin(x).tanh() * (1.01 if other and not self.training else 1)
+
+
+nets = [Net() for _ in range(3)]
+parameters, buffers = stack_module_state(nets)
+skeleton = nets[0]
+
+
+def run(x):
+    return vmap(lambda p, b: functional_call(skeleton, (p, b), (x,)))(parameters, buffers)
+
+
+optimizer = torch.optim.SGD(parameters.values(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    run(data).square().mean().backward()
+    optimizer.step()
+evaluate(skeleton, run)
+"""
+
+
+def test_an_evaluation_of_which_no_output_could_be_observed_is_not_the_same(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(BEGIN + ENSEMBLE)
+    for name in ("a", "other"):
+        introspect("capture", "-q", "--eval", "-o", name, "train.py", name)
+    answer = introspect("diff", "a", "other", "--format", "json")
+    assert (answer.returncode, json.loads(answer.stdout)["verdict"]) == (2, "undecided")
+    assert introspect("diff", "a", "other", "--steps", ":4").returncode == 0

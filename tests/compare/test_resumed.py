@@ -221,7 +221,7 @@ def test_values_say_what_was_lost(runs, tmp_path):
     result = compared(*resume(runs, tmp_path, "optimizer+rng"))
     found = {part.part: part for part in result.resumed.parts}
     assert found[OPTIMIZER].text == "step 7 -> 1"
-    assert found[RATES].text == "lr 0.035 -> 0.05 in the first step alone"
+    assert found[RATES].text == "lr 0.035 -> 0.05"
     assert found["parameters"].state is Restored.YES
     assert found["scaler"].state is Restored.UNSEEN
     assert result.origins[0].divergence.site.fqn == "torch"

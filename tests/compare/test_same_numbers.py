@@ -228,7 +228,7 @@ def test_what_changed_a_number_is_named_though_structure_differs_before_it(run, 
 def test_json_tells_structure(diff):
     (change,) = json.loads(to_json(diff_document(diff("plain", "renamed"))))["structure"]
     assert (change["change"], change["a"], change["b"]) == ("renamed", "Net.blocks.*.body", "Net.blocks.*.mlp")
-    assert "are equal in steps 0, 1 and 2" in change["evidence"]
+    assert change["evidence"].endswith("are equal")
 
 
 def test_the_command_line_takes_both_options(run, introspect):

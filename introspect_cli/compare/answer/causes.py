@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Nearness, statement_words
+from introspect_cli.compare.changes.clues import Nearness
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.documents import ARGUMENT
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
 from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import Candidate, SettingChange
-from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) ->
 def with_code(
     settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
 ) -> tuple[SettingChange, ...]:
-    """Settings that differ, a changed file by the statement of it that is most likely the cause.
+    """Settings that differ, each changed file as near to the place as the statement of it that is the nearest.
 
     One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
 
@@ -54,23 +55,25 @@ def with_code(
     only = len({(one.change.file, one.change.scope) for one in code.likely}) == 1
     only &= not any(change.explains for change in settings if change.source not in MADE_BY_CODE)
     best = {one.change.file: one for one in reversed(code.ranked)}
-    files = dict.fromkeys(one.change.file for one in code.ranked)
-    place = {file: number for number, file in enumerate(files)}  # of two files that weigh the same, the nearer one
-    weighed = []
-    for change in settings:
+    places = [one.change.file for one in code.ranked]  # of two files that weigh the same, the nearer one
+
+    def weighed(change: SettingChange) -> SettingChange:
         nearest = best.get(change.name) if change.source == "sources" else None
         if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):
-            alone = "comments" if change.name in code.in_comments else "the names of variables"
-            change = replace(change, b=f"changed, in {alone} alone", explains=False, weight=_IN_COMMENTS)  # noqa: PLW2901
-        elif nearest is not None and change.explains and not nearest.likely:
-            change = replace(change, explains=False, weight=min(change.weight, _UNLIKELY))  # noqa: PLW2901
-        elif nearest is not None and change.explains:
-            where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
-            weight = change.weight if rounding else max(_NEAR[nearest.nearness], _NEAR[Nearness.BUILDS] * only)
-            other = change.a if nearest.change.unit == "file" else ""  # of a file that moved, too
-            change = replace(change, a=other, b=where, weight=weight)  # noqa: PLW2901
-        weighed.append((place.get(change.name, 0), change))
-    return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))
+            return replace(change, explains=False, weight=_IN_COMMENTS)
+        if nearest is None or not change.explains:
+            return change
+        if not nearest.likely:
+            return replace(change, explains=False, weight=min(change.weight, _UNLIKELY))
+        near = max(_NEAR[nearest.nearness], _NEAR[Nearness.BUILDS] * only)
+        return change if rounding else replace(change, weight=near)
+
+    return tuple(
+        sorted(
+            map(weighed, settings),
+            key=lambda one: (-one.weight, places.index(one.name) if one.name in places else 0),
+        )
+    )
 
 
 _NO_CAUSE = frozenset({"git", "sources", "nested"})
@@ -99,7 +102,7 @@ def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[Sett
     for change in settings:
         file = change.source == "sources" and code is not None and (code.unread or not code.ranked)
         if change.explains and (change.source not in _NO_CAUSE or file):
-            tells = None not in (change.a, change.b) and change.a != ""
+            tells = None not in (change.a, change.b) and not file
             merged.setdefault((change.a, change.b) if tells else (change.source, change.name), []).append(change)
     for key in [key for key, members in merged.items() if members[0].source == "command"]:
         flag = merged[key][0]
@@ -135,21 +138,30 @@ def likely_words(
     return words
 
 
-_AROUND, _WIDE = 12, 56
-"""Characters that are shown of a statement before what changed, and of all of it."""
+_SHOWN, _AROUND, _WORDS = 60, 12, 400
+"""Characters that are shown of a statement, of these around what changed, and words of it that are compared."""
 
 
 def candidate_words(one: Candidate) -> str:
     """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`."""
     if one.kind == "statement":
-        texts = [" ".join((text or "").split()) for text in (one.a, one.b)]
-        start = max(begin_alike(*texts) - _AROUND, 0) if max(map(len, texts)) > _WIDE else 0
-        a, b = (_part(text, start) for text in texts)
+        a, b = (text or "(nothing)" for text in _both_in_brief(one.a or "", one.b or ""))
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
 
 
-def _part(text: str, start: int) -> str:
-    """A statement from a place on, as far as there is room; that there is none."""
-    text = f"...{text[start:]}" if start else text or "(nothing)"
-    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."
+def _both_in_brief(*texts: str) -> list[str]:
+    """Two versions of a statement, a line each; of long ones without what is equal and not beside what changed."""
+    whole = [" ".join(text.split()) for text in texts]
+    if max(map(len, whole)) <= _SHOWN:
+        return whole
+    a, b = (re.findall(r"\w+|\W", text)[:_WORDS] for text in whole)
+    shown, blocks = ["", ""], SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    for number, (tag, begin, end, begin_b, end_b) in enumerate(blocks):
+        pieces = "".join(a[begin:end]), "".join(b[begin_b:end_b])
+        before, after = _AROUND * (number > 0), _AROUND * (number < len(blocks) - 1)
+        if tag == "equal" and len(pieces[0]) > before + after + 3:
+            pieces = (f"{pieces[0][:before]}...{pieces[0][len(pieces[0]) - after :]}",) * 2
+        shown = [text + piece for text, piece in zip(shown, pieces, strict=True)]
+    room = 2 * _SHOWN if all(whole) else _SHOWN
+    return [text if len(text) <= room else f"{text[: room - 3]}..." for text in shown]

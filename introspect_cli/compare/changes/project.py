@@ -16,8 +16,7 @@ from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from introspect_cli.compare.changes.alignment import DEFINITIONS, FUNCTIONS, tree_of
-from introspect_cli.compare.changes.statements import Change, Side, changed_file
+from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS, Change, Side, changed_file, tree_of
 from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences
 
 if TYPE_CHECKING:
@@ -350,7 +349,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterat
         found = [
             one
             for one in differences(*sides, (a.heads[other], b.heads[place]))
-            if not _as_often(one, a.calls[other], b.calls[place])
+            if not (_as_often(one, a.calls[other], b.calls[place]) or _adds_parameter(one))
         ]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
@@ -364,6 +363,11 @@ def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterat
                 for effect in version.effects[place]:
                     if effect.key not in common:
                         yield Difference(effect, None) if version is a else Difference(None, effect)
+
+
+def _adds_parameter(one: Difference) -> bool:
+    """Whether one version alone has a parameter with a default: what the body makes of it differs by itself."""
+    return "default" in {part.kind for part in (one.a, one.b) if part is not None} and None in (one.a, one.b)
 
 
 def _as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:

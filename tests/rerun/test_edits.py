@@ -1,0 +1,176 @@
+"""What changed between two versions of a file, and the file with some of the changes."""
+
+from __future__ import annotations
+
+import ast
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from introspect_cli.rerun.changes.edits import edits_of, with_edits
+
+ROOT = Path(__file__).parents[2]
+
+NET = '''
+import torch
+
+class Net(torch.nn.Module):
+    """A net."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first = torch.nn.Linear(width, width)
+        self.second = torch.nn.Linear(width, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.training:
+            x = torch.dropout(x, 0.1, True)
+        x = torch.relu(x)
+        return self.second(x)
+
+def train(net):
+    for step in range(3):
+        net(torch.ones(2, 4)).sum().backward()
+'''
+
+
+def changes(one, two):
+    return edits_of("net.py", one, two)
+
+
+def places(one, two):
+    return [(change.place, change.scope, change.unit) for change in changes(one, two)]
+
+
+@pytest.mark.parametrize(
+    ("after", "wanted"),
+    [
+        (NET.replace("relu(x)", "tanh(x)"), [("net.py:16", "Net.forward", "statement")]),
+        (
+            NET.replace("x, 0.1,", "x, 0.2,").replace("range(3)", "range(4)"),
+            [("net.py:15", "Net.forward", "statement"), ("net.py:20", "train", "statement")],
+        ),
+        (NET.replace("        x = torch.relu(x)\n", ""), [("net.py:16", "Net.forward", "statement")]),
+        (NET.replace('"""A net."""', '"""Another."""').replace("x = torch.relu", "# why\n        x = torch.relu"), []),
+        (NET.replace("width, 1", "width, 2").replace("x, 1", "x, 2"), [("net.py:10", "Net.__init__", "statement")]),
+        (NET + "def more():\n    pass\n", [("net.py:22", "more", "statement")]),
+    ],
+)
+def test_what_changed_is_a_change_each_with_its_place(after, wanted):
+    assert places(NET, after) == wanted
+
+
+def test_edited_lines_one_after_the_other_are_a_change_each():
+    before, after = "lr = 0.1\nwidth = 3\ndepth = 2\n", "lr = 0.2\nwidth = 4\ndepth = 2\n"
+    assert [(one.a.text, one.b.text) for one in changes(before, after)] == [
+        ("lr = 0.1", "lr = 0.2"),
+        ("width = 3", "width = 4"),
+    ]
+
+
+@pytest.mark.parametrize("texts", [("x = (", "x = 1\n"), ("x = 1\n", "\0"), (None, "x = 1\n"), ("x = 1\n", None)])
+def test_what_does_not_parse_or_is_in_one_version_alone_is_one_change_of_the_whole_file(texts):
+    (change,) = changes(*texts)
+    assert (change.unit, change.place) == ("file", "net.py")
+    assert with_edits([change], *texts) == texts[1]
+    assert with_edits([], *texts) == texts[0]
+
+
+def shape(text):
+    """The syntax of a text without docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if documented and ast.get_docstring(node, clean=False) is not None:
+            node.body.pop(0)
+    return ast.dump(tree)
+
+
+def check(one, two, seed=0):
+    """None of the changes leave a, all lead to b, and with some of them the others are what is left."""
+    found = edits_of("f.py", one, two)
+    assert with_edits([], one, two) == one
+    assert shape(with_edits(found, one, two)) == shape(two) or not found
+    some = random.Random(seed).sample(found, len(found) // 2)
+    try:
+        between = with_edits(some, one, two)
+    except ValueError:  # what does not run answers nothing
+        return
+    assert shape(with_edits(edits_of("f.py", between, two), between, two)) == shape(two)
+
+
+def versions():
+    """Pairs of texts of one file that follow one another in the history of this repository."""
+    names = ["introspect_cli/compare/diff.py", "introspect_cli/capture/session.py", "introspect_cli/cli.py"]
+    for name in names:
+        log = subprocess.run(
+            ["git", "-C", ROOT, "log", "--format=%H", "-5", "--", name], capture_output=True, text=True, check=False
+        )
+        texts = [
+            subprocess.run(
+                ["git", "-C", ROOT, "show", f"{commit}:{name}"], capture_output=True, text=True, check=False
+            ).stdout
+            for commit in log.stdout.split()
+        ]
+        yield from zip(texts[1:], texts, strict=False)
+
+
+def test_every_pair_of_versions_in_a_history_can_be_made_of_its_changes():
+    pairs = list(versions())
+    if not pairs:
+        pytest.skip("no history here")
+    for seed, (one, two) in enumerate(pairs):
+        check(*((one, two) if seed % 2 else (two, one)), seed)
+
+
+BLOCK = st.recursive(
+    st.sampled_from(["a = 1", "b = 2", "f(a)", "a = f(b)", "x = '''1\n 2'''", "b += a; a = b", "import os"]).map(
+        lambda line: [line]
+    ),
+    lambda inner: st.builds(
+        lambda head, bodies: head(bodies),
+        st.sampled_from(
+            [
+                lambda bodies: ["if a:", *tab(bodies)],
+                lambda bodies: ["if b: a = 3"],
+                lambda bodies: ["if a:", *tab(bodies[:1]), "else:", *tab(bodies[1:] or bodies)],
+                lambda bodies: ["if a:", *tab(bodies[:1]), "elif b:", *tab(bodies[1:] or bodies)],
+                lambda bodies: ["for i in a:", *tab(bodies)],
+                lambda bodies: ["try:", *tab(bodies[:1]), "except ValueError:", *tab(bodies[1:] or bodies)],
+                lambda bodies: ["@f", "def f(a):", "    'text'", *tab(bodies)],
+                lambda bodies: ["def g(a):", *tab(bodies)],
+                lambda bodies: ["def g(a, b):", "    'text'"],
+                lambda bodies: ["class C:", *tab(bodies)],
+            ]
+        ),
+        st.lists(inner, min_size=1, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+def tab(bodies):
+    return [
+        "\n".join("    " + part for part in line.split("\n")) if "'''" not in line else "    x = 3"
+        for body in bodies
+        for line in body
+    ]
+
+
+PROGRAM = st.lists(BLOCK, max_size=6).map(lambda blocks: "\n".join(line for block in blocks for line in block) + "\n")
+
+
+@settings(deadline=None)
+@example(
+    "a = 1\n@f\ndef f(a):\n    b = 2\n    a = 1\n",
+    "@f\ndef f(a):\n    b = 2\n    a = 1\na = 1\n@f\ndef f(a):\n    b = 2\n",
+    0,
+)
+@given(PROGRAM, PROGRAM, st.integers())
+def test_any_program_can_be_made_of_any_other_by_the_changes_between_them(one, two, seed):
+    check(one, two, seed)
