@@ -23,7 +23,7 @@ from introspect_cli.store.files.folders import (
     Folder,
     is_locked,
 )
-from introspect_cli.store.format.log import CACHE, HEAD, STEP, Frames
+from introspect_cli.store.format.log import CACHE, HEAD, START, STEP, Frames
 from introspect_cli.store.remote.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError
 from introspect_cli.store.remote.pack import files_of
 from introspect_cli.store.remote.remote_folder import catalogues
@@ -177,6 +177,7 @@ class Share:
             if not frames.run_id:
                 return 0
             inline[name], lengths[log] = frames.encoded(), int(frames.at[-1])
+            inline[log] = file.read(0, START.size)
         heads = frames.heads.tobytes()
         if not heads.startswith(self._heads.get(name, b"")):  # it was written anew, without some steps
             self._extents.pop(log, None)
@@ -192,7 +193,7 @@ class Share:
         every = (*look.lengths, *whole)
         for name in sorted(every, key=lambda name: (name in look.lengths) + 2 * name.endswith(_TENSOR)):
             end = look.lengths[name] if name in look.lengths else self._whole(name)
-            for at in range(self._sent(name), end, PIECE):
+            for at in range(len(look.inline.get(name, b"")) + self._sent(name), end, PIECE):
                 yield Stretch(name, at, min(at + PIECE, end))
 
     def _sent(self, name: str) -> int:
