@@ -19,7 +19,7 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import RULES, check
-from introspect_cli.health.peers import Peers
+from introspect_cli.health.equal import peers_of
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
@@ -34,14 +34,14 @@ ALONE = ("hand-none", "hand-batchnorm", "hand-uneven")
 FLAGS = ("hand", "ddp", "fsdp2", "tp")
 TF32 = "'high' on rank 1 and 'highest' on rank 0"
 WENT_IN = "its optimizer takes what went into all_reduce sum of float32 [16, 16] at faults.py:"
-ORDER = "came out of collective 0 of ranks 0,1 on rank 0 and out of collective 1 on rank 1"
+ORDER = "came out of collective 0 of ranks 0,1 on one rank and out of collective 1 on another"
 HALF = "cover 1/2 of it: ranks 0, 1 hold the same part"
 CUT = (("tp", "GPT"), ("fsdp2", "Net"))
 EACH = "rank 0 alone and over rank 1 alone"
 FOUND = [
     # case, rule, step, rank, site, what the evidence says
     ("hand-unreduced", "reduction", 0, 1, "grad Net.head.bias", "it was not reduced, or not over these ranks"),
-    ("ddp-unreduced", "reduction", 0, 1, "grad Net.head.bias", "differs from rank 0's (relative L2"),
+    ("ddp-unreduced", "reduction", 0, 1, "grad Net.head.bias", "compared with rank 0 (relative L2"),
     ("hand-alone", "reduction", 0, 1, "grad Net.extra.bias", "its gradient was not reduced on rank 1"),
     ("fsdp2-unreduced", "reduction", 0, 1, "grad Net.head.bias", "it was not reduced"),
     ("hand-group", "reduction", 0, 1, "grad Net.head.weight", "it was not reduced, or not over these ranks"),
@@ -58,7 +58,7 @@ FOUND = [
         0,
         1,
         "grad Net.extra.weight",
-        "(0.5 x) when the optimizer takes it: it is a multiple",
+        "(0.5 x): it is a multiple",
     ),
     ("sp-norm", "reduction", 0, 1, "grad Net.between.weight", "it was not reduced"),
     ("ddp-expert", "copies-differ", 0, 1, "param Experts.expert.weight", "gradients were averaged over them"),
@@ -72,7 +72,7 @@ FOUND = [
         1,
         1,
         "param Net.head.weight",
-        "from step 1 on rank 1's parameter Net.head.weight differs",
+        "from step 1 on the parameter Net.head.weight differs on rank 1",
     ),
     ("hand-expert", "copies-differ", 0, 1, "param Experts.expert.weight", "gradients were averaged over them"),
     ("ddp-sum", "summed-gradients", 0, 0, "grad Net.tok.weight", "gave, not their mean: right only where"),
@@ -94,7 +94,7 @@ FOUND = [
         0,
         1,
         "grad Net.head.bias",
-        "; 4 other gradients are multiples there, as cl",
+        "; 4 other gradients differ by a factor, as cl",
     ),
     ("hand-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
     ("ddp-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
@@ -122,7 +122,7 @@ FOUND = [
     ("ddp-mode", "rank-settings", 1, 1, "Net.between.training", "is False on rank 1 and True on rank 0"),
     ("ddp-join", "uneven-batches", 1, 1, "rank 1", "1 step before the others: every step has its loss, so its"),
     ("fsdp2-twice", "rank-steps", 2, 0, "rank 0", "rank 1 stepped its optimizer once more, without a forward pass"),
-    ("tp-sampler", "peers-differ", 0, 1, "input GPT.tok", "their tables are parts of one whole: their batches differ"),
+    ("tp-sampler", "peers-differ", 0, 1, "input GPT.tok", "tables are parts of one whole: their batches differ"),
     ("tp-sampler", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had diverged before it"),
     ("gpipe-untied", "tied-weights", 0, 1, "param GPT.head.weight", "begin equal, as tied weights do, and differ"),
     ("1f1b-untied", "tied-weights", 0, 1, "param GPT.head.weight", "their gradients were not added up"),
@@ -181,7 +181,13 @@ FOUR = [
         "grad Net.head.weight",
         "it is one gradient on ranks 0, 1 and another on ranks 2, 3",
     ),
-    ("hand-unreduced", "reduction", 1, "grad Net.head.bias", "of ranks 1, 2, 3 differs from rank 0's (relative L2"),
+    (
+        "hand-unreduced",
+        "reduction",
+        1,
+        "grad Net.head.bias",
+        "ranks 1, 2, 3, compared with rank 0 (relative L2",
+    ),
     ("fsdp2-mesh", "shards", 0, "param Net.tok.weight", THREE_QUARTERS),
     ("fsdp2tp-dropout", "rank-outputs", 1, "output GPT.blocks.1.norm.1", "on rank 1 differs from that on rank 0"),
     ("fsdp2tp-dropout", "reduction", 1, "grad GPT.blocks.0.down.bias", "the ranks had diverged before it"),
@@ -310,8 +316,8 @@ def test_a_rank_that_did_not_reduce_is_reported_in_one_sentence(runs):
         (said,) = [finding.evidence for finding in check(run).findings]
     far = r"\(relative L2 \d\.\de-0\d\)"
     assert re.match(
-        rf"from step 0 on rank 1's parameter Net\.extra\.bias differs from rank 0's {far}: its gradient was not "
-        r"reduced on rank 1 \(3 steps looked at\)$",
+        rf"from step 0 on the gradient of Net\.extra\.bias that the optimizer takes differs on rank 1, compared with "
+        rf"rank 0 {far}: its gradient was not reduced on rank 1 \(3 steps looked at\)$",
         said,
     )
 
@@ -362,7 +368,7 @@ def test_parameters_that_differ_by_less_than_a_factor_shows_are_reported_by_thei
     with open_run(runs / "2" / "ddp-unreduced-clipped") as run:
         said = " ".join(finding.evidence for finding in check(run).findings)
     assert "(1 x)" not in said
-    assert "differs from rank 0's (relative L2" in said
+    assert "compared with rank 0 (relative L2" in said
 
 
 def test_a_setting_that_one_rank_alone_has_is_noted(runs):
@@ -387,7 +393,7 @@ def test_a_setting_that_one_rank_alone_has_is_noted(runs):
 )
 def test_peers_are_given_the_same_samples(sharing, peers):
     numbers = range(2 if sharing == [{0, 1}] else 4)
-    assert Peers(SimpleNamespace(numbers=numbers, groups=[frozenset(group) for group in sharing])).groups == peers
+    assert peers_of(numbers, [frozenset(group) for group in sharing]) == peers
 
 
 def test_packages_and_sources_that_differ_between_ranks_are_named():

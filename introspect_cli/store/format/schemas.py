@@ -32,7 +32,7 @@ LIMIT_BATCH = 128 << 20
 """Bytes of one step's batch: a million records."""
 
 LIMIT_NAMES = 64 << 20
-"""Bytes of a stream of sites, layouts or modules: half a million sites, and little memory when read."""
+"""Bytes of a table of sites, layouts or modules: half a million sites, and little memory when read."""
 
 LIMIT_TEXT = 4096
 """Characters of a record's text."""
