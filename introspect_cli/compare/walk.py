@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.findings import Part, Resumption
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.format.index import StepEntry
+    from introspect_cli.store.format.log import StepEntry
 
 _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 
