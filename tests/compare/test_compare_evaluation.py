@@ -153,7 +153,7 @@ def test_one_validation_more_is_not_blamed_for_a_loss_that_differs_later(runs):
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [({"tail": True}, "Net runs 4 times in a step of b"), ({"also": (0,)}, "only b evaluates in step 1")],
+    [({"tail": True}, "Net runs more often in b"), ({"also": (0,)}, "only b evaluates in step 1")],
     ids=["tail", "more often"],
 )
 def test_one_validation_more_is_the_same(runs, fault, said):
