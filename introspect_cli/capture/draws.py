@@ -83,11 +83,11 @@ class Draws:
             site = self._recorder.site(Site(phase, Kind.RNG, fqn, call, name + DRAWN_BEFORE * before))
             if name in self._untouched:
                 self._untouched.discard(name)
-                self._recorder.value(site, UNTOUCHED)
+                self._recorder.emit(site, UNTOUCHED)
                 continue
             with unobserved():
                 words = torch.frombuffer(bytearray(state.to_bytes(8, "little")), dtype=torch.uint8)
-                self._recorder.tensor(site, words)
+                self._recorder.emit(site, words)
 
     def stop(self) -> None:
         """Look no more."""

@@ -295,7 +295,7 @@ def recording(monkeypatch):
 
 def record(recorder, value):
     site = recorder.site(Site(Phase.FORWARD, Kind.OUTPUT, "Net", 0, ""))
-    recorder.tensor(site, torch.full((5,), float(value)))
+    recorder.emit(site, torch.full((5,), float(value)))
 
 
 def test_a_step_is_written_when_the_next_has_ended(recording):
@@ -411,7 +411,7 @@ def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
     monkeypatch.setattr(summarizer._plain, "add", plain)
     recorder = Recorder(summarizer, rank, None, Keeping(CaptureOptions(steps=Schedule.parse("0:99")), rank, None))
     sites = [recorder.site(Site(Phase.FORWARD, Kind.INPUT, "Net", 0, f"[{n}]")) for n in range(3)]
-    recorder.nested(sites, [torch.ones(4), torch.ones(5), torch.ones(4)])
+    recorder.emit_many(sites, [torch.ones(4), torch.ones(5), torch.ones(4)])
     assert [launch.variant.many for launch in launcher.launched] == [True]
     summarizer.close()
 

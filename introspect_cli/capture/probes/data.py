@@ -162,10 +162,10 @@ class DataProbe(GuardedProbe):
             leaves = flatten(batch)
         except Exception as error:  # looking into an object of the script's runs code of the script's
             site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, ""), info)
-            self._recorder.missing(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
+            self._recorder.gap(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
             return
         sites = [self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info) for path, _ in leaves]
-        self._recorder.nested(sites, [_shown(leaf) for _, leaf in leaves])
+        self._recorder.emit_many(sites, [_shown(leaf) for _, leaf in leaves])
 
 
 def _shown(leaf: object) -> object:

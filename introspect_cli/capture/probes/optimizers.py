@@ -59,7 +59,7 @@ class OptimizerProbe(GuardedProbe):
         self._state_seen: set[tuple[str, int]] = set()
         self._records = OptimizerRecords(context)
         self._hyperparameters = Hyperparameters(context.recorder)
-        self.settings = OptimizerSettings()
+        self.settings = OptimizerSettings(context.facts)
         self._stepped = 0
         self._closures = 0
         self._aside = 0
@@ -192,7 +192,7 @@ class OptimizerProbe(GuardedProbe):
         scale = private_api.scale_of(scaler)
         if scale is not None and self._recorder.wanted:
             place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
-            self._recorder.tensor(self._recorder.site(place, SiteInfo(type(scaler).__name__)), scale)
+            self._recorder.emit(self._recorder.site(place, SiteInfo(type(scaler).__name__)), scale)
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""

@@ -61,16 +61,16 @@ class RngProbe(GuardedProbe):
                 continue
             if state.state == self._began.get(name):
                 draws.leave_untouched(name)
-                self._recorder.value(self._site(name), UNTOUCHED)
+                self._recorder.emit(self._site(name), UNTOUCHED)
             else:
-                self._recorder.tensor(self._site(name), state.tensor)
-        self._recorder.tensor(self._site("torch"), self._state_of_torch())
+                self._recorder.emit(self._site(name), state.tensor)
+        self._recorder.emit(self._site("torch"), self._state_of_torch())
         for device, generator in devices:
-            self._recorder.tensor(self._site(device), generator.get_state())
+            self._recorder.emit(self._site(device), generator.get_state())
         if self._made is None:  # what the script makes later is not looked for: that would take long in each step
             self._made = script_generators()
         for name, generator in self._made.items():
-            self._recorder.value(self._site(name), state_word(generator))
+            self._recorder.emit(self._site(name), state_word(generator))
 
     def _state(self, name: str, owner: object, ask: Callable[[], bytes | None]) -> _Recorded | None:
         """A generator's state, as bytes: asked for only where it is another than the last time, as that takes long."""
