@@ -19,7 +19,7 @@ from introspect_cli.tensors.unusual import UnusualTensors
 
 OPERATORS = {"level": "op", "vjp": ("Model.last:Model.body",)}
 INSIDE = {"compile": "keep"}
-WORLDS = {"default": (train, {}, 16), "on request": (train, OPERATORS, 5), "compiled": (train_compiled, INSIDE, 5)}
+WORLDS = {"default": (train, {}, 16), "on request": (train, OPERATORS, 4), "compiled": (train_compiled, INSIDE, 5)}
 """A training, options of the capture, and into how many parts the functions that run are divided."""
 PARTS = [(name, part) for name, (_, _, parts) in WORLDS.items() for part in range(parts)]
 

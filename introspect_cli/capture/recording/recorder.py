@@ -8,6 +8,7 @@ summariser's slots together when threads meet.
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -145,11 +146,16 @@ class Recorder:
         return slot
 
     def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
-        """Record many values in their order, each at its site; tensors alone are summarised together."""
+        """Record many values in their order, each at its site; tensors in a row are summarised together."""
         with self._lock:
             if not all(issubclass(kind, _SUMMARISED) for kind in set(map(type, values))):
-                for site, value in zip(sites, values, strict=True):
-                    self.emit(site, value)
+                for together, group in groupby(zip(sites, values, strict=True), _is_tensor):
+                    pairs = list(group)
+                    if together and len(pairs) > 1:
+                        self.emit_many(*zip(*pairs, strict=True))
+                    else:
+                        for pair in pairs:
+                            self.emit(*pair)
                 return
             done = self._all_at_once(sites, values)
             if done is not True:
@@ -247,3 +253,7 @@ class Recorder:
     def stop(self) -> None:
         """Take no more records (in a forked child, or when the session ends)."""
         self.alive = self.wanted = self._backlog.open = False
+
+
+def _is_tensor(pair: tuple[int, object]) -> bool:
+    return issubclass(type(pair[1]), _SUMMARISED)
