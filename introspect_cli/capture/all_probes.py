@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.options.capture_options import CaptureOptions
-    from introspect_cli.capture.probes.base import Probe
+    from introspect_cli.capture.probes.base import GuardedProbe
     from introspect_cli.capture.recording.black_box import BlackBox
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.write.run_writer import StoreWriter
 
 
-STANDALONE: tuple[Callable[[Context], Probe], ...] = (
+STANDALONE: tuple[Callable[[Context], GuardedProbe], ...] = (
     LossProbe,
     ProductProbe,
     ScriptCallsProbe,
@@ -107,7 +107,7 @@ class Probes:
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
         self.beginning = BeginningProbe(self.context, modules)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
-        self._probes: list[Probe] = [
+        self._probes: list[GuardedProbe] = [
             self.children,
             self.beginning,  # before random states: it looks at the generators first when a step begins
             SeedingProbe(self.context, self.beginning),

@@ -121,13 +121,9 @@ class GradientProbe(GuardedProbe):
             with self._guarded:
                 self._recorder.emit_at(sites, gradient)
 
-    def record_elsewhere(self, tensor: torch.Tensor, sites: list[int]) -> None:
-        """Watch a tensor no longer: whoever holds the list records the gradient at the sites that come into it."""
-        self._elsewhere.set(tensor, sites)
-
-    def leave_out(self, tensor: torch.Tensor, reason: str) -> None:
-        """Watch a tensor no longer: its whole gradient cannot be seen."""
-        self._elsewhere.set(tensor, reason)
+    def leave(self, tensor: torch.Tensor, how: list[int] | str) -> None:
+        """Watch a tensor no longer: whoever holds a list records at the sites that come into it; or why nobody can."""
+        self._elsewhere.set(tensor, how)
 
     def on_tick(self) -> None:
         """Let go of the step's tensors; graphs that are still alive keep their hooks."""

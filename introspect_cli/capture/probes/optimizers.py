@@ -71,12 +71,10 @@ class OptimizerProbe(GuardedProbe):
         """Register the step hooks; hear of optimizers as they are built, and of steps that a scaler skips."""
         before, after = register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)
         self._patches.hold(before, after)
-        self._patches.watch(Optimizer, "__init__", self._guarded, self._building)
+        built = self._context.clock.built
+        self._patches.watch(Optimizer, "__init__", self._guarded, lambda args, _: lambda _: built(args[0]))
         self._patches.watch(torch.amp.GradScaler, "step", self._guarded, self._scaling)
         super().install()
-
-    def _building(self, args: tuple[Any, ...], _: object) -> Callable[[None], None]:
-        return lambda _: self._context.clock.built(args[0])
 
     def _scaling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
         """A gradient scaler is about to step an optimizer, unless it has found infinities."""

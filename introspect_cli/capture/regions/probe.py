@@ -221,6 +221,6 @@ class TapProbe(GuardedProbe):
                 if text:
                     outside: list[int] = []
                     self._open.setdefault(text, []).append(outside)
-                    self._gradients.record_elsewhere(results[place], outside)
+                    self._gradients.leave(results[place], outside)
                 else:
-                    self._gradients.leave_out(results[place], _SHARE)
+                    self._gradients.leave(results[place], _SHARE)
