@@ -15,7 +15,7 @@ from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.result import DiffResult, SettingChange, Verdict
 from introspect_cli.render.blocks import Block, Fold, Line, line, rest_of
 from introspect_cli.render.divergence_text import changes_blocks
-from introspect_cli.render.plain import divergence_document, plain
+from introspect_cli.render.plain import plain
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _origins_document(result: DiffResult) -> list[dict[str, Any]] | None:
         {
             "sentence": origin.sentence,
             "part": origin.part or None,
-            "divergence": divergence_document(origin.divergence) if origin.divergence else None,
+            "divergence": plain(origin.divergence),
         }
         for origin in result.origins
     ]

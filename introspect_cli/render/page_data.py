@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.health.history import Curve, Depth, Packed
     from introspect_cli.inspect.data_flow import Graph
+    from introspect_cli.inspect.overview import Overview
     from introspect_cli.records import Record
 
 MOST_CELLS = 1_000_000
@@ -45,8 +46,7 @@ class Page:
     """What a page is made of.
 
     Attributes:
-        paths: the runs, a first.
-        facts: of each of them, what ran: names and values.
+        runs: the runs, a first.
         result: the comparison, where there are two.
         checks: what `check` found in each.
         curves: losses, gradient norm and learning rates of each.
@@ -59,8 +59,7 @@ class Page:
         graph: how values went from operator to operator in that step, pruned; None where there is nothing to draw.
     """
 
-    paths: tuple[str, ...]
-    facts: tuple[tuple[tuple[str, str], ...], ...]
+    runs: tuple[Overview, ...]
     result: DiffResult | None
     checks: tuple[CheckResult, ...]
     curves: tuple[tuple[Curve, ...], ...]
