@@ -215,7 +215,8 @@ def change_lines(one: Ranked) -> Iterator[Line]:
     """Both sides of a change, with the line above."""
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope and change.unit != "value" else ""
-    moved = f"  (moved from line {change.a.first})" if change.unit == "moved" and change.a is not None else ""
+    sides = change.a is not None and change.b is not None and change.a.first != change.b.first
+    moved = f"  ({'moved from ' * (change.unit == 'moved')}line {change.a.first} of a)" if sides and change.a else ""
     yield Line(((clean(change.place), "name"), (f"{scope}{moved}", "dim")), indent=2)
     if change.unit == "file":
         only = "a" if change.b is None else "b" if change.a is None else ""

@@ -156,7 +156,8 @@ def _lines(side: Side | None) -> dict[str, Any] | None:
 
 def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
     """The first settings that differ, where they may be why one run ends earlier."""
-    counts, settings = result.counts, result.settings
+    counts, told = result.counts, {one.change.file for one in result.code.ranked} if result.code is not None else ()
+    settings = [one for one in result.settings if one.source != "sources" or one.name not in told]
     if not settings or not (everything or (result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b)):
         return []
     shown = settings if everything else settings[:_SHOWN_SETTINGS]
