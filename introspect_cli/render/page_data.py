@@ -175,8 +175,8 @@ def levels_of(divergence_map: DivergenceMap) -> tuple[np.ndarray[Any, Any], int,
 def _cells(found: DivergenceMap) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Distances (rows, steps), which of them were not measured, and where only the forward pass is equal."""
     shape = len(found.modules), len(found.steps)
-    flags = (np.array(cells, np.bool_).reshape(shape) for cells in (found.unmeasured, found.behind))
-    return np.array(found.values, np.float64).reshape(shape), *flags
+    unmeasured, behind = (np.array(cells, np.bool_).reshape(shape) for cells in (found.unmeasured, found.behind))
+    return np.array(found.values, np.float64).reshape(shape), unmeasured, behind
 
 
 def _map(divergence_map: DivergenceMap, noise: Sequence[DivergenceMap | None], result: DiffResult) -> dict[str, Any]:
