@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rules import Every
+from introspect_cli.schedule.rules import parse_rule
 
-EVERY_SECOND = Every(2)
+EVERY_SECOND = parse_rule("every(2)")
 LEAN = frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS})
 ALL_AND_LEAN = pytest.mark.parametrize("options", [{}, {"record": LEAN}], ids=["all", "lean"])
 

@@ -12,8 +12,9 @@ import torch
 from opcapture import captured, records
 from summaries import taken
 
+from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
-from introspect_cli.capture.recording.retention import Retention
 from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.format.arrow import Message
@@ -287,7 +288,7 @@ class Rank:
 def recording(monkeypatch):
     cuda, rank, summarizer = Cuda(), Rank(), Summarizer()
     on_a_device(summarizer, monkeypatch, cuda)
-    recorder = Recorder(summarizer, rank, None, Retention(Schedule.parse("0:99")))
+    recorder = Recorder(summarizer, rank, None, Keeping(CaptureOptions(steps=Schedule.parse("0:99")), rank, None))
     yield cuda, rank, recorder
     summarizer.close()
 
@@ -408,7 +409,7 @@ def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
         return True
 
     monkeypatch.setattr(summarizer._plain, "add", plain)
-    recorder = Recorder(summarizer, rank, None, Retention(Schedule.parse("0:99")))
+    recorder = Recorder(summarizer, rank, None, Keeping(CaptureOptions(steps=Schedule.parse("0:99")), rank, None))
     sites = [recorder.site(Site(Phase.FORWARD, Kind.INPUT, "Net", 0, f"[{n}]")) for n in range(3)]
     recorder.nested(sites, [torch.ones(4), torch.ones(5), torch.ones(4)])
     assert [launch.variant.many for launch in launcher.launched] == [True]
