@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.findings import Part, Resumption
     from introspect_cli.compare.terms.table import Table
-    from introspect_cli.store.format.index import StepEntry
+    from introspect_cli.store.format.log import StepEntry
     from introspect_cli.store.ranks.whole_reader import Reader
 
 _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)

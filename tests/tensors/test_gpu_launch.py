@@ -17,7 +17,7 @@ from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
 from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.format.arrow import Message
+from introspect_cli.store.format.columns import Message
 from introspect_cli.store.format.schemas import record_columns
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import buffers, devices, launch
