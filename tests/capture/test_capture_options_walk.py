@@ -134,7 +134,7 @@ class SizeProbe(GuardedProbe):
     def _squared(self, args, _):
         [tensor], recorder = args, self._recorder
         site = Site(Phase.FORWARD, Kind.HYPERPARAMETER, "size")
-        recorder.value(recorder.site(site), tensor.numel() // (0 if tensor.numel() == 1 else 1))
+        recorder.emit(recorder.site(site), tensor.numel() // (0 if tensor.numel() == 1 else 1))
 
 
 def test_a_new_probe_is_one_class(tmp_path, monkeypatch):

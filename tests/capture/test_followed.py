@@ -16,7 +16,7 @@ from artefacts import artefact
 from kept_runs import PACKAGE
 from sweeps import sliced
 
-from introspect_cli.capture.processes import Role, command_of, described, instead
+from introspect_cli.capture.processes import Role, command_of, described
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import open_run
@@ -226,7 +226,7 @@ def test_an_end_that_was_not_seen_is_not_reported(folder, ended):
 def test_where_nothing_is_recorded_the_line_to_use_is_reported(folder, ended):
     assert "plain.py ended without importing torch" in ended("plain").stderr
     assert "no python process with introspect-cli was seen below python" in ended("isolated").stderr
-    assert "use `introspect capture -o 'run isolated' train.py` instead" in ended("isolated").stderr
+    assert "`introspect capture -o RUN` in the place of `python`" in ended("isolated").stderr
     assert not (folder / "run plain").exists()
 
 
@@ -294,12 +294,3 @@ def test_scripts_run_in_this_process_and_commands_in_their_own(tmp_path, monkeyp
     assert command_of(["package.train"], interpreter="PY", module=True) is None
     run = ["torch.distributed.run", "train.py"]
     assert command_of(run, interpreter="PY", module=True) == ["PY", "-m", *run]
-
-
-def test_the_line_to_use_instead_is_one_that_works():
-    line = "-m introspect_cli capture -o run train.py 1"
-    assert (
-        instead(["torchrun", "--x", "train.py", "1"], module=False, output="run")
-        == f"use `torchrun --x {line}` instead"
-    )
-    assert "`introspect capture -o RUN` in the place of `python`" in instead(["make"], module=False, output="run")

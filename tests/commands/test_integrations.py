@@ -221,7 +221,7 @@ def test_ranks_of_a_framework_write_one_run(tmp_path, monkeypatch):
         window = Window(tmp_path / "run", {"packages": False})
         window.begin(None, rank, 2)
         window.end()
-    assert (tmp_path / "run" / "rank1" / "closed.bin").exists()
+    assert (tmp_path / "run" / "rank1" / "log.bin").exists()
 
 
 def test_a_window_opens_and_closes_once(tmp_path):

@@ -101,7 +101,7 @@ for step in range(2):
 def test_all_lists_a_changed_statement_once_beside_the_sentence(said, introspect):
     said(train=TRAIN.replace("lr=0.1", "lr=0.25"))
     text = introspect("diff", "a", "b", "--all").stdout
-    assert text.count("lr=0.25") == 2, text
+    assert text.count("lr=0.25") == 1, text
     assert "(sources)" not in text
 
 
@@ -173,7 +173,8 @@ def test_the_page_shows_both_sides(said, introspect, tmp_path):
     said(MODEL.replace("self.b(torch", "1.01 * self.b(torch"))
     introspect("report", "a", "b", "-o", "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert '<pre class="b"><small>b 12</small>\nreturn 1.01 * self.b(torch.relu(self.a(x)))</pre>' in page
+    assert 'class="good">+ return 1.01 * self.b(torch.relu(self.a(x)))</span>' in page
+    assert 'class="bad">- return self.b(torch.relu(self.a(x)))</span>' in page
 
 
 @pytest.mark.parametrize(

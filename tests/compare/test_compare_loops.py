@@ -356,16 +356,6 @@ def test_the_same_script_in_another_folder_explains_nothing():
     assert said("/projects/one/train.py", "/projects/two/other.py", sources={}) == ["argument 0"]
 
 
-def test_a_module_that_the_loader_runs_is_laid_to_the_data_pipeline_and_the_batch_follows_from_it(compared):
-    found = compared(images, shuffle=True)
-    assert (found.first.site.fqn, found.first.reason) == ("Normalize", "script")
-    assert "Normalize runs while DataLoader makes the batch" in found.sentence
-    assert not any("not recorded" in line.lower() for line in found.evidence), found.evidence
-    found = compared(images, mean=0.2)
-    assert (found.first.site.fqn, found.first.reason) == ("Normalize", "module")
-    assert sum(isinstance(finding, Origin) for finding in found.findings) < 2
-
-
 def test_a_batch_from_a_random_state_that_was_set_is_no_second_cause(compared):
     found = compared(images, {"shuffle": True}, shuffle=True, seed=5)
     assert found.first.site.kind is Kind.RNG

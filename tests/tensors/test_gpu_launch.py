@@ -17,7 +17,7 @@ from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
 from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.format.arrow import Message
+from introspect_cli.store.format.columns import Message
 from introspect_cli.store.format.schemas import record_columns
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import buffers, devices, launch
@@ -295,7 +295,7 @@ def recording(monkeypatch):
 
 def record(recorder, value):
     site = recorder.site(Site(Phase.FORWARD, Kind.OUTPUT, "Net", 0, ""))
-    recorder.tensor(site, torch.full((5,), float(value)))
+    recorder.emit(site, torch.full((5,), float(value)))
 
 
 def test_a_step_is_written_when_the_next_has_ended(recording):
@@ -411,7 +411,7 @@ def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
     monkeypatch.setattr(summarizer._plain, "add", plain)
     recorder = Recorder(summarizer, rank, None, Keeping(CaptureOptions(steps=Schedule.parse("0:99")), rank, None))
     sites = [recorder.site(Site(Phase.FORWARD, Kind.INPUT, "Net", 0, f"[{n}]")) for n in range(3)]
-    recorder.nested(sites, [torch.ones(4), torch.ones(5), torch.ones(4)])
+    recorder.emit_many(sites, [torch.ones(4), torch.ones(5), torch.ones(4)])
     assert [launch.variant.many for launch in launcher.launched] == [True]
     summarizer.close()
 
@@ -419,12 +419,11 @@ def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
 def test_modules_and_loaders_hand_over_nested_values_whole(tmp_path, monkeypatch):
     """Leaves keep their order, plain values between tensors included."""
     together = []
-    original = Recorder.tensors
+    original = Recorder._long
     monkeypatch.setattr(
-        Recorder,
-        "tensors",
-        lambda self, sites, values, **how: together.append(len(values)) or original(self, sites, values, **how),
+        Recorder, "_long", lambda self, *given: together.append(len(given[1])) or original(self, *given)
     )
+    monkeypatch.setattr(Recorder, "_record_at_once", lambda self, **_on: None)
 
     class Net(torch.nn.Module):
         def forward(self, given):
