@@ -41,7 +41,7 @@ def recorder_key() -> str:
     for path in sorted({*_recorders(), *sources}):
         about.update(f"\0{path.relative_to(PACKAGE).as_posix()}\0".encode())
         about.update(path.read_bytes())
-    return about.hexdigest()
+    return about.hexdigest()[:16]
 
 
 def _recorders() -> set[Path]:

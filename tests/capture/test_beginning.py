@@ -13,7 +13,7 @@ from torch import nn
 import introspect_cli
 from introspect_cli.capture.probes import beginning_events
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.settings.beginning import _events, filled
+from introspect_cli.compare.settings.beginning import _events
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import open_run
 
@@ -167,27 +167,6 @@ def test_a_generator_that_the_script_made_is_named_where_it_differs(base, captur
     assert said in answer.sentence
 
 
-def test_a_parameter_that_was_drawn_alike_was_changed_afterwards(base, capture):
-    text = SCRIPT.replace("net = Net()", "net = Net()\nwith torch.no_grad():\n    net.head.weight.mul_(2)")
-    sentence = introspect_cli.diff(base, capture(text)).sentence
-    said = "drew the same values in both runs: the script changed it before"
-    assert said in sentence
-
-
-def test_equal_beginnings_say_nothing(base, capture):
-    with open_run(base) as a, open_run(capture(SCRIPT.replace("lr=0.1", "lr=0.2"))) as b:
-        result = compare_runs(a, b, DiffOptions())
-    assert "draw" not in result.sentence
-    assert not any(change.source == "beginning" for change in result.settings)
-
-
-def test_runs_without_random_states_keep_the_plain_answer(capture):
-    lean = ("--record", "param,grad,loss")
-    a, b = capture(SCRIPT, *lean), capture(SCRIPT.replace("set_seed(1337)", "set_seed(1338)"), *lean)
-    assert not (a / "settings/beginning.yaml").exists()
-    assert "left: its initialisation, the seed" in introspect_cli.diff(a, b).sentence
-
-
 def test_a_deep_model_is_folded(tmp_path, monkeypatch):
     monkeypatch.setattr(beginning_events, "FIRST", 5)
     monkeypatch.setattr(beginning_events, "LAST", 3)
@@ -209,13 +188,6 @@ def test_a_deep_model_is_folded(tmp_path, monkeypatch):
 def begun(events):
     """A run whose document of what drew before the first step has these events."""
     return SimpleNamespace(settings_of=lambda _rank: SimpleNamespace(document={"beginning": {"events": events}}.get))
-
-
-def test_what_filled_a_parameter_is_known_where_something_was_put_around_its_model():
-    draws = [f"draw torch 0 uniform_(0) {name}.a.weight m.py:1" for name in ("Net", "T.net", "Net#2")]
-    runs = [begun([draw]) for draw in draws]
-    assert [one.code for one in filled((runs[0], runs[1]), 0, "Net.a.weight")] == ["changed-after-draw"]
-    assert [one.code for one in filled((runs[0], runs[2]), 0, "Net.a.weight")] == ["filled-in-one"]
 
 
 @pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])
@@ -251,27 +223,6 @@ if __name__ == "__main__":
     answer = introspect("diff", "a", "b").stdout.split("\n\n")[0]
     assert "DataLoader (train.py:16): num_workers 0 -> 2" in answer.partition("likely")[2], answer
     assert "prefetch_factor" not in answer
-
-
-def test_a_loader_is_not_blamed_where_another_draw_is_on_record(tmp_path, introspect):
-    script = """
-import sys, torch
-from torch.utils.data import DataLoader
-torch.manual_seed(0)
-net = torch.nn.Linear(4, 1)
-if sys.argv[1] == "2":
-    torch.nn.init.normal_(net.weight)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for batch in DataLoader(torch.ones(4, 4), batch_size=int(sys.argv[1])):
-    net(batch).sum().backward()
-    optimizer.step()
-"""
-    (tmp_path / "train.py").write_text(script)
-    for name, size in (("a", 1), ("b", 2)):
-        introspect("capture", "-q", "-o", name, "train.py", size)
-    answer = introspect("diff", "a", "b").stdout.split("\n\n")[0]
-    assert "normal_ of Linear.weight (train.py:7), in b only" in answer, answer
-    assert "DataLoader" not in answer
 
 
 EVALUATED = """

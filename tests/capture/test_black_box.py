@@ -145,19 +145,6 @@ def test_what_there_is_no_room_for_is_said_and_the_rest_is_held(tmp_path, capfd)
     assert max(sizes) < 100_000
 
 
-def test_a_difference_that_is_tolerated_is_let_go(tmp_path, whole):
-    options = {"keep_around": 2, "against": str(whole), "rtol": 10.0}
-    assert stored(captured(tmp_path / "run", odd=3, options=options)) == {}
-
-
-def test_of_a_step_that_is_dropped_nothing_stays(tmp_path):
-    run = captured(tmp_path / "run", steps=60, nan=5, options={"keep_around": 2, "last": 3})
-    with open_run(run) as opened:
-        assert [wrote["steps"] for wrote in opened.manifest["kept_around"]] == [[4, 5]]
-        steps = opened.rank(0).entries["step"].tolist()
-    assert stored(run).keys() <= named(run, *steps)
-
-
 @pytest.mark.parametrize("at", [0, 3])
 def test_a_process_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path, at, monkeypatch):
     child = os.fork()

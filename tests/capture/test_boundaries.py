@@ -140,15 +140,3 @@ def test_a_number_that_is_changed_beside_it_is_named(diff, a, b, back):
     result = diff(b, a) if back else diff(a, b)
     assert result.verdict is Verdict.DIVERGED
     assert result.first.site.fqn.startswith("Whole.blocks.0.")
-
-
-def test_a_module_of_the_same_name_is_compared_where_names_alone_are_matched(diff):
-    assert diff("outside", "inside", by_value=False).verdict is Verdict.DIVERGED
-
-
-def test_a_norm_that_moves_is_reported_once_for_all_blocks(diff):
-    result = diff("outside", "inside")
-    assert [(one.change, one.a, one.b) for one in result.structure] == [
-        ("renamed", "Whole.blocks.*.norm", "Whole.blocks.*.fn.norm")
-    ]
-    assert result.counts.steps_compared == 2

@@ -88,24 +88,6 @@ def test_the_argument_that_differs_is_the_likely_cause(captured, introspect, sai
     assert cause in answer.partition("  likely")[2].splitlines()[0]
 
 
-@pytest.mark.parametrize(("said", "cause"), CAUSES)
-def test_so_it_is_where_losses_and_parameters_alone_were_recorded(captured, introspect, said, cause):
-    lean = "--record", "param,grad,loss"
-    answer = introspect("diff", captured("", *lean), captured(said, *lean)).stdout
-    assert cause in answer.partition("  likely")[2].partition("\n\n")[0]
-
-
-def test_a_loader_of_the_evaluation_is_no_cause_of_a_training_batch(captured, introspect):
-    evaluated = "--eval"
-    said = "dict(noise=0.5, evaluated=2)"
-    runs = captured("", evaluated), captured(said, evaluated)
-    first = introspect("diff", *runs).stdout.partition("\n\n")[0]
-    assert "DataLoader (train.py:20): dataset.noise 0 -> 0.5" in first.partition("  likely")[2]
-    assert "batch_size" not in first
-    answer = introspect("diff", *runs, "--settings").stdout
-    assert "DataLoader (evaluation) (train.py:24): batch_size 3 -> 2" in answer
-
-
 def test_equal_runs_have_no_setting_that_differs(captured, introspect):
     again = introspect("diff", captured(""), captured("", "--seed", "7"), "--settings").stdout
     assert "DataLoader" not in again

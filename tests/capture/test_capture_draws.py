@@ -141,46 +141,6 @@ def test_the_draw_is_named_and_no_module_is_blamed_for_it(tmp_path, plain, fault
         assert "inside this module" not in result.sentence
 
 
-def test_what_draws_in_one_run_only_is_said_beside_the_answer(tmp_path, plain):
-    result = answer(plain, tmp_path, "functional dropout off")
-    assert "between Net.right and Net.head" in result.sentence
-    said = "Random numbers were drawn between Net.right and Net.head in a and not in b."
-    assert said in result.evidence
-
-
-LESS = {
-    "modules": {"modules": ("head",)},
-    "lean": {"record": frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS, Kind.RNG})},
-    "no loss": {"record": frozenset({Kind.PARAM, Kind.GRAD, Kind.INPUT, Kind.OUTPUT, Kind.RNG})},
-}
-
-
-@pytest.mark.parametrize("less", LESS)
-def test_states_that_were_looked_at_at_other_moments_are_no_divergence(tmp_path, plain, less):
-    with watched(tmp_path / "run", **LESS[less]):
-        train()
-    for paths in ((plain, tmp_path / "run"), (tmp_path / "run", plain)):
-        with open_run(paths[0]) as a, open_run(paths[1]) as b:
-            result = compare_runs(a, b, DiffOptions(), [])
-        assert result.verdict is Verdict.SAME, result.sentence
-
-
-@pytest.mark.parametrize("fault", ["other p", "as functions"])
-def test_a_draw_that_is_on_record_elsewhere_is_not_called_one_runs_alone(tmp_path, plain, fault):
-    with watched(tmp_path / "run", **({"modules": ("head",)} if fault == "other p" else {})):
-        train(fault)
-    for paths in ((plain, tmp_path / "run"), (tmp_path / "run", plain)):
-        with open_run(paths[0]) as a, open_run(paths[1]) as b:
-            result = compare_runs(a, b, DiffOptions(), [])
-        said = " ".join((result.sentence, *result.evidence))
-        assert "drew random numbers" not in said
-        assert "were drawn" not in said
-        if fault == "other p":
-            assert result.first is not None
-            assert result.first.site.fqn == "Net.head"
-            assert "or what was not recorded" in result.sentence
-
-
 def test_twins_are_the_same_and_every_module_that_draws_has_a_record_of_the_state_before(tmp_path, plain):
     result = answer(plain, tmp_path, "")
     assert result.verdict is Verdict.SAME
@@ -188,20 +148,6 @@ def test_twins_are_the_same_and_every_module_that_draws_has_a_record_of_the_stat
         assert run.manifest["draws"] is True
         drawn = [(r.site.fqn, r.site.path) for r in run.rank(0).records(1) if r.site.kind is Kind.RNG]
     assert drawn[3:] == [("Net.left.drop", "torch"), ("Net.right.drop", "torch"), ("Net.head", "torch before")]
-
-
-def test_runs_that_do_not_know_every_draw_claim_only_the_state_at_the_start_of_the_step(tmp_path, plain, monkeypatch):
-    monkeypatch.setattr("introspect_cli.tensors.generators.Generators.look", lambda _self, _devices: None)
-    for name, fault in (("a", ""), ("b", "between modules")):
-        with watched(tmp_path / name):
-            train(fault)
-    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
-        assert a.manifest["draws"] is False
-        result = compare_runs(a, b, DiffOptions(), [])
-    assert result.first is not None
-    assert result.first.site.fqn == "Net.right.drop"
-    assert "the random state at the start of the step" in result.sentence
-    assert "other random numbers drawn before it in this step" in result.sentence
 
 
 def draw_here_and_there():

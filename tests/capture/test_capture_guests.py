@@ -217,32 +217,6 @@ def test_tensors_can_be_swapped(tmp_path):
     assert {fqn for _, _, fqn, _ in records(tmp_path / "run", "param")} == {"Linear.weight", "Linear.bias"}
 
 
-def closures(log):
-    net = nn.Linear(3, 1)
-    x, y = torch.randn(8, 3), torch.randn(8, 1)
-    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = log.loss((net(x) - y).square().mean())
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-        log(net)
-
-
-def test_gradients_inside_a_closure_are_recorded_each_time(tmp_path):
-    bare = trajectory(closures)
-    with watched(tmp_path / "run"):
-        seen = trajectory(closures)
-    assert (seen.entries, seen.losses) == (bare.entries, bare.losses)
-    weight = [(step, call) for step, _, fqn, call in records(tmp_path / "run", "grad") if fqn == "Linear.weight"]
-    assert len(weight) == len(bare.losses)
-    assert [call for step, call in weight if step == 0] == list(range(sum(step == 0 for step, _ in weight)))
-
-
 @pytest.mark.parametrize("size", [4, 400])
 def test_a_write_through_data_between_steps_is_recorded(tmp_path, size):
     net = nn.Linear(size, size)

@@ -7,22 +7,21 @@ import random
 import signal
 import time
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from neutrality import watched
 from store_kills import rows
-from synthetic import batch, row
+from synthetic import batch
 from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.capture.options.parse import options_of, parse_size, rule_of
+from introspect_cli.capture.options.parse import options_of, parse_size
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.schedule.rule import ALWAYS, Moment, When
-from introspect_cli.schedule.rules import Epochs, Every, EverySeconds, First, Last, Schedule, parse_rule
+from introspect_cli.schedule.rule import Moment, When
+from introspect_cli.schedule.rules import Every, EverySeconds, First, Last, Schedule, parse_rule
 from introspect_cli.store.format.index import Thinned, add_thinned, parse_thinned
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
@@ -80,12 +79,6 @@ def test_a_composed_rule_keeps_the_union_or_intersection_and_its_text_means_it_a
     assert again.expression == rule.expression
 
 
-def test_epochs_are_those_of_the_framework():
-    assert kept(Epochs("0,2"), 9, epoch=lambda step: step // 3) == [0, 1, 2, 6, 7, 8]
-    assert kept(Epochs("0"), 9) == []
-    assert Epochs("0").bounds(Moment(0)) == (-1, ALWAYS)
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "first", "first(0)", "first(10", "last('x')", "import os", "first(1)(2)", "when('loss')[0]", "first(steps=1)"],
@@ -93,24 +86,6 @@ def test_epochs_are_those_of_the_framework():
 def test_what_is_no_rule_is_reported(text):
     with pytest.raises(UsageError):
         parse_rule(text)
-
-
-def test_options_are_put_together():
-    def kept_by(**given):
-        return rule_of(options_of(given)).expression
-
-    assert kept_by() == "steps(':')"
-    assert kept_by(first=10) == "first(10)"
-    assert kept_by(every=5) == "steps('::5')"
-    assert kept_by(every_seconds=600, first=10, last=3) == "every_seconds(600) | first(10) | last(3)"
-    assert kept_by(steps="0:9", epochs="0") == "steps(':9') & epochs('0')"
-    assert kept_by(schedule=First(1) | Every(2) & Last(3)) == "first(1) | every(2) & last(3)"
-    with pytest.raises(UsageError, match="put --first into it"):
-        options_of({"schedule": "last(3)", "first": 1})
-    with pytest.raises(UsageError, match="no loss is recorded"):
-        options_of({"when": "loss > 3", "record": "param"})
-    with pytest.raises(UsageError, match="leave out --stats none"):
-        options_of({"until_nan": True, "stats": "none"})
 
 
 def test_conditions_are_arithmetic_and_nothing_else():
@@ -297,14 +272,6 @@ def test_a_ring_keeps_the_last_steps(tmp_path):
     assert [(each.why, each.count, each.first, each.last) for each in thinned] == [("last", 53, 2, 54)]
 
 
-def test_a_schedule_of_rules_is_named_by_its_option(tmp_path):
-    with watched(tmp_path / "run", **asked(schedule=First(1) | Last(3) & Every(2))):
-        train(40)
-    steps, thinned = recorded(tmp_path / "run")
-    assert steps == [0, 38]
-    assert str(thinned[0]).endswith("dropped by --schedule)")
-
-
 def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, introspect):
     (tmp_path / "train.py").write_text(
         "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Linear(3, 1)\n"
@@ -322,14 +289,6 @@ def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, intros
     assert "not held: 47 steps between 0 and 46 (recorded, then dropped by --last)" in shown.stdout
     done = introspect("show", "step", "12", "run")
     assert "does not hold 47 steps between 0 and 46" in done.stderr
-
-
-def test_a_condition_keeps_the_step_that_made_the_spike(tmp_path):
-    with watched(tmp_path / "run", **asked(when="loss > 10 * median", first=1)):
-        train(40, spike=30)
-    steps, thinned = recorded(tmp_path / "run")
-    assert steps[:2] == [0, 30]
-    assert thinned == (), "what was never written was not dropped"
 
 
 def test_a_run_stays_below_its_size_with_its_first_and_latest_steps(tmp_path):
@@ -365,23 +324,3 @@ def test_of_what_was_dropped_nothing_is_called_equal(tmp_path):
     diverged = introspect_cli.diff(tmp_path / "b", tmp_path / "d")
     assert not diverged.same
     assert "the steps between, which cannot be compared" in diverged.sentence, diverged.sentence
-
-
-def test_a_plain_script_has_no_epochs_and_is_reported_so(tmp_path, introspect):
-    (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()\n")
-    done = introspect("capture", "--epochs", "0", "-o", "run", "train.py")
-    assert "--epochs keeps no step: only Lightning, transformers and accelerate count epochs" in done.stderr
-    done = introspect("capture", "--when", "los > 3", "train.py")
-    assert done.returncode == 2
-    assert "asks for 'los'; choose from loss, median" in done.stderr
-
-
-def test_sketches_and_rows_of_a_thinned_store_are_arrays_as_ever(tmp_path):
-    store = StoreWriter.create(tmp_path / "run")
-    writer = store.rank(0)
-    for step in range(4):
-        writer.append(step, batch(writer, [row("forward", "output", "A", np.full(5, float(step)))]))
-    writer.thin([1, 2], "max_size")
-    store.close()
-    with open_run(tmp_path / "run") as run:
-        assert [float(run.rank(0).read(step).floats["mean"][0]) for step in (0, 3)] == [0.0, 3.0]

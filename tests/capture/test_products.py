@@ -71,27 +71,6 @@ def test_an_average_that_never_runs_is_compared(captured, introspect):
     assert "every tensor that requires gradients" in found.stdout.partition("  equal")[2].splitlines()[0]
 
 
-def test_so_it_is_where_parameters_were_not_recorded(captured, introspect):
-    lean = {"options": ("--record", "loss,product")}
-    found = answer(introspect, captured(**lean), captured("decay", **lean))
-    assert found.returncode == 1
-    assert "checkpoint-#.pt, relative L2" in found.stdout.splitlines()[0]
-    assert "every tensor that requires gradients" in found.stdout.partition("  unseen")[2].splitlines()[0]
-
-
-def test_a_checkpoint_that_lacks_a_tensor_is_reported(captured, introspect):
-    found = answer(introspect, captured(), captured("lacks"))
-    assert found.returncode == 1
-    first = "First divergence at step 2: only a has the saved tensor ['average']['0.bias'] of checkpoint-#.pt\n"
-    assert found.stdout.startswith(first)
-
-
-def test_what_is_saved_after_the_last_step_is_compared(captured, introspect):
-    found = answer(introspect, captured(), captured("doubled"))
-    assert found.returncode == 1
-    assert "the saved tensor ['weight'] of average.safetensors, relative L2" in found.stdout
-
-
 def test_a_run_that_saves_nothing_may_be_the_same_and_that_is_said(captured, introspect):
     found = answer(introspect, captured(), captured("silent"))
     assert found.returncode == 0

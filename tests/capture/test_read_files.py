@@ -145,28 +145,6 @@ def test_the_value_or_the_file_that_differs_is_the_likely_cause(captured, tmp_pa
     assert said[1].startswith(cause), answer
 
 
-def test_a_comment_or_another_place_is_no_change(captured, tmp_path, introspect):
-    write_files(tmp_path)
-    replaced("config.yaml", "# of the model", "# of another")(tmp_path)
-    (tmp_path / "elsewhere.pt").write_bytes((tmp_path / "init.pt").read_bytes())
-    (tmp_path / "init.pt").unlink()
-    (tmp_path / "train.py").write_text(SCRIPT.replace("init.pt", "elsewhere.pt"))
-    assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 0
-    answer = introspect("diff", captured, "run", "--settings")
-    assert "config.yaml" not in answer.stdout
-    assert ".pt" not in answer.stdout
-
-
-def test_another_checkpoint_is_named_with_both_names(captured, tmp_path, introspect):
-    write_files(tmp_path)
-    another_checkpoint("init.pt")(tmp_path)
-    (tmp_path / "init.pt").rename(tmp_path / "other.pt")
-    (tmp_path / "train.py").write_text(SCRIPT.replace("init.pt", "other.pt"))
-    assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 0
-    answer = introspect("diff", captured, "run").stdout
-    assert "init.pt was read in a, other.pt in b" in answer
-
-
 def test_what_is_on_record_is_what_was_read(captured):
     found = yaml.safe_load((captured / "settings/files.yaml").read_text())
     assert found["config.yaml"]["line"] == "train.py:10"

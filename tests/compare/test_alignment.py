@@ -149,17 +149,6 @@ def test_other_names_are_found_in_what_both_runs_hold(run, record, every):
     assert result.verdict is Verdict.SAME, result.sentence
 
 
-def test_values_that_are_not_near_are_no_rename(run):
-    result = compared(run(), run("inp", "bend", "head", nudge=0.01))
-    assert ("Net.act", "Net.bend") not in renames(result)
-
-
-def test_a_filter_compares_what_has_another_name(run):
-    result = compared(run(), run(*NEW), modules=("Net.out",))
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert result.counts.records > 0
-
-
 def test_a_resumed_run_is_aligned_with_the_steps_it_repeats(tmp_path):
     rng = np.random.default_rng(0)
     values = [rng.normal(size=(3, 3)) for _ in range(6)]

@@ -82,15 +82,6 @@ def test_parameters_that_a_forward_pass_changes_are_not_called_equal_within_it(t
     assert "(its parameters at this point of a forward pass that changes them were not recorded)" in result.sentence
 
 
-def test_by_lean_records_the_parameter_that_a_forward_pass_changes_is_the_place(tmp_path):
-    result = compared(tmp_path, contrast(), contrast(pace=0.2), record=frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS}))
-    assert result.first.site.kind.value == "param"
-    assert result.sentence.startswith(
-        "First divergence at step 0: the parameter Contrast.slow.0.weight differs after the forward pass"
-    )
-    assert "the script changes it by hand (a moving average, copying, in-place code)" in result.sentence
-
-
 def test_whether_an_optimizer_holds_what_the_forward_pass_changes_is_no_divergence(tmp_path):
     result = compared(tmp_path, contrast(), contrast(every=False))
     assert result.verdict is Verdict.SAME, result.sentence
@@ -101,40 +92,6 @@ def test_a_buffer_follows_from_what_ran_inside_its_module(tmp_path):
     assert (result.first.site.kind.value, result.first.site.fqn) == ("output", "Contrast.slow.1")
     origins = [finding for finding in result.findings if isinstance(finding, Origin)]
     assert not any("queue" in origin.sentence for origin in origins)
-
-
-def averaged(*, first=False, keeps=0.9):
-    """A frozen average that an optimizer is given, too, moved after its step or before."""
-
-    def run():
-        torch.manual_seed(0)
-        net = nn.Linear(4, 4)
-        slow = copy.deepcopy(net).requires_grad_(False)
-        model = nn.ModuleDict({"net": net, "slow": slow})
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def move():
-            with torch.no_grad():
-                for mine, its in zip(net.parameters(), slow.parameters(), strict=True):
-                    its.mul_(keeps).add_(0.05 * mine)
-
-        for _ in range(STEPS):
-            x = torch.randn(8, 4)
-            optimizer.zero_grad()
-            (model["net"](x) - model["slow"](x)).square().mean().backward()
-            if first:
-                move()
-            optimizer.step()
-            if not first:
-                move()
-
-    return run
-
-
-def test_a_parameter_without_a_gradient_that_changes_within_a_step_is_not_laid_to_the_optimizer(tmp_path):
-    result = compared(tmp_path, averaged(), averaged(first=True))
-    assert "cause: b alone changes it" in result.sentence
-    assert "optimizer or its hyper-parameters" not in result.sentence
 
 
 class Scaled(nn.Module):
@@ -269,40 +226,9 @@ def validated(*, again=True, at_the_end=False):
     return run
 
 
-def test_a_mode_that_differs_is_said_where_the_code_of_its_module_is_to_blame(tmp_path):
-    result = compared(tmp_path, validated(), validated(again=False))
-    assert result.first.step == 1
-    assert "between Masked.body and Masked.head, in the forward code of Masked; cause: " in (result.sentence)
-    assert "train mode in a, eval mode in b" in result.sentence
-
-
 def test_a_forward_pass_at_the_end_that_trains_nothing_is_no_step_that_one_run_lacks(tmp_path):
     result = compared(tmp_path, validated(), validated(at_the_end=True))
     assert result.verdict is Verdict.SAME, result.sentence
-
-
-def grouped(*, moved):
-    """A parameter in another group, whose learning rate the loop sets: both begin with the same."""
-
-    def run():
-        torch.manual_seed(0)
-        net, data = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.randn(8, 4)
-        first, second = [list(layer.parameters()) for layer in net]
-        groups = [[*first, second[1]], second[:1]] if moved else [first, second]
-        optimizer = torch.optim.SGD([{"params": group} for group in groups], lr=0.1)
-        for step in range(STEPS):
-            optimizer.param_groups[1]["lr"] = 0.1 / (step + 1)
-            optimizer.zero_grad()
-            net(data).square().mean().backward()
-            optimizer.step()
-
-    return run
-
-
-def test_a_parameter_in_another_group_is_said_by_the_learning_rate_that_it_has_there(tmp_path):
-    result = compared(tmp_path, grouped(moved=False), grouped(moved=True))
-    assert (result.first.step, result.first.site.fqn) == (1, "Sequential.1.bias")
-    assert "cause: lr 0.05 -> 0.1." in result.sentence
 
 
 class Inner(nn.Module):
@@ -339,35 +265,3 @@ def test_what_ran_inside_and_could_not_be_seen_is_not_called_equal(tmp_path):
     result = compared(tmp_path, surprised(), surprised(power=3))
     assert (result.first.site.kind, result.first.site.fqn) == (Kind.INPUT, "Surprised.head")
     assert "(the outputs of the modules inside Surprised so far were not recorded)" in result.sentence
-
-
-def test_a_draw_that_may_be_the_same_one_unseen_is_not_said_to_be_in_one_run_only(tmp_path):
-    result = compared(tmp_path, surprised(), surprised(tried=True))
-    assert "the first draw that differs is kaiming_uniform_ of Surprised.last.weight" in result.sentence
-    assert " in a only" not in result.sentence
-    assert "in a and a draw before" in result.sentence
-
-
-class Kept(nn.Module):
-    """Two buffers: the second is made of the first."""
-
-    def __init__(self, begins):
-        super().__init__()
-        self.register_buffer("count", torch.full((4,), begins))
-        self.register_buffer("mean", torch.zeros(4))
-
-    def forward(self, x):
-        self.count += 1
-        self.mean += (x.detach().mean(0) - self.mean) / self.count
-        return x
-
-
-def kept(begins):
-    return trained(lambda: nn.Sequential(nn.Linear(4, 4), Kept(begins), nn.Linear(4, 2)))
-
-
-def test_a_buffer_follows_from_another_that_its_module_begins_with(tmp_path):
-    result = compared(tmp_path, kept(0.0), kept(1.0))
-    assert (result.first.site.kind, result.first.site.fqn) == (Kind.BUFFER, "Sequential.1.count")
-    origins = [finding for finding in result.findings if isinstance(finding, Origin)]
-    assert not any("mean" in origin.sentence for origin in origins)

@@ -188,12 +188,6 @@ def test_a_model_that_is_seen_in_whole_has_nothing_unseen(tmp_path, introspect):
     assert "without being seen" not in shown
 
 
-def test_show_says_what_ran_unseen(tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + METHODS.format(changed="False") + OF_A_METHOD)
-    introspect("capture", "-q", "-o", "run", "train.py")
-    assert "1 module ran without being seen: Flow" in introspect("show", "run").stdout
-
-
 def test_what_runs_before_the_optimizer_is_built_is_no_step(tmp_path, introspect):
     (tmp_path / "train.py").write_text(
         BEGIN + METHODS.format(changed="self.training") + "start = model.density(data)\ntrain(model, model.density)\n"
@@ -203,28 +197,6 @@ def test_what_runs_before_the_optimizer_is_built_is_no_step(tmp_path, introspect
     assert open_run(tmp_path / "a").steps == 3
     found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
     assert (found["first"]["step"], found["first"]["kind"]) == (0, "loss")
-
-
-SHARDED = """
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
-dist.init_process_group("gloo", init_method="file://" + sys.argv[-1], rank=0, world_size=1)
-model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
-parameters = list(model.parameters())
-train(model, model)
-whole = [parameter.full_tensor() for parameter in parameters]
-dist.destroy_process_group()
-"""
-
-
-def test_a_list_of_parameters_is_no_copy_and_reading_them_opens_no_step(tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + SHARDED)
-    ran = introspect("capture", "-q", "-o", "run", "train.py", tmp_path / "ranks")
-    assert ran.returncode == 0, ran.stderr
-    with open_run(tmp_path / "run") as run:
-        assert run.steps == 3
-        assert "product" not in set(run.rank(0).sites.kind)
 
 
 ADJOINT = """
@@ -336,73 +308,3 @@ def test_calls_are_paired_by_what_they_give_where_inputs_are_not_on_record(tmp_p
     found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
     assert (found["first"]["call"], found["first"]["role"]) == (2, "origin")
     assert [one["code"] for one in found["findings"]] == ["calls"]
-
-
-DEPTH = """
-class Depth(nn.Module):
-    def forward(self, x):
-        kept = torch.rand(len(x), 1) < 0.98
-        return x * kept / (1 if other else 0.98)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin, self.depth = nn.Linear(4, 4), Depth()
-
-    def forward(self, x):
-        return x + self.depth(self.lin(x))
-
-
-model = Net()
-train(model, model)
-"""
-
-
-def test_a_stochastic_depth_that_drops_nothing_is_not_said_to_return_its_input(tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + DEPTH)
-    for name in ("a", "other"):
-        introspect("capture", "-q", "-o", name, "train.py", name)
-    with open_run(tmp_path / "other") as run:
-        first = {one.site.kind.value: one.summary for one in run.rank(0).records(0) if one.site.fqn == "Net.depth"}
-    assert first["output"].checksum == first["input"].checksum  # no sample was left out
-    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
-    assert found["first"]["fqn"] == "Net.depth"
-    assert found["first"]["scale"] == pytest.approx(0.98)
-    assert "b is 0.98 times a" in found["sentence"]
-    assert "identity" not in {one["code"] for one in found["findings"]}
-
-
-PLAIN = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin, self.act = nn.Linear(4, 4), nn.Tanh()
-        scale = torch.full((4,), 2.0)
-        if other:
-            {plain}
-        else:
-            self.scale = nn.Parameter(scale)
-
-    def forward(self, x):
-        x = self.act(self.lin(x)) * self.scale
-        return self.act(x) if other else x
-
-
-model = Net()
-train(model, model)
-"""
-
-
-@pytest.mark.parametrize(
-    ("plain", "instead"),
-    [("self.scale = scale", ""), ("self.register_buffer('scale', scale)", "in b a buffer")],
-    ids=["attribute", "buffer"],
-)
-def test_a_parameter_that_became_a_plain_tensor_is_named(plain, instead, tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + PLAIN.format(plain=plain))
-    for name in ("a", "other"):
-        introspect("capture", "-q", "-o", name, "train.py", name)
-    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
-    fields = {"kind": "parameter", "name": "Net.scale", "side": "a", "cls": instead}
-    assert [(one["code"], one["fields"]) for one in found["findings"]] == [("exists-only", fields)]

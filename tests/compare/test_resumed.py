@@ -11,17 +11,13 @@ import numpy as np
 import pytest
 import torch
 from opcapture import captured, compared
-from rendered import text_of
 from sweeps import sliced
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from introspect_cli.compare.terms.findings import Restored
-from introspect_cli.compare.terms.result import Role, Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.render.cards import first_screen
-from introspect_cli.render.diff_text import diff_blocks
-from introspect_cli.render.json import diff_document
 from introspect_cli.schedule.rules import Schedule
 
 EPOCH, STEPS = 4, 9
@@ -199,35 +195,6 @@ def test_the_answer_names_what_was_not_restored_and_nothing_else(runs, tmp_path,
     assert result.origins[0].divergence is result.first
 
 
-def test_batches_that_are_read_and_thrown_away_are_no_divergence(runs, tmp_path):
-    """The loop reads the first two batches of the epoch and skips them; random states are restored after that."""
-    whole, resumed = resume(runs, tmp_path, at=6)
-    result = compared(whole, resumed)
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert {part.part: part.state for part in result.resumed.parts}["place in the data"] is Restored.YES
-    assert compared(whole, resumed, strict=True).verdict is Verdict.DIVERGED
-
-
-def test_it_is_said_the_other_way_round_too(runs, tmp_path):
-    whole, resumed = resume(runs, tmp_path, "optimizer")
-    result = compared(resumed, whole)
-    assert (result.resumed.run, result.resumed.at) == ("a", 6)
-    state = next(part for part in result.resumed.parts if part.part == OPTIMIZER)
-    assert (state.a, state.b) == ("1", "7")
-    assert compared(resume(runs, tmp_path)[1], whole).verdict is not Verdict.DIVERGED
-
-
-def test_values_say_what_was_lost(runs, tmp_path):
-    result = compared(*resume(runs, tmp_path, "optimizer+rng"))
-    found = {part.part: part for part in result.resumed.parts}
-    assert found[OPTIMIZER].text == "step 7 -> 1"
-    assert found[RATES].text == "lr 0.035 -> 0.05 in the first step alone"
-    assert found["parameters"].state is Restored.YES
-    assert found["scaler"].state is Restored.UNSEEN
-    assert result.origins[0].divergence.site.fqn == "torch"
-    assert result.first.role is Role.ORIGIN
-
-
 LEAN = {Kind.PARAM, Kind.GRAD, Kind.LOSS}
 
 
@@ -242,38 +209,6 @@ def test_what_was_not_recorded_is_not_called_restored(runs, tmp_path, lose):
     assert states["parameters"] is Restored.YES
     assert result.verdict is (Verdict.DIVERGED if lose == "optimizer" else Verdict.SAME), result.sentence
     assert "buffers, optimizer state, learning rates and schedulers and 2 more were not recorded." in result.sentence
-
-
-def falling(kept=None, rate=0.1, end=6, parts=1):
-    """A loop that computes its learning rate from the number of the step."""
-    torch.manual_seed(0)
-    net, first = nn.Linear(4, 1), 0
-    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
-    if kept is not None:
-        kept = torch.load(kept)
-        net.load_state_dict(kept["model"])
-        optimizer.load_state_dict(kept["optimizer"])
-        first = kept["done"]
-    for step, batch in enumerate(torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(1))):
-        if first <= step < end:
-            optimizer.param_groups[0]["lr"] = rate / (step + 1)
-            optimizer.zero_grad()
-            for part in batch.chunk(parts):
-                (net(part).square().mean() / parts).backward()
-            optimizer.step()
-    return {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "done": end}
-
-
-def test_other_microbatches_are_seen_by_lean_records_of_a_resumed_run_too(tmp_path):
-    torch.save(falling(end=3), tmp_path / "kept.pt")
-    lean = {"record": frozenset(LEAN)}
-    whole = recorded(tmp_path / "whole", falling, **lean)
-    result = compared(whole, recorded(tmp_path / "b", lambda: falling(tmp_path / "kept.pt", parts=2), **lean))
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert (result.resumed.at, {part.part for part in result.resumed.parts if part.state is Restored.YES}) == (
-        3,
-        {"parameters"},
-    )
 
 
 def test_a_step_that_makes_room_for_a_distributed_checkpoint_is_none_of_the_training(tmp_path):
@@ -295,18 +230,6 @@ def test_a_step_that_makes_room_for_a_distributed_checkpoint_is_none_of_the_trai
     assert compared(recorded(tmp_path / "a", lambda: work(room=False), record=frozenset(LEAN)), run).counts.steps_b == 2
 
 
-def test_learning_rates_of_other_steps_are_no_cause_and_an_unseen_state_may_be(tmp_path):
-    """Settings hold those of each run's first step, which are steps 0 and 3 here."""
-    torch.save(falling(end=3), tmp_path / "kept.pt")
-    lean = {"record": frozenset(LEAN)}
-    whole = recorded(tmp_path / "whole", falling, **lean)
-    result = compared(whole, recorded(tmp_path / "b", lambda: falling(tmp_path / "kept.pt", rate=0.2), **lean))
-    assert "(the optimizer state before was not recorded)" in (result.sentence)
-    assert "lr " not in result.sentence
-    rate = next(change for change in result.settings if change.source == "optimizers")
-    assert (rate.name, rate.a, rate.b, rate.explains) == ("lr in the first step", "0.1", "0.05", False)
-
-
 def test_a_state_without_a_counter_that_is_not_there_is_named(runs, tmp_path):
     """The learning rate, which is lost with it, is not the only cause."""
     result = compared(*resume(runs, tmp_path, "optimizer", momentum=True))
@@ -324,34 +247,6 @@ def test_sampled_steps_are_enough(runs, tmp_path, lose, both):
     assert (result.resumed.run, result.resumed.at) == ("b", 6)
     assert lost(result) == LOST[lose]
     assert result.verdict is (Verdict.SAME if lose == "nothing" else Verdict.DIVERGED), result.sentence
-
-
-def test_a_generator_that_nothing_draws_from_is_reported_and_changes_nothing(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(np.random, "rand", lambda: 0.0)
-    whole = recorded(tmp_path / "whole", train)
-    train(at=6, save=tmp_path / "last.pt")
-    kept = torch.load(tmp_path / "last.pt", weights_only=False)
-    torch.save(kept | {"numpy": np.random.RandomState(77).get_state()}, tmp_path / "other.pt")
-    seed = np.random.seed
-    monkeypatch.setattr(np.random, "seed", lambda _: seed(77))
-    result = compared(whole, captured(tmp_path / "resumed", lambda: train(tmp_path / "other.pt")))
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert "but the random state of numpy (nothing drew from it" in result.sentence
-    assert lost(result) == set()
-
-
-def test_text_json_and_page_have_the_list(runs, tmp_path):
-    result = compared(*resume(runs, tmp_path, "optimizer+rng"))
-    text = text_of(diff_blocks(result))
-    assert "What run b begins with, against step 6 of a:" in text
-    assert "not restored: optimizer state (step 7 -> 1); learning rates" in text
-    document = diff_document(result)
-    assert [part["state"] for part in document["resumed"]["parts"] if part["part"] == OPTIMIZER] == ["not restored"]
-    assert {origin["part"] for origin in document["origins"]} >= {OPTIMIZER, "random state of torch"}
-    json.dumps(document, allow_nan=False)
-    page = first_screen(result)
-    assert "What run b begins with, against step 6 of a" in page
-    assert "did not restore the optimizer state" in page
 
 
 def scaled(kept=None, *, lose=(), end=8):
@@ -488,13 +383,6 @@ def test_a_run_that_reads_weights_without_torch_load_is_known_as_resumed(reads, 
     result = compared(whole, run(file.partition(".")[2], file, "3"))
     assert (result.resumed.at, result.verdict) == (3, Verdict.SAME), result.sentence
     assert result.sentence.startswith("Resumed correctly: run b restored all that is on record of step 2 of a.")
-
-
-def test_where_files_are_not_on_record_the_offset_is_offered(reads):
-    run, whole = reads
-    result = compared(whole, run("unseen", "weights.safetensors", "3", options=["--no-source"]))
-    assert result.resumed is None
-    assert any("nothing else says that it is resumed (--offset 3 compares" in note for note in result.notes)
 
 
 def test_a_run_that_alone_reads_weights_and_begins_with_none_of_the_others_says_how_to_set_it_beside(reads):
