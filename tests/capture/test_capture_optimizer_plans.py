@@ -133,11 +133,7 @@ def test_an_optimizer_that_is_made_of_others_shows_what_they_keep_and_step_with(
     with open_run(tmp_path / "run") as run:
         records = list(run.rank(0).records(1))
     rates = {(r.site.fqn, r.site.path): float(r.summary.text) for r in records if r.site.path.endswith("['lr']")}
-    assert rates == {
-        ("Container", "[0]['lr']"): 0.1,
-        ("AdamW", "[0]['lr']"): 0.1,
-        ("AdamW#2", "[0]['lr']"): 0.02,
-    }
+    assert rates == {("Container", "[0]['lr']"): 0.1, ("AdamW", "[0]['lr']"): 0.1, ("AdamW#2", "[0]['lr']"): 0.02}
     kept = {(r.site.fqn, r.site.path) for r in records if r.site.kind.value == "optimizer_state"}
     names = [f"Sequential.{number}.{name}" for number in (0, 1) for name in ("weight", "bias")]
     assert kept == {(name, f"['{key}']") for name in names for key in ("step", "exp_avg", "exp_avg_sq")}

@@ -81,11 +81,7 @@ class Idle(multiprocessing.get_context("fork").Process):
 
 @pytest.mark.parametrize(
     ("start", "answered"),
-    [
-        (lambda fork: fork.Process(target=idle), ["idle"]),
-        (lambda fork: Idle(), ["Idle"]),
-        (lambda fork: None, []),
-    ],
+    [(lambda fork: fork.Process(target=idle), ["idle"]), (lambda fork: Idle(), ["Idle"]), (lambda fork: None, [])],
     ids=["function", "class", "none"],
 )
 def test_processes_that_the_script_starts_are_reported(tmp_path, start, answered):

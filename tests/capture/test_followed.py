@@ -71,16 +71,8 @@ FILES = {
     "test_it.py": "def test_training():\n    exec(open('train.py').read(), {})\n",
 }
 ACCELERATE = [
-    "--cpu",
-    "--num_processes",
-    "1",
-    "--num_machines",
-    "1",
-    "--mixed_precision",
-    "no",
-    "--dynamo_backend",
-    "no",
-]
+    "--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+]  # fmt: skip
 TWO = ["--nproc-per-node", "2", "--master-port", "0", "--standalone"]
 COMMANDS = {
     "direct": ["train.py"],
@@ -163,10 +155,7 @@ def same_as_direct(folder, name):
     return result.verdict.value == "same" and result.counts.steps_compared == 2
 
 
-@pytest.mark.parametrize(
-    "name",
-    sliced(FOLLOWED[:-1], ("python", "torchrun", "shell script")),
-)
+@pytest.mark.parametrize("name", sliced(FOLLOWED[:-1], ("python", "torchrun", "shell script")))
 def test_what_trains_below_a_launcher_is_recorded_as_it_is_alone(folder, ended, name):
     assert ended(name).returncode == 0, ended(name).stderr
     assert same_as_direct(folder, name), ended(name).stderr

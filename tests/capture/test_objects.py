@@ -106,12 +106,7 @@ def ask(monkeypatch, capsys):
 
 
 def test_every_verb_answers_of_a_run_there_as_of_one_here(runs, bucket, ask, tmp_path):
-    asked = {
-        "diff": ("a", "b"),
-        "check": ("b",),
-        "show": ("step", "7", "b"),
-        "verify": ("a",),
-    }
+    asked = {"diff": ("a", "b"), "check": ("b",), "show": ("step", "7", "b"), "verify": ("a",)}
     for verb, words in asked.items():
         here = ask(verb, *(runs / word if len(word) == 1 and word != "7" else word for word in words))
         there = ask(verb, *(f"{bucket.url}/runs/{word}" if len(word) == 1 and word != "7" else word for word in words))

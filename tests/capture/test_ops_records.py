@@ -115,12 +115,7 @@ def test_in_place_and_out_variants_are_recorded_as_they_leave_memory(tmp_path):
 
     path = run_op(tmp_path / "run", lambda: Writes()(torch.tensor([1.0, 2.0, 3.0])))
     found = [r for r in operators(path) if r.site.fqn == "Writes"]
-    assert [r.info.op for r in found] == [
-        "aten.mul.Tensor",
-        "aten.add_.Tensor",
-        "aten.fill_.Scalar",
-        "aten.mul.out",
-    ]
+    assert [r.info.op for r in found] == ["aten.mul.Tensor", "aten.add_.Tensor", "aten.fill_.Scalar", "aten.mul.out"]
     by_op = {r.info.op: r for r in found}
     assert by_op["aten.add_.Tensor"].summary.checksum == checksum(torch.tensor([2.0, 3.0, 4.0]))
     assert by_op["aten.mul.out"].summary.checksum == checksum(torch.tensor([14.0, 6.0, 8.0]))

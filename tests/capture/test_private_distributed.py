@@ -107,11 +107,7 @@ def test_styles_leave_what_they_take_and_give_in_their_hooks(mesh):
     for style, takes, gives in (
         (styles.ColwiseParallel(), [("[0]", mesh, (whole,))], [("", mesh, (Shard(-1),))]),
         (styles.RowwiseParallel(output_layouts=rows), [("[0]", mesh, (Shard(-1),))], [("", mesh, (rows,))]),
-        (
-            styles.PrepareModuleInput(input_layouts=rows, desired_input_layouts=whole),
-            [("[0]", mesh, (rows,))],
-            [],
-        ),
+        (styles.PrepareModuleInput(input_layouts=rows, desired_input_layouts=whole), [("[0]", mesh, (rows,))], []),
         (styles.PrepareModuleOutput(output_layouts=rows, desired_output_layouts=whole), [], [("", mesh, (whole,))]),
     ):
         module = styles.parallelize_module(nn.Linear(2, 2), mesh, style)

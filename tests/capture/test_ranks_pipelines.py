@@ -18,10 +18,7 @@ from introspect_cli.store.ranks.tasks import as_one
 from introspect_cli.store.read.manifests import Stages, stages_of
 from introspect_cli.store.read.run import open_run
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 QUIET = ("--no-packages", "--no-env", "--no-source")
 

@@ -56,10 +56,7 @@ def test_one_changed_line_of_a_forward_is_one_change():
 
 def test_a_changed_line_inside_a_branch_or_a_loop_is_one_change():
     after = NET.replace("x, 0.1,", "x, 0.2,").replace("ones(2, 4)", "ones(2, 5)")
-    assert said(changes(NET, after)) == [
-        ("net.py:15", "Net.forward", "statement"),
-        ("net.py:21", "train", "statement"),
-    ]
+    assert said(changes(NET, after)) == [("net.py:15", "Net.forward", "statement"), ("net.py:21", "train", "statement")]
 
 
 def test_comments_docstrings_formatting_and_moved_definitions_are_no_change():

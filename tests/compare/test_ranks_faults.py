@@ -20,10 +20,7 @@ from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.store.read.run import open_run
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 ALONE = ("hand-none",)
 TWO = (

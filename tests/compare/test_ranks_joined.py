@@ -23,10 +23,7 @@ from introspect_cli.store.read.run import open_run
 sys.path.append(str(SCRIPT.parent))
 from train_ranks import Tokens
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 ONE = ("--ranks", "one-per-replica")
 SAMPLES = ("--per-sample",)

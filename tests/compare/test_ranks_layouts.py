@@ -15,10 +15,7 @@ from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 RUNS = {
     "single": (1, "single"),

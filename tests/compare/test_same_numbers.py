@@ -94,11 +94,7 @@ SAME = [
     ("plain", "wrapped", "Net.head is Net.head.0 in b; only b has Net.head (Sequential) around what is inside it."),
     ("plain", "identity", "only b has Net.extra (Identity), which changes nothing: it gives back what it is given."),
     ("plain", "dropout", "only b has Net.extra (Dropout), which changes nothing: it gives back what it is given."),
-    (
-        "doubled",
-        "halved",
-        "Doubled.q and Doubled.k of a are one in b, Doubled.qk: put together, their parameters have",
-    ),
+    ("doubled", "halved", "Doubled.q and Doubled.k of a are one in b, Doubled.qk: put together, their parameters have"),
     ("plain", "beside", f"only b also runs Sequential; {RANDOM}."),
     ("plain", "another", f"Net is Net#2 (net) in b; only b also runs another Net (other); {RANDOM}."),
     ("plain", "drawn", f"step 2. T{RANDOM[1:]}."),

@@ -62,10 +62,7 @@ CASES = {
         Cache(),
         [(".layers[0].keys", A), (".layers[0].values", B), (".layers[1].keys", C), (".layers[1].values", A)],
     ),
-    "a return type of torch": (
-        torch.return_types.max((A, B)),
-        [("[0]", A), ("[1]", B)],
-    ),
+    "a return type of torch": (torch.return_types.max((A, B)), [("[0]", A), ("[1]", B)]),
     "empty": ((), []),
     "an empty dict inside": ([{}, A], [("[1]", A)]),
     "a parameter": ([torch.nn.Parameter(B)], [("[0]", B)]),

@@ -132,8 +132,7 @@ def test_finite_numbers_whose_float32_sum_overflows(measure):
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64],
+    "dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
 )
 def test_statistics_of_integers_are_exact(measure, dtype):
     x = torch.randint(0, 120, (5000,)).to(dtype)
