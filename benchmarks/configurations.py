@@ -96,9 +96,9 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("diff-steps", diff={"steps": Schedule.parse("1:")}),
     Configuration("rtol-1e-5", diff={"rtol": 1e-5}),
     Configuration("rtol-1e-2", diff={"rtol": 1e-2}),
-    Configuration("every-3", capture=("--every", "3")),
+    Configuration("every-3", capture=("--steps", "::3")),
     Configuration("steps-2:", capture=("--steps", "2:")),
-    Configuration("lean-every-2", capture=("--every", "2", "--record", "param,grad,loss")),
+    Configuration("lean-every-2", capture=("--steps", "::2", "--record", "param,grad,loss")),
     Configuration("operators", capture=("--level", "op")),
     Configuration(
         "evaluated", scripts={"train_gpt.py": ("--evaluate-every", "1"), "train_cnn.py": ("--eval-every", "1")}

@@ -32,7 +32,6 @@ VERBS = {
     "bisect": "Find the commit or the change that made a script diverge.",
     "capture": "Run a training script and record what it computes.",
     "check": "Look for what usually goes wrong in training.",
-    "completion": "Print the script that completes this command in a shell.",
     "diff": "Find where two runs first diverge, and why.",
     "export": "Write a run in other formats.",
     "golden": "Keep a small run in git and check a script against it.",
@@ -56,34 +55,10 @@ _TOGETHER = {
 """Of verbs that share a file, its name."""
 
 _COMPLETE = "_INTROSPECT_COMPLETE"
-"""Environment variable by which the script of `introspect completion` asks what could come next."""
-
-_MEANT = {
-    "compare": "diff",
-    "info": "show",
-    "inspect": "show",
-    "list": "show",
-    "ls": "show",
-    "record": "capture",
-    "run": "capture",
-    "trace": "capture",
-}
-"""What other tools call our verbs, which do not look alike enough to be guessed."""
+"""Environment variable by which a shell asks for click's script (`bash_source`), and the script what comes next."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Why a file that our output goes to takes no more of it."""
-
-_NO_SUCH = (
-    errno.ENOENT,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-)
-"""Why a file of that name is none for us."""
 
 Work = Callable[[], int]
 
@@ -109,43 +84,18 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            near = f"; did you mean {_MEANT[name]}?" if name in _MEANT else did_you_mean(name, VERBS, cutoff=0.7)
-            hint = near or f"; choose from {', '.join(VERBS)}"
+            hint = did_you_mean(name, VERBS, cutoff=0.7) or f"; choose from {', '.join(VERBS)}"
             raise click.UsageError(f"unknown verb {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
 def command_of(verb: str) -> click.Command:
     """The command of a verb."""
-    if verb == "completion":
-        return completion
     name = f"{verb}_" if keyword.iskeyword(verb) else verb  # `import`
     command = getattr(import_module(f"introspect_cli.commands.{_TOGETHER.get(verb, verb)}"), name)
     assert isinstance(command, click.Command)
     command.short_help = VERBS[verb]
     return command
-
-
-_WHERE = {
-    "bash": 'eval "$(introspect completion bash)" in ~/.bashrc (bash 4.4 or newer)',
-    "zsh": 'eval "$(introspect completion zsh)" in ~/.zshrc, after compinit',
-    "fish": "introspect completion fish > ~/.config/fish/completions/introspect.fish",
-}
-
-
-@click.command(
-    epilog="\b\nPut one of these where the shell reads it:\n" + "\n".join(f"  {line}" for line in _WHERE.values()),
-    short_help=VERBS["completion"],
-)
-@click.argument("shell", type=click.Choice(list(_WHERE)))
-def completion(shell: str) -> int:
-    """Print the script that completes verbs, options and paths of introspect in SHELL."""
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    assert kind is not None
-    click.echo(kind(click.Group("introspect"), {}, "introspect", _COMPLETE).source())
-    return 0
 
 
 def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -258,20 +208,14 @@ def _exit_code_of(work: Callable[[], Any]) -> Any:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNDECIDED
     except OSError as error:
+        if isinstance(error.filename, (str, os.PathLike)):
+            return _tell(f"{os.fspath(error.filename)!r} cannot be used: {error.strerror}", UNDECIDED)
         if error.errno not in _FULL:
-            return _refused(error) or _mistake(error)
+            return _mistake(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _tell(f"the answer cannot be written: {error.strerror}", UNDECIDED)
     except Exception as error:
         return _mistake(error)
-
-
-def _refused(error: OSError) -> int:
-    """Report what the system refuses to do with a file that somebody named; 0, and nothing, for any other error."""
-    named = error.filename
-    if error.errno not in _NO_SUCH or not isinstance(named, (str, os.PathLike)):
-        return 0
-    return _tell(f"{os.fspath(named)!r} cannot be used: {error.strerror}", UNDECIDED)
 
 
 def _mistake(error: Exception) -> int:

@@ -10,24 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from introspect_cli.capture.options.capture_options import CaptureOptions, described
-from introspect_cli.capture.options.option import AGAIN, HEADINGS, HOW, RUN, WHEN, Option
+from introspect_cli.capture.options.option import AGAIN, HEADINGS, HOW, Option
 from introspect_cli.capture.options.parse import options_of
 from introspect_cli.capture.processes import command_of
 from introspect_cli.commands.shared import RunType
-from introspect_cli.errors import UsageError, did_you_mean
+from introspect_cli.errors import UsageError
 from introspect_cli.script.target import Target, check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-_NOT_IN_FILE = {"config", "module", "words", "help", "repeat", "verify_neutral", "last_look"}
-_PERTURB = "--perturb"
-_LONGEST = 1 << 16
-"""Characters that options take at most: a device has no end."""
-_UNSET = ("", "~", "null", "Null", "NULL")
+    from collections.abc import Callable, Iterable
 
 
 class GroupedOption(click.Option):
@@ -39,7 +32,7 @@ class GroupedOption(click.Option):
 
 
 class CaptureCommand(click.Command):
-    """A command whose help stands under headings, and whose errors name the file a value came from."""
+    """A command whose help stands under headings, and which knows what stood before the script."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, a section a heading."""
@@ -53,49 +46,12 @@ class CaptureCommand(click.Command):
                 formatter.write_dl(headings[heading])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, telling where a bad value was written if not on the command line."""
-        args = self._with_seed(args)
-        given = list(args)
-        try:
-            rest = super().parse_args(ctx, args)
-        except click.BadParameter as error:
-            name = error.param.name if error.param is not None else None
-            if name is not None and ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
-                message = f"{error.message} (in {ctx.meta['config']})"
-                raise click.BadParameter(message, ctx, error.param) from error
-            raise
-        before_script = given[: len(given) - len(ctx.params.get("words") or ())]
-        ctx.meta["before script"] = before_script[:-1] if before_script[-1:] == ["--"] else before_script
+        """Parse, and keep the words before the script for who runs it in another process."""
+        given = tuple(args)
+        rest = super().parse_args(ctx, args)
+        before = given[: len(given) - len(ctx.params.get("words") or ())]
+        ctx.meta["before script"] = before[:-1] if before[-1:] == ("--",) else before
         return rest
-
-    def _with_seed(self, args: list[str]) -> list[str]:
-        """The command line with a seed for `--perturb` where none follows it: click would take the script for one."""
-        takes = {
-            name: not (param.is_flag or param.count)
-            for param in self.params
-            if isinstance(param, click.Option)
-            for name in (*param.opts, *param.secondary_opts)
-        }
-        at = 0
-        while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
-            if args[at] == _PERTURB:
-                seed = args[at + 1 : at + 2]
-                if not (seed and seed[0].isascii() and seed[0].isdigit()):
-                    return [*args[:at], f"{_PERTURB}=0", *self._with_seed(args[at + 1 :])]
-            at += 2 if takes.get(args[at], False) else 1
-        return args
-
-
-def _read_config(ctx: click.Context, _: click.Parameter, file: Path | None) -> None:
-    if file is None:
-        return
-    options = [param for param in ctx.command.params if param.name not in _NOT_IN_FILE]
-    ctx.meta["config"] = file
-    ctx.default_map = read_config(
-        file,
-        names=[str(param.name) for param in options],
-        lists=[str(param.name) for param in options if isinstance(param, click.Option) and param.multiple],
-    )
 
 
 def _declared(heading: str, text: str, *names: str, **settings: Any) -> Callable[[Any], Any]:
@@ -126,14 +82,6 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     """All options: those that are fields, and those that steer this command only."""
     for name, option in described():
         yield from_field(name, option, getattr(CaptureOptions, name))
-        if name == "steps":
-            yield _declared(WHEN, "Only every N-th step, as --steps ::N.", "--every", metavar="N", type=int)
-    yield _declared(
-        RUN,
-        "YAML file with any of these options by long name; the command line wins.",
-        "--config", metavar="FILE", type=click.Path(path_type=Path),
-        is_eager=True, expose_value=False, callback=_read_config,
-    )  # fmt: skip
     yield _declared(HOW, "Run the module named next, as `python -m` does.", "-m", "module", is_flag=True)
     yield _declared(
         AGAIN,
@@ -162,61 +110,10 @@ def split_words(command: click.Command, line: tuple[str, ...]) -> tuple[tuple[st
         click.UsageError: the options are not those of `capture`.
     """
     context = command.make_context("capture", list(line))
-    rest: tuple[str, ...] = context.params["words"]
-    options = line[: len(line) - len(rest)]
+    options, rest = context.meta["before script"], context.params["words"]
     if context.params["module"]:
         return tuple(word for word in options if word != "-m"), ("-m", *rest)
     return options, rest
-
-
-def read_config(file: Path, *, names: Collection[str], lists: Collection[str]) -> dict[str, str | list[str]]:
-    """The options in a YAML file, by parameter name.
-
-    Raises:
-        UsageError: no such file, not YAML, not a mapping, an unknown option, a value of the wrong form.
-    """
-    options: dict[str, str | list[str]] = {}
-    for written, value in _mapping(file).items():
-        name = str(written).replace("-", "_")
-        if name not in names:
-            written_as = [option.replace("_", "-") for option in names]
-            hint = did_you_mean(str(written).replace("_", "-"), written_as) or ";"
-            raise UsageError(f"{file} has an unknown option {written!r}{hint} choose from {', '.join(written_as)}")
-        values: list[Any] = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, str) for item in values):
-            raise UsageError(f"{file}: {written!r} takes a value or a list of values, not a mapping")
-        if name in lists:
-            options[name] = [item for item in values if item not in _UNSET]
-        elif name == "steps":
-            options[name] = ",".join(values)
-        elif isinstance(value, list):
-            raise UsageError(f"{file}: {written!r} takes one value, not a list")
-        elif value not in _UNSET:
-            options[name] = value
-    return options
-
-
-def _mapping(file: Path) -> dict[Any, Any]:
-    import yaml
-
-    try:
-        with file.open(encoding="utf-8") as opened:
-            text = opened.read(_LONGEST + 1)
-        if len(text) > _LONGEST:
-            raise UsageError(f"{file} is longer than {_LONGEST:,} characters: write one `option: value` a line")
-        # BaseLoader makes nothing but text, lists and mappings: less than SafeLoader does
-        content = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - see above
-    except OSError as error:
-        raise UsageError(f"the options in {str(file)!r} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where is not None else ""
-        raise UsageError(f"{file} is not YAML{line}: write one `option: value` a line") from error
-    if content in (None, ""):
-        return {}
-    if not isinstance(content, dict):
-        raise UsageError(f"{file} is not a mapping of options: write one `option: value` a line")
-    return content
 
 
 @click.command(
@@ -231,8 +128,7 @@ Examples:
   introspect capture --last 100 --until-nan train.py
   introspect capture --against runA --stop train.py
   introspect capture --first 10 --every-seconds 600 --publish mlflow train.py
-  introspect capture --seed 0 --deterministic -m project.train --epochs 2
-  introspect capture --config capture.yaml train.py""",
+  introspect capture --seed 0 --deterministic -m project.train --epochs 2""",
 )
 @capture_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE [ARGS]...")

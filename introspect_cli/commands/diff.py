@@ -121,7 +121,6 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("--map/--no-map", "want_map", default=False, help="Show modules by steps, shaded by distance.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
-@click.option("--zoom", is_flag=True, help="Run both again and show which elements first differ (`introspect zoom`).")
 @click.option("--repeat", is_flag=True, help="With revisions: first run A twice, and say whether both runs agree.")
 @click.option("--fresh", is_flag=True, help="With revisions: capture again even what was captured before.")
 @link_option
@@ -141,7 +140,6 @@ def diff(
     again: Again,
     *,
     bisect: bool,
-    zoom: bool,
 ) -> int:
     """Find where runs A and B first diverge, and why. Of more runs, say which agree with which.
 
@@ -149,26 +147,20 @@ def diff(
     before it, or a label. With a script behind `--`, A and B may be git revisions, or `.` for the work tree as it is:
     both are captured in a work tree beside it, with the same seed, environment and data.
     """
-    from introspect_cli.compare.terms.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
-    from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen
 
     if shown.values and shown.format_ != "table":
         raise UsageError("--values shows a table; `introspect show values --format json` writes the values of a run.")
     if shown.output and shown.level != "op":
         raise UsageError("-o draws operators: give --level op with it.")
-    if zoom and (shown.format_ != "table" or more):
-        raise UsageError("--zoom shows two runs as a table: name two, without --format.")
-    if zoom and any(map(is_checkpoint, filter(None, (a, b)))):
-        raise UsageError("--zoom runs two scripts again, and a checkpoint has none.")
     command = ctx.meta.get("command")
     if command and a is None:  # `--` stands before runs, as it may where a name begins with a dash
         a, b, more, command = command[0], next(iter(command[1:]), None), command[2:], None
     if command is None and any(vars(again).values()):
         raise UsageError("--repeat, --fresh and --link belong to revisions: name what to run after `--`.")
-    if command is not None and (zoom or more):
-        raise UsageError("give two revisions, without --zoom: leave the rest out.")
+    if command is not None and more:
+        raise UsageError("give two revisions: leave the rest out.")
     try:
         if command is None:
             a, b = pair_of(*(None if word is None else str(chosen(word)) for word in (a, b)))
@@ -182,11 +174,6 @@ def diff(
         if bisect:
             told.exit_code = CANNOT_TEST
         raise told from None
-    if zoom and verdict is Verdict.DIVERGED:
-        from introspect_cli.commands.reruns import show_zoom
-
-        click.echo()
-        show_zoom(Path(a), Path(b), shown.options(compared), noise=tuple(map(Path, compared.noise)))
     code = exit_code(verdict)
     return CANNOT_TEST if bisect and code == UNDECIDED else code
 

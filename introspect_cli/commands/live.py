@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.rerun.live import LiveReference
     from introspect_cli.store.read.run import Run
 
 _NICE = 10
@@ -74,14 +75,11 @@ def compared_live(
 
     options, noise = compared_as(asked)
     with opened(*noise) as others:
-        of_reference, ask = question(reference, run, others, options)
-        return compare_live(of_reference, run, ask, first, agreed)
+        return compare_live(against(reference, run, others, options), run, first, agreed)
 
 
-def question(
-    reference: str, run: Path, noise: Sequence[Run], options: DiffOptions
-) -> tuple[Callable[[], Run], Callable[[Run, Run], DiffResult]]:
-    """What opens a reference, and what compares it with the run; a golden run is compared by its tolerance.
+def against(reference: str, run: Path, noise: Sequence[Run], options: DiffOptions) -> LiveReference:
+    """The comparison of a run with a reference; with a golden run, by its tolerance.
 
     Raises:
         StoreError: a golden run cannot be read.
@@ -94,6 +92,7 @@ def question(
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint, open_any
     from introspect_cli.rerun import golden
+    from introspect_cli.rerun.live import LiveReference
 
     if is_checkpoint(reference):
         raise UsageError(f"{reference} is a checkpoint, which has one step: a run is compared with a run as it goes")
@@ -102,8 +101,10 @@ def question(
         if noise or replace(options, want_map=False) != DiffOptions():
             raise UsageError(f"{reference} is a golden run, which has its own options: leave these out")
         about = golden.read(kept)
-        return lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compared(kept, about, run)
-    return lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise)
+        return LiveReference(
+            lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compared(kept, about, run)
+        )
+    return LiveReference(lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise))
 
 
 def _place(result: DiffResult) -> list[Any] | None:

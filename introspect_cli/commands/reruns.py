@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -213,24 +212,13 @@ def zoom(
     unchanged, else in a copy with its recorded sources, with operators recorded and whole tensors kept around the first
     divergence. zoom warns when a run does not reproduce its numbers, and then shows what the runs hold.
     """
-    one, two = map(Path, pair_of(a, b))
-    return show_zoom(one, two, compared.options(), output, links, tuple(map(Path, compared.noise)))
-
-
-def show_zoom(
-    a: Path,
-    b: Path,
-    options: Any,
-    output: Path | None = None,
-    links: tuple[str, ...] = (),
-    noise: tuple[Path, ...] = (),
-) -> int:
-    """Zoom and draw what is seen; the exit code."""
     from introspect_cli.render.console import Screen
     from introspect_cli.render.rerun_text import zoom_blocks
     from introspect_cli.rerun.zoom import zoom as look
 
-    zoomed = look(a, b, options, output, links, tell, noise)
+    one, two = map(Path, pair_of(a, b))
+    noise = tuple(map(Path, compared.noise))
+    zoomed = look(one, two, compared.options(), output, links, tell, noise)
     screen = Screen()
     screen.draw(zoom_blocks(zoomed, screen.width))
     return exit_code(zoomed.verdict)

@@ -249,11 +249,9 @@ class Look:
         steps: steps that can be read, of the rank with most.
         last: the last of them that every rank has; None without any.
         labels: what its framework calls that step.
-        rate: steps of the script in a second; None where nothing tells.
-        recent: whether that is the rate of late; else it is the average since the script started.
+        rate: steps of the script in a second, since it started; None where nothing tells.
         curves: losses, norms and learning rates of its lowest rank.
         check: what a check of it finds.
-        behind: steps that the run went on while it was looked at.
     """
 
     path: str
@@ -264,8 +262,6 @@ class Look:
     rate: float | None
     curves: tuple[Curve, ...]
     check: CheckResult
-    recent: bool = False
-    behind: int = 0
 
     @property
     def over(self) -> bool:

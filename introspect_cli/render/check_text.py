@@ -116,11 +116,9 @@ def watch_blocks(
 
 def watch_line(look: Look) -> str:
     """How far the run is, in a line."""
-    average = "" if look.recent else " on average"
-    rate = f", {number(look.rate, 3)} steps/s{average}" if look.rate is not None else ""
+    rate = f", {number(look.rate, 3)} steps/s on average" if look.rate is not None else ""
     where = "no step yet" if look.last is None else step_words(look.last, look.labels)
-    behind = f"; the run is {count(look.behind, 'step')} further by now" if look.behind else ""
-    return f"{look.state.value}, {where}{rate}{behind}"
+    return f"{look.state.value}, {where}{rate}"
 
 
 def _curve(curve: Curve, room: int, *, ascii_only: bool) -> list[Block]:

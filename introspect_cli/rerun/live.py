@@ -10,7 +10,6 @@ twice as long as it worked.
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    Ask = Callable[[Run, Run], DiffResult]
-
 PAUSE = 0.05
 """Seconds between two looks at a run that goes on, at least."""
 
@@ -34,38 +31,78 @@ _TRAINING = {Phase.BACKWARD.value, Phase.OPTIMIZER.value}
 
 
 @dataclass
+class LiveReference:
+    """The comparison of a run that goes on with a reference, which is opened again where it may have grown.
+
+    Attributes:
+        opened: opens the reference.
+        compare: compares the reference with the run.
+    """
+
+    opened: Callable[[], Run]
+    compare: Callable[[Run, Run], DiffResult]
+    _one: Run | None = None
+
+    def reference(self) -> Run:
+        """The reference as it is now: it may go on, or be just being written anew."""
+        if self._one is None or self._one.state is RunState.RUNNING or self._one.last_step is None:
+            self.close()
+            self._one = self.opened()
+        return self._one
+
+    def close(self) -> None:
+        """Close the reference."""
+        if self._one is not None:
+            self._one.close()
+            self._one = None
+
+    def result(self, run: Run) -> DiffResult | None:
+        """The comparison with a run; None where that goes on and may take back what it has recorded so far.
+
+        What a model computes before anything is trained may turn out to have been an evaluation.
+        """
+        one, running = self.reference(), run.state is RunState.RUNNING
+        if running and not (_trains(run) or (run.ranks and not _trains(one))):
+            return None
+        try:
+            return self.compare(one, run)
+        except UsageError:  # what is selected may only come
+            if running:
+                return None
+            raise
+
+
+@dataclass
 class Digests:
-    """What each step of a reference digests to, by rank and number; read again where that goes on itself."""
+    """The digests of a run's steps beside those of its reference, by rank."""
 
     by_rank: dict[int, dict[int, bytes]] = field(default_factory=dict)
     looked: dict[int, int] = field(default_factory=dict)
-
-    def read(self, run: Run) -> None:
-        """Read those of a reference."""
-        self.by_rank |= {rank: run.rank(rank).digests() for rank in run.ranks}
+    _of: Run | None = None
 
     @property
     def last(self) -> int:
         """The last step that was looked at of every rank; -1 before there is one."""
         return min(self.looked.values(), default=-1)
 
-    def differ(self, run: Run) -> bool:
+    def differ(self, reference: Run, run: Run) -> bool:
         """Whether a step that was not looked at yet differs; other ranks than the reference's always do."""
+        if reference is not self._of:
+            self.by_rank |= {rank: reference.rank(rank).digests() for rank in reference.ranks}
+            self._of = reference
         if set(run.ranks) - set(self.by_rank):
             return True
         differs = False
         for rank in run.ranks:
-            digests, last = run.rank(rank).digests(), self.looked.get(rank, -1)
-            reference = self.by_rank[rank]
-            differs |= any(step > last and reference.get(step, digest) != digest for step, digest in digests.items())
+            digests, last, other = run.rank(rank).digests(), self.looked.get(rank, -1), self.by_rank[rank]
+            differs |= any(step > last and other.get(step, digest) != digest for step, digest in digests.items())
             self.looked[rank] = max(digests, default=-1)
         return differs
 
 
 def compare_live(
-    reference: Callable[[], Run],
+    against: LiveReference,
     path: Path,
-    ask: Ask,
     first: Callable[[DiffResult], None],
     agreed: Callable[[int], None] = lambda _step: None,
     pause: float = PAUSE,
@@ -82,74 +119,32 @@ def compare_live(
         StoreError: one of them cannot be read.
         UsageError: the two cannot be compared.
     """
-    live = _Live(reference, ask, first, agreed)
-    with live.held:
-        result = poll(path, live.look, pause=pause, rest=_REST, unreadable=live.held.close)
-    assert result is not None  # the run is over
-    return result
+    digests, last, rest_until = Digests(), -1, 0.0
+    waiting = reported = False
 
-
-@dataclass
-class _Live:
-    """A comparison under way."""
-
-    reference: Callable[[], Run]
-    ask: Ask
-    first: Callable[[DiffResult], None]
-    agreed: Callable[[int], None]
-    digests: Digests = field(default_factory=Digests)
-    held: ExitStack = field(default_factory=ExitStack)
-    one: Run | None = None
-    waiting: bool = False
-    reported: bool = False
-    rest_until: float = 0.0
-    last: int = -1
-
-    def look(self, run: Run) -> DiffResult | None:
-        """What the comparison says once the run is over; None before."""
-        one = self._reference()
-        self.waiting = (self.digests.differ(run) or self.waiting) and not self.reported
-        if run.state is not RunState.RUNNING:
-            return self._asked(one, run)
-        began = time.monotonic()
-        if self.waiting and began >= self.rest_until and may_be_judged(one, run):
-            with suppress(UsageError):  # what is selected may only come
-                self._asked(one, run)
-                self.waiting = False
-            self.rest_until = time.monotonic() + _REST * (time.monotonic() - began)
-        if not (self.waiting or self.reported) and self.digests.last != self.last:
-            self.last = self.digests.last
-            self.agreed(self.last)
-        return None
-
-    def _reference(self) -> Run:
-        """The reference, opened again where it may have grown, or where another run may lie there by now."""
-        if self.one is None or may_grow(self.one):
-            self.held.close()
-            self.one = self.held.enter_context(self.reference())
-            self.held.callback(setattr, self, "one", None)
-            self.digests.read(self.one)
-        return self.one
-
-    def _asked(self, one: Run, run: Run) -> DiffResult:
-        result = self.ask(one, run)
-        if result.verdict is Verdict.DIVERGED and not self.reported:
-            self.reported = True
-            self.first(result)
+    def look(run: Run) -> DiffResult | None:
+        nonlocal last, rest_until, waiting, reported
+        waiting = (digests.differ(against.reference(), run) or waiting) and not reported
+        began, over = time.monotonic(), run.state is not RunState.RUNNING
+        result = None
+        if over or (waiting and began >= rest_until):
+            result = against.result(run)
+            waiting &= result is None
+            rest_until = time.monotonic() + _REST * (time.monotonic() - began)
+            if result is not None and result.verdict is Verdict.DIVERGED and not reported:
+                reported = True
+                first(result)
+        if not (over or waiting or reported) and digests.last != last:
+            last = digests.last
+            agreed(last)
         return result
 
-
-def may_grow(reference: Run) -> bool:
-    """Whether a reference may have more by now than when it was opened: it goes on, or is just being written anew."""
-    return reference.state is RunState.RUNNING or reference.last_step is None
-
-
-def may_be_judged(reference: Run, run: Run) -> bool:
-    """Whether what a run has recorded so far stays.
-
-    What a model computes before anything is trained may turn out to have been an evaluation, and is then taken back.
-    """
-    return run.state is not RunState.RUNNING or _trains(run) or not _trains(reference)
+    try:
+        result = poll(path, look, pause=pause, rest=_REST, unreadable=against.close)
+    finally:
+        against.close()
+    assert result is not None  # the run is over
+    return result
 
 
 def _trains(run: Run) -> bool:

@@ -1,4 +1,4 @@
-"""What `capture` makes of its command line and configuration file, and where its options end."""
+"""What `capture` makes of its command line, and where its options end."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ OPTIONS = [
     (("--exclude", "x"), {"exclude": ("x",)}),
     (("--max-depth", "0"), {"max_depth": 0}),
     (("--steps", "0,5:9"), {"steps": Schedule.parse("0,5:9")}),
-    (("--every", "10"), {"steps": Schedule.parse("::10")}),
+    (("--steps", "::10"), {"steps": Schedule.parse("::10")}),
     (("--eval",), {"eval": True}),
     (("--no-eval",), {"eval": False}),
     (("--seed", "0", "--deterministic"), {"seed": 0, "deterministic": True}),
@@ -97,8 +97,7 @@ WRONG = [
     (("--stats", "l1"), "unknown statistic 'l1'"),
     (("--stats", "Mean"), "did you mean mean"),
     (("--steps", "ten"), "schedule"),
-    (("--every", "0"), "stride of 0"),
-    (("--every", "10", "--steps", "10:40"), "--every"),
+    (("--steps", "::0"), "stride of 0"),
     (("--seed", "-1"), "--seed"),
     (("--seed", str(2**32)), "--seed"),
     (("--max-depth", "-1"), "--max-depth"),
@@ -118,83 +117,6 @@ def test_what_is_wrong_is_reported(asked, words, sentence):
     message = said.value.format_message() if isinstance(said.value, click.UsageError) else str(said.value)
     assert re.search(sentence, message), message
     assert "\n" not in message
-
-
-def test_a_file_may_hold_any_option(asked):
-    Path("capture.yaml").write_text(
-        "# ours\noutput: run\nforce: yes\nquiet: true\nrecord: [input, output]\nstats: mean,max\nsketch: no\n"
-        "modules: '*.attn'\nexclude:\n  - a\n  - b\nmax-depth: 2\nsave_tensors: [w]\nsteps: 10:20:5\n"
-        "eval: off\nseed: 7\ndeterministic: on\nenv: false\npackages: false\nsource: false\nredact: [MY_*]\n"
-    )
-    assert asked("--config", "capture.yaml", "train.py")[1] == CaptureOptions(
-        output=Path("run"),
-        force=True,
-        record=frozenset({Kind.INPUT, Kind.OUTPUT}),
-        stats=("max", "mean"),
-        sketch=False,
-        modules=("*.attn",),
-        exclude=("a", "b"),
-        max_depth=2,
-        steps=Schedule.parse("10:20:5"),
-        eval=False,
-        seed=7,
-        deterministic=True,
-        env=False,
-        packages=False,
-        source=False,
-        save_tensors=("w",),
-        redact=("MY_*",),
-        quiet=True,
-    )
-
-
-def test_the_command_line_wins_over_the_file(asked):
-    Path("capture.yaml").write_text("seed: 7\nsketch: no\nmodules: [a, b]\nsteps: 0:5\nrecord: grad\n")
-    words = ("--seed", "1", "--sketch", "--modules", "c", "--record", "loss", "--config", "capture.yaml")
-    options = asked(*words, "train.py")[1]
-    assert options == CaptureOptions(seed=1, modules=("c",), steps=Schedule.parse("0:5"), record=frozenset({Kind.LOSS}))
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n", "seed:\nmodules: []\nmax-depth: null\n"])
-def test_a_file_without_options_changes_nothing(asked, text):
-    Path("capture.yaml").write_text(text)
-    assert asked("--config", "capture.yaml", "train.py")[1] == CaptureOptions()
-
-
-def test_a_schedule_in_a_file_may_be_a_list_or_unquoted(asked):
-    Path("capture.yaml").write_text("steps: [0, 5, 10:20, 100::50]\n")
-    assert asked("--config", "capture.yaml", "train.py")[1].steps == Schedule.parse("0,5,10:20,100::50")
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("sed: 1\n", "unknown option 'sed'; did you mean seed"),
-        ("config: other.yaml\n", "unknown option 'config'"),
-        ("seed: abc\n", "in capture.yaml"),
-        ("sketch: perhaps\n", "in capture.yaml"),
-        ("seed: [1, 2]\n", "takes one value"),
-        ("modules: {a: b}\n", "not a mapping"),
-        ("- seed\n", "not a mapping of options"),
-        ("seed\n", "not a mapping of options"),
-        ("seed: [1\n", "not YAML .line 2"),
-        ("seed: \0\n", "not YAML"),
-        (b"\xff\xfe\xff", "not YAML"),
-        ("seed: !!python/object/apply:os.getpid []\n", "takes one value"),
-        ("&a seed: *b\n", "not YAML"),
-        ("[" * 5000, "not YAML"),
-        ("seed: 1\n" * 10_000, "longer than 65,536 characters"),
-    ],
-)
-def test_a_wrong_file_is_reported(asked, text, sentence):
-    Path("capture.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises((UsageError, click.UsageError), match=sentence):
-        asked("--config", "capture.yaml", "train.py")
-
-
-def test_a_file_that_is_not_there_is_reported(asked):
-    with pytest.raises(UsageError, match=r"'absent\.yaml' cannot be read: No such file"):
-        asked("--config", "absent.yaml", "train.py")
 
 
 def test_options_for_the_manifest_are_plain(asked):

@@ -80,7 +80,7 @@ def test_the_version_tells_what_a_bug_report_needs(introspect):
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("dif", "did you mean diff?"), ("list", "did you mean show?"), ("xyz", f"choose from {', '.join(VERBS)}")],
+    [("dif", "did you mean diff?"), ("xyz", f"choose from {', '.join(VERBS)}")],
 )
 def test_an_unknown_verb_is_reported_what_there_is(introspect, word, hint):
     done = introspect(word)

@@ -61,7 +61,7 @@ def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(sai
         + "\n    def train(self, mode=True):\n        self.a.weight.data.mul_({})\n        return super().train(mode)\n"
     )
     train = TRAIN.replace("    optimizer.step()", "    optimizer.step()\n    if step == 0:\n        net.train()")
-    document, _ = said(model.format(0.9), train, ("--every", "2"), base=model.format(0.8), base_train=train)
+    document, _ = said(model.format(0.9), train, ("--steps", "::2"), base=model.format(0.8), base_train=train)
     assert document["first"]["step"] == 2
     assert "(Net.train): self.a.weight.data.mul_(0.8) -> self.a.weight.data.mul_(0.9)" in document["sentence"]
 

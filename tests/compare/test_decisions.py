@@ -35,6 +35,7 @@ ASKED = {
     "reduced": [f"diff {one} {name}" for name in _SLICE[::2] for one in ("lean*", "outputs", "checksums", "state")],
     "selected": [f"diff {one} {name}" for name in _SLICE[1::3] for one in ("diff-*", "rtol-*")],
     "operators": ["diff everything op-*"],
+    "scenes": ["diff scenes *"],
     "refactorings": ["diff refactorings *"],
     # `whole skip` and `samples samples-split` are asked again when what is decided of them is right again
     "splits": [

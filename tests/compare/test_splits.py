@@ -49,7 +49,9 @@ def test_gradients_that_agree_prove_a_split_by_lean_records_whatever_differs_aft
     assert any("batch of a step is cut differently" in note for note in result.notes)
 
 
-@pytest.mark.parametrize("options", ["--record param,grad,loss", "--every 2", "--modules mix", "--level op", "--eval"])
+@pytest.mark.parametrize(
+    "options", ["--record param,grad,loss", "--steps ::2", "--modules mix", "--level op", "--eval"]
+)
 def test_splits_are_the_same_by_lean_records_too(split, options):
     result = split("--samples 32", "--samples 32 --micro 2", options=options)
     assert result.verdict is Verdict.SAME, result.sentence

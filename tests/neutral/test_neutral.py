@@ -1157,7 +1157,12 @@ def the_compiler_sees_no_frame_of_introspect(log):
 
 MORE_LOSSES = ("a_backward_pass_inside_a_forward_trains_the_same", "double_backward_and_gradient_penalty")
 """Programs that differentiate more than their loss."""
-TWICE = ("the_script_finds_its_own_hooks_only", "step_that_raises_and_goes_on")
+TWICE = (
+    *MORE_LOSSES,
+    "the_script_finds_its_own_hooks_only",
+    "step_that_raises_and_goes_on",
+    "replicas_in_threads_train_the_same",
+)
 """Programs with several backward passes, or optimizers, in one step: a site has several values."""
 OPTIONS = {
     "operators": {"level": "op"},

@@ -9,13 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from dataclasses import replace
 
 import pytest
 from synthetic import row, write_run
 
-from introspect_cli.commands.watch import _look, _with_rate
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.health.check import look
@@ -88,28 +86,6 @@ def test_runs_marks_those_that_go_on(tmp_path, introspect):
     with StoreWriter.create(tmp_path / "introspect-runs" / "now") as store:
         store.write_manifest({"status": "running"})
         assert re.search(r"introspect-runs/now .*running", introspect("runs").stdout)
-
-
-def test_the_rate_is_that_of_the_last_looks(runs):
-    with open_run(runs / "a") as run:
-        seen = replace(look(run), state=RunState.RUNNING)
-    looks = deque([(100.0, 1)], maxlen=3)
-    assert _with_rate(seen, looks, 102.0).rate == 2.0
-    assert watch_line(_with_rate(seen, looks, 104.0)) == "running, step 5, 1 steps/s"
-    assert not _with_rate(seen, deque(maxlen=3), 104.0).recent
-
-
-def test_how_far_the_run_went_on_meanwhile_is_said(runs, monkeypatch):
-    monkeypatch.setattr("introspect_cli.commands.watch._SLOW", 0.0)
-    reader = iter([5, 17])
-    with open_run(runs / "a") as run:
-        seen = replace(look(run), state=RunState.RUNNING)
-    monkeypatch.setattr("introspect_cli.health.check.look", lambda _run: seen)
-    monkeypatch.setattr("introspect_cli.store.read.run.Run.last_step", property(lambda _run: next(reader)))
-    next(reader)
-    with open_run(runs / "a") as run:
-        behind, _ = _look(str(runs / "a"), run, None)
-    assert watch_line(replace(behind, rate=None)) == "running, step 5; the run is 12 steps further by now"
 
 
 def test_a_screen_of_80_columns_is_enough(runs):

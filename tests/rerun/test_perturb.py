@@ -72,7 +72,7 @@ def runs(tmp_path_factory, forks):
         ("eps", (), ("eps",)),
         ("constant", (), ("constant",)),
         ("p", ("--perturb", "7"), ()),
-        ("sampled", ("--perturb", "--steps", "0,2,4"), ("--perturb", "x")),
+        ("sampled", ("--perturb", "0", "--steps", "0,2,4"), ("--perturb", "x")),
         ("other", ("--perturb=3",), ("other",)),
     ):
         done = forks("capture", "-o", name, *options, "train.py", *words, cwd=folder)
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_is_loaded_before_training_is_what_moves(run, tmp_path
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 4))
     torch.save(model.state_dict(), tmp_path / "state.pt")
-    run("p", "--perturb", words=["load"])
+    run("p", "--perturb", "0", words=["load"])
     with open_run(tmp_path / "p") as p:
         found = {r.site.fqn: r.summary for r in p.rank(0).records(0) if r.site.phase is Phase.START}
     largest = float(model[3].weight.detach().max())
@@ -207,7 +207,7 @@ def test_the_seed_may_be_left_out_and_the_scripts_options_are_its_business(runs,
     assert seeds == {"a": None, "p": 7, "sampled": 0}
     assert open_run(folder / "sampled").manifest["argv"][1:] == ["--perturb", "x"]
     assert open_run(folder / "other").manifest["perturbed"]["seed"] == 3
-    refused = forks("capture", "--verify-neutral", "--perturb", "train.py", cwd=folder)
+    refused = forks("capture", "--verify-neutral", "--perturb", "0", "train.py", cwd=folder)
     assert refused.returncode == 2
     assert "leave one out" in refused.stderr
 

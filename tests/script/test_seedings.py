@@ -87,7 +87,7 @@ def test_what_set_a_state_is_named_where_one_run_alone_sets_it(answer, place, ch
 
 
 def test_a_seed_between_two_recorded_steps_is_named(answer):
-    result = answer(THERE, "if step == 1: torch.manual_seed(5)", THERE, "--every", "2")
+    result = answer(THERE, "if step == 1: torch.manual_seed(5)", THERE, "--steps", "::2")
     assert "torch.manual_seed(5) (train.py:19) sets it in b only." in result.sentence
 
 

@@ -79,7 +79,7 @@ echo > notes && git add . && git commit -qm "Notes"
 echo >> notes && git commit -qam "More notes"
 introspect capture -q -o runA --save-tensors '*' train.py
 introspect capture -q -o runB --save-tensors '*' train.py --lr 2e-3
-introspect capture -q -o runA2 --perturb train.py
+introspect capture -q -o runA2 --perturb 0 train.py
 introspect capture -q -o opA --level op train.py
 introspect capture -q -o opB --level op train.py --lr 2e-3
 introspect golden save -o golden train.py
@@ -90,7 +90,7 @@ introspect merge node0/run node1/run -o run
 introspect pack node0/run -o node0.introspect.zip
 introspect pack node1/run -o node1.introspect.zip
 introspect pack runA -o reference.zip
-mkdir -p .config/fish/completions experiments tests/golden
+mkdir -p experiments tests/golden
 cp -r runA experiments/first && cp -r runB runC
 cp -r golden tests/golden/gpt
 """

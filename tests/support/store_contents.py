@@ -68,7 +68,7 @@ _DOCUMENTS = (
     "determinism", "modules", "schedules", "x",
 )  # fmt: skip
 _TEXTS_OF = frozenset({".csv", ".jsonl", ".yaml", ".json", ".svg", ".html", ".md", ".txt"})
-_READ_NO_RUN = frozenset({"bisect", "capture", "completion"})
+_READ_NO_RUN = frozenset({"bisect", "capture"})
 """Verbs that are given a script to run, or nothing."""
 _KEYS = (
     "tool", "script", "argv", "exit_code", "started", "ended", "options", "observed", "not_observed", "notes",

@@ -230,9 +230,8 @@ class CaptureOptions:
     deterministic: bool = of_the_script(False, "Ask torch and its libraries for deterministic algorithms.")
     perturb: int | None = of_the_script(
         None,
-        "Move each initial parameter by one rounding, up or down by a seed [default: 0]; `diff --noise` takes such a "
-        "run.",
-        metavar="[SEED]",
+        "Move each initial parameter by one rounding, up or down by a seed such as 0; `diff --noise` takes such a run.",
+        metavar="SEED",
         least=0,
         most=2**32 - 1,
     )

@@ -26,21 +26,20 @@ if TYPE_CHECKING:
 
 
 def options_of(given: Mapping[str, Any]) -> CaptureOptions:
-    """Options by name, checked: those of the command line, of a configuration file, of a call.
+    """Options by name, checked: those of the command line, or of a call.
 
     Args:
-        given: `steps` is a schedule's text, `every` stands for all steps with that stride; what may be given several
-            times is a text with commas or several texts; what is missing or empty has its default.
+        given: `steps` is a schedule's text; what may be given several times is a text with commas or several texts;
+            what is missing or empty has its default.
 
     Raises:
         UsageError: an option, a kind or a statistic is unknown, a bad schedule.
     """
     known = dict(described())
-    names = [*known, "every"]
     for name in given:
-        if name not in names:
-            hint = did_you_mean(name, names) or ";"
-            raise UsageError(f"capture has no option {name!r}{hint} choose from {', '.join(names)}")
+        if name not in known:
+            hint = did_you_mean(name, known) or ";"
+            raise UsageError(f"capture has no option {name!r}{hint} choose from {', '.join(known)}")
     values = dict(given)
     for name in values.keys() & {name for name, option in known.items() if option.repeated}:
         texts = (values[name],) if isinstance(values[name], str) else tuple(values[name])
@@ -48,11 +47,6 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
             values[name] = _CHOSEN[name](texts) if values[name] else getattr(CaptureOptions, name)
         else:
             values[name] = words(texts) if known[name].commas else texts
-    every = values.pop("every", None)
-    if every is not None:
-        if values.get("steps") is not None:
-            raise UsageError(f"--every is a stride over all steps: with --steps, write it there, as in 10:40:{every}")
-        values["steps"] = f"::{every}"
     values["steps"] = Schedule() if values.get("steps") is None else Schedule.parse(values["steps"])
     if values.get("schedule") is not None:
         rule = values["schedule"]
