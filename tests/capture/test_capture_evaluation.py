@@ -29,66 +29,6 @@ class Net(nn.Module):
         return self.head(torch.relu(self.body(x)))
 
 
-def without_gradients(net, average, criterion, loader):
-    del average
-    net.eval()
-    with torch.no_grad():
-        for x, y in loader:
-            criterion(net(x), y)
-    net.train()
-
-
-def gradients_off_around_the_model_only(net, average, criterion, loader):
-    del average
-    net.eval()
-    for x, y in loader:
-        with torch.no_grad():
-            criterion(net(x), y)
-    net.train()
-
-
-def averaged_copy(net, average, criterion, loader):
-    del net
-    with torch.no_grad():
-        for x, y in loader:
-            criterion(average(x), y)
-
-
-def plain_tensors(net, average, criterion, loader):
-    del average, loader
-    with torch.no_grad():
-        criterion(net(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
-
-
-def averaged_copy_on_plain_tensors(net, average, criterion, loader):
-    del net, loader
-    with torch.no_grad():
-        criterion(average(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
-
-
-def torchs_average_on_plain_tensors(net, average, criterion, loader):
-    del average, loader
-    with torch.no_grad():
-        criterion(torch.optim.swa_utils.AveragedModel(net)(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
-
-
-def in_train_mode(net, average, criterion, loader):
-    del average
-    with torch.no_grad():
-        for x, y in loader:
-            criterion(net(x), y)
-
-
-WAYS = [
-    without_gradients,
-    gradients_off_around_the_model_only,
-    averaged_copy,
-    plain_tensors,
-    torchs_average_on_plain_tensors,
-    in_train_mode,
-]
-
-
 def train(evaluate, when):
     torch.manual_seed(3)
     x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
@@ -131,69 +71,6 @@ def assert_same(a, b):
         result = compare_runs(one, other, DiffOptions(), [])
         assert result.verdict is Verdict.SAME, result.sentence
         assert one.manifest["steps"] == other.manifest["steps"] == STEPS
-
-
-@pytest.mark.parametrize("when", ["before", "between a batch and its use", "in the middle", "after"])
-@pytest.mark.parametrize("evaluate", WAYS, ids=lambda way: way.__name__)
-def test_training_is_not_shifted(tmp_path, alone, evaluate, when):
-    with watched(tmp_path / "run"):
-        train(evaluate, when)
-    assert_same(alone, tmp_path / "run")
-
-
-@pytest.mark.parametrize("when", ["in the middle", "after"])
-def test_an_averaged_copy_that_took_no_part_in_the_first_step_is_evaluated(tmp_path, alone, when):
-    with watched(tmp_path / "run"):
-        train(averaged_copy_on_plain_tensors, when)
-    assert_same(alone, tmp_path / "run")
-
-
-def train_late(evaluate, *, by_hand=False):
-    """As `train`, evaluated before anything shows that a model will be trained."""
-    torch.manual_seed(3)
-    net, criterion = Net(), nn.CrossEntropyLoss()
-    x, y = torch.randn(STEPS, 4, 4), torch.randint(0, 2, (STEPS, 4))
-    validation = DataLoader(list(zip(-x[0], y[0], strict=True)), batch_size=2, generator=torch.Generator())
-    if evaluate is not None:
-        evaluate(net, copy.deepcopy(net), criterion, validation)
-    optimizer = None if by_hand else torch.optim.SGD(net.parameters(), lr=0.1)
-    for inputs, target in zip(x, y, strict=True):
-        net.zero_grad()
-        criterion(net(inputs), target).backward()
-        if optimizer is not None:
-            optimizer.step()
-            continue
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.sub_(0.1 * parameter.grad)
-
-
-@pytest.mark.parametrize("by_hand", [False, True], ids=["optimizer", "by hand"])
-@pytest.mark.parametrize("evaluate", [without_gradients, plain_tensors], ids=lambda way: way.__name__)
-def test_evaluation_before_anything_is_trained_counts_as_no_step(tmp_path, evaluate, by_hand):
-    for name, way in (("a", None), ("b", evaluate)):
-        with watched(tmp_path / name):
-            train_late(way, by_hand=by_hand)
-    assert_same(tmp_path / "a", tmp_path / "b")
-    with open_run(tmp_path / "b") as run:
-        assert any("was taken for an evaluation and is not recorded" in said for said in run.manifest["not_observed"])
-
-
-def forwards_with_gradients(net, average, criterion, loader):
-    """A model is run to see that it works, or to learn its shapes; nothing is made of the result."""
-    del average, loader
-    assert net(torch.ones(2, 4)).shape == (2, 2)
-    criterion(net(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
-
-
-@pytest.mark.parametrize("by_hand", [False, True], ids=["optimizer", "by hand"])
-def test_forwards_with_gradients_of_which_nothing_is_left_count_as_no_step(tmp_path, by_hand):
-    for name, way in (("a", None), ("b", forwards_with_gradients)):
-        with watched(tmp_path / name):
-            train_late(way, by_hand=by_hand)
-    assert_same(tmp_path / "a", tmp_path / "b")
-    with open_run(tmp_path / "b") as run:
-        assert any("was taken for an evaluation and is not recorded" in said for said in run.manifest["not_observed"])
 
 
 def test_a_forward_before_the_optimizer_whose_graph_is_used_is_training(tmp_path):

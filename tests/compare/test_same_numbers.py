@@ -5,107 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from many_sites import timed
-from opcapture import captured, compared
-from refactored import (
-    Called,
-    Doubled,
-    Exchanged,
-    Merged,
-    Net,
-    Renamed,
-    Task,
-    adding,
-    draws_once_more,
-    evaluated,
-    fed,
-    fit,
-    masking,
-    two_models,
-    with_extra,
-    without_bias,
-    wrapped_head,
-)
+from opcapture import compared
 from synthetic import row, write_run
-from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.store.read.run import open_run
-
-RUNS = {
-    "plain": fit(Net),
-    "renamed": fit(lambda: Net(Renamed)),
-    "wrapped": fit(wrapped_head),
-    "identity": fit(with_extra(nn.Identity)),
-    "dropout": fit(with_extra(lambda: nn.Dropout(0.0))),
-    "merged": fit(lambda: Net(Merged)),
-    "exchanged": fit(lambda: Net(Exchanged)),
-    "beside": fit(Net, around=evaluated(lambda: nn.Sequential(nn.Linear(4, 2), nn.ReLU()))),
-    "another": fit(Net, around=evaluated(Net)),
-    "drawn": fit(draws_once_more),
-    "unbiased": fit(without_bias()),
-    "biased": fit(without_bias(bias=True)),
-    "task": fit(Task),
-    "called": fit(Called),
-    "doubled": fit(Doubled, steps=1),
-    "halved": fit(lambda: Doubled(as_one=True), steps=1),
-    "adds outside": fit(adding(inside=False)),
-    "adds inside": fit(adding(inside=True)),
-    "adds more inside": fit(adding(inside=True, factor=1.01)),
-    "mask": fit(masking(wide=False, table=True)),
-    "wide mask": fit(masking(wide=True)),
-    "network first": two_models(),
-    "target first": two_models(swapped=True),
-    "target differs": two_models(swapped=True, target_differs=True),
-    "images": fed(),
-    "images by workers": fed(workers=2),
-    "images with a bias": fed(bias=True),
-    "images with a layer": fed(layer=True),
-}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run by its name, captured when it is first asked for."""
-    directory = tmp_path_factory.mktemp("runs")
-
-    def find(name):
-        path = directory / name.replace(" ", "-")
-        return path if path.exists() else captured(path, RUNS[name])
-
-    return find
-
-
-@pytest.fixture
-def diff(run):
-    """Compare two runs by their names."""
-
-    def compare(a, b, **options):
-        return compared(run(a), run(b), **options)
-
-    return compare
-
-
-RANDOM = "the random state of torch differs from step 0 on and nothing recorded depends on it"
-SAME = [
-    ("plain", "renamed", "Names differ: Net.blocks.*.body is Net.blocks.*.mlp in b."),
-    ("plain", "wrapped", "Net.head is Net.head.0 in b; only b has Net.head (Sequential) around what is inside it."),
-    ("plain", "identity", "only b has Net.extra (Identity), which changes nothing: it gives back what it is given."),
-    ("plain", "dropout", "only b has Net.extra (Dropout), which changes nothing: it gives back what it is given."),
-    ("doubled", "halved", "Doubled.q and Doubled.k of a are one in b, Doubled.qk: put together, their parameters have"),
-    ("plain", "beside", f"only b also runs Sequential; {RANDOM}."),
-    ("plain", "another", f"Net is Net#2 (net) in b; only b also runs another Net (other); {RANDOM}."),
-    ("plain", "drawn", f"step 2. T{RANDOM[1:]}."),
-    ("plain", "task", "Net is Task.net in b; only b has Task around what is inside it."),
-    ("plain", "called", "only b has Net.blocks (Sequential) around what is inside it."),
-    (
-        "network first",
-        "target first",
-        "Net (network) is Net#2 (network) in b; Net#2 (target_network) is Net (target_network) in b.",
-    ),
-    ("images", "images by workers", f"step 2. {RANDOM[0].upper()}{RANDOM[1:].replace('step 0', 'step 1')}."),
-]
 
 
 def test_a_tensor_that_is_saved_under_another_name_of_its_model_is_structure(tmp_path):
