@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,35 +81,62 @@ def page(title: str, introduction: str, lines: Iterator[str]) -> str:
 
 
 def verbs() -> str:
-    """Every verb with its options, as `--help` has them."""
+    """Every verb with its options, as `--help` has them; an option of three verbs or more stands once, at the end."""
+    top = click.Context(cli.introspect, info_name="introspect")
+    commands = [cli.command_of(name) for name in cli.VERBS]
+    times = Counter(line for command in commands for line in every_option(command, top))
+    shared = [line for line, count in times.items() if count > 2]
 
     def lines() -> Iterator[str]:
-        for name in cli.VERBS:
-            yield from verb(cli.command_of(name), click.Context(cli.introspect, info_name="introspect"), "##")
+        for command in commands:
+            yield from verb(command, top, "##", shared)
+        yield from ("## Shared options", "", *shared)
 
-    return page("Verbs and options", "This is what `introspect VERB --help` prints.", lines())
+    about = "What `introspect VERB --help` prints; options of several verbs stand once, [at the end](#shared-options)."
+    return page("Verbs and options", about, lines())
 
 
-def verb(command: click.Command, parent: click.Context, heading: str) -> Iterator[str]:
+def every_option(command: click.Command, parent: click.Context) -> Iterator[str]:
+    """The options of a verb and of those below it, a line each."""
+    context = click.Context(command, info_name=command.name, parent=parent)
+    yield from (line for line, _ in options_of(command, context))
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            yield from every_option(below, context)
+
+
+def options_of(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    """A command's options as lines of a list, each with the heading that it stands under."""
+    for option in command.get_params(context):
+        record = option.get_help_record(context) if isinstance(option, click.Option) else None
+        if record is not None and "--help" not in option.opts:
+            text = escaped(record[1].replace("  [", " ["))
+            yield f"- `{record[0]}`: {text}".rstrip(": "), getattr(option, "heading", "")
+
+
+def verb(command: click.Command, parent: click.Context, heading: str, shared: list[str]) -> Iterator[str]:
     """A verb and those below it."""
     context = click.Context(command, info_name=command.name, parent=parent)
     usage = " ".join(command.collect_usage_pieces(context))
     yield from (f"{heading} {context.command_path}", "", f"`{context.command_path} {usage}`", "")
     yield from (escaped(inspect.cleandoc(command.help or "")), "")
     groups: dict[str, list[str]] = {}
-    for option in command.get_params(context):
-        record = option.get_help_record(context) if isinstance(option, click.Option) else None
-        if record is not None and "--help" not in option.opts:
-            text = record[1].replace("  [", " [")
-            groups.setdefault(getattr(option, "heading", ""), []).append(f"- `{record[0]}`: {escaped(text)}")
+    also = []
+    for line, title in options_of(command, context):
+        if line in shared:
+            also.append(re.findall(r"--[\w-]+", line)[0])
+        else:
+            groups.setdefault(title, []).append(line)
     for title, options in sorted(groups.items(), key=lambda group: (*HEADINGS, "").index(group[0])):
         yield from ((f"**{title}**", "") if title else ())
-        yield from (*(option.rstrip(": ") for option in options), "")
+        yield from (*options, "")
+    if also:
+        yield from (f"[Shared](#shared-options): {', '.join(f'`{name}`' for name in also)}.", "")
     if command.epilog:
         yield from ("```text", *inspect.cleandoc(command.epilog).replace("\b\n", "").strip().split("\n"), "```", "")
     if isinstance(command, click.Group):
         for below in command.commands.values():
-            yield from verb(below, context, heading + "#")
+            yield from verb(below, context, heading + "#", shared)
 
 
 def escaped(text: str) -> str:
@@ -127,14 +155,13 @@ def reasons_page() -> str:
 
 def rules() -> str:
     """Every rule of `introspect check`."""
-
-    def lines() -> Iterator[str]:
-        for rule in rules_document(choose((), ()))["rules"]:
-            yield from (f"## {rule['rule']}", "", f"{rule['level'].capitalize()}: {escaped(rule['about'])}.", "")
-            yield from (f"- Found when: {escaped(rule['when'])}.", f"- Usually: {escaped(rule['cause'])}.", "")
-
-    about = "What `introspect check` looks for. `introspect check --list` prints the same."
-    return page("Health rules", about, lines())
+    every = rules_document(choose((), ()))["rules"]
+    lines = (
+        f"- **{rule['rule']}** ({rule['level']}): {escaped(rule['about'])}. When {escaped(rule['when'])}."
+        for rule in every
+    )
+    about = "What `introspect check` looks for. Each finding, and `check --list`, adds what usually causes it."
+    return page("Health rules", about, lines)
 
 
 def statistics() -> str:
@@ -207,32 +234,12 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
 
     def keys(of: dict[str, Any]) -> Iterator[str]:
         for key, value in of["properties"].items():
-            optional = "" if key in of["required"] else ", not always there"
-            text = value.get("description", "")
-            yield f"- `{key}` ({kind(value)}{optional})" + (
-                f": {escaped(text)}{'' if text.endswith('.') else '.'}" if text else ""
-            )
-
-    def kind(value: dict[str, Any]) -> str:
-        if "$ref" in value:
-            return value["$ref"].rpartition("/")[2]
-        if "anyOf" in value:
-            return " or ".join(map(kind, value["anyOf"]))
-        if "enum" in value:
-            return ", ".join(f"`{one}`" for one in value["enum"])
-        if "const" in value:
-            return f"`{value['const']}`"
-        if "prefixItems" in value:
-            return f"list of {len(value['prefixItems'])}"
-        if "items" in value:
-            return f"list of {kind(value['items'])}"
-        return str(value.get("type", "any"))
+            words = ", ".join(f"`{one}`" for one in value.get("enum", ()))
+            text = escaped(value.get("description", "")).removesuffix(".")
+            yield f"- `{key}`: " + "; ".join(filter(None, (text, words))) + "."
 
     def lines() -> Iterator[str]:
         yield from keys(made)
-        definition = made["$defs"]["Divergence"]
-        yield from ("", "## Divergence", "", f"{escaped(definition['description'].removesuffix('.'))}.", "")
-        yield from keys(definition)
         yield from ("", "## Schemas", "", "Each has all keys, with what they mean.", "")
         for name, one in schemas.items():
             command = one["title"].removesuffix(" --format json")
@@ -243,8 +250,8 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
         "`check`, `runs`, `show` with each of its views, `bisect` and a `diff` of more than two runs have documents "
         "too. A JSON Schema of each comes with the package, below `render/assets/` of `introspect_cli`; the tests hold "
         "real answers against them. [Reasons](reasons.md) says what the word of `reason` means. Checksums have 16 "
-        "hexadecimal digits. A Summary and a Record have the [statistics](statistics.md) by name beside these keys. "
-        "A DiffResult is the document of a comparison."
+        "hexadecimal digits; a record has the [statistics](statistics.md) by name. A divergence has `step`, `rank`, "
+        "`phase`, `kind`, `fqn`, `call` and `path`, `role`, `reason`, what runs `a` and `b` recorded, and `rel_l2`."
         "\n\n```python\nimport json\nfrom importlib.resources import files\n\n"
         'schema = files("introspect_cli.render") / "assets" / "diff.schema.json"\n'
         "schema = json.loads(schema.read_text())\n```"

@@ -115,7 +115,7 @@ class Probes:
         self.context.clock.on_tick.append(self._modules_named)
         self.context.clock.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
-        state.within = modules.phase
+        state.within, state.outer = modules.phase, lambda: modules.stack.phase
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
         self.beginning = BeginningProbe(self.context, modules)

@@ -22,20 +22,20 @@ Examples:
 Exit status: 0 nothing found, 1 a finding at the level of --fail-on or worse, 2 no rule had the data it needs.""",
 )
 @click.argument("run", type=RunType(), required=False)
-@click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Check only these rules; may be repeated.")
-@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave these rules out; may be repeated.")
+@click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Check only these rules; repeatable.")
+@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave these rules out; repeatable.")
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warning", "info"]),
     default="warning",
     show_default=True,
-    help="Exit with 1 where a finding is of this level or worse.",
+    help="Exit with 1 from this level on.",
 )
 @formats()
 @click.option(
     "--copies",
     is_flag=True,
-    help="Only compare the copies that ranks hold, without reading records, to find the rank that differs.",
+    help="Only find the rank whose copies differ, without reading records.",
 )
 @engine_option
 @click.option("--list", "listed", is_flag=True, help="List the rules: when each finds something.")
@@ -52,8 +52,7 @@ def check(
 ) -> int:
     """Look for what usually goes wrong in training, in RUN, or in the last run.
 
-    Each finding has the step it began, where, the numbers that show it, and what usually causes it. Rules that lack
-    data are listed as not checked.
+    Rules that lack data are listed as not checked.
     """
     from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError

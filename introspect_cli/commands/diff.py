@@ -105,27 +105,27 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
-    help="List N divergences one by one [default: the first alone, and what follows from it by kind; -v, json: 12].",
+    help="List N divergences one by one [default: the first; json: 12].",
     metavar="N",
 )
-@click.option("--settings", "settings_only", is_flag=True, help="Show what differs besides numbers, and nothing else.")
+@click.option("--settings", "settings_only", is_flag=True, help="Show only what differs besides numbers.")
 @click.option("--changes", "changes_only", is_flag=True, help="List changed statements, the likeliest cause first.")
 @comparing
 @click.option(
     "--level",
     type=click.Choice(["module", "op"]),
     default="module",
-    help="op: also show the operators of the first diverging step (captured with --level op).",
+    help="op: show the operators of the first diverging step, too.",
 )
-@click.option("-o", "--output", type=click.Path(), help="With --level op: draw them into this file, .svg or .html.")
+@click.option("-o", "--output", type=click.Path(), help="Draw these operators into a file, .svg or .html.")
 @click.option("--map/--no-map", "want_map", default=False, help="Show modules by steps, shaded by distance.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
-@click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
-@click.option("--repeat", is_flag=True, help="With revisions: first run A twice, and say whether both runs agree.")
-@click.option("--fresh", is_flag=True, help="With revisions: capture again even what was captured before.")
+@click.option("--values", is_flag=True, help="Show the stored values of the first divergence.")
+@click.option("--repeat", is_flag=True, help="With revisions: run A twice first, and say whether it repeats.")
+@click.option("--fresh", is_flag=True, help="With revisions: capture again what was captured before.")
 @link_option
 @engine_option
-@click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` expects it.")
+@click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, for `git bisect run`.")
 @gathered(Shown, "shown")
 @gathered(Again, "again")
 @click.pass_context
@@ -143,9 +143,8 @@ def diff(
 ) -> int:
     """Find where runs A and B first diverge, and why. Of more runs, say which agree with which.
 
-    Without runs, the last two below introspect-runs/ are compared. A run is a path, @1 for the last one, @2 for the one
-    before it, or a label. With a script behind `--`, A and B may be git revisions, or `.` for the work tree as it is:
-    both are captured in a work tree beside it, with the same seed, environment and data.
+    A run is a path, a label, or @1 for the last one, @2 for the one before it; without runs, these two are compared.
+    With a script behind `--`, A and B may be git revisions, or `.` for the work tree: both are captured first.
     """
     from introspect_cli.errors import IntrospectError, UsageError
     from introspect_cli.inspect.runs import chosen

@@ -38,12 +38,10 @@ Exit status: 0, or 2 where something could not be published.""",
 @click.option(
     "--files/--no-files",
     default=True,
-    help="Also the page and (not to a URL) the packed run, at the end [default: yes].",
+    help="At the end also the page and the packed run [default: yes].",
 )
-@click.option("--sources/--no-sources", default=False, help="Also the text of source files [default: no].")
-@click.option(
-    "--rank", type=click.IntRange(min=0), metavar="N", help="Send only this rank, as each process of a launch does."
-)
+@click.option("--sources/--no-sources", default=False, help="With the text of the source files [default: no].")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Send only this rank.")
 @click.option("--wait/--no-wait", default=True, help="Go on until the run is over [default: yes].")
 def publish(
     run: str,
@@ -58,10 +56,8 @@ def publish(
 ) -> int:
     """Send the numbers of each step of RUN to a logger, a directory or object storage.
 
-    These are the losses, the norms of gradients and parameters, how many elements are NaN or infinite, and statistics
-    of what is selected. A PLACE is tensorboard, mlflow or wandb (tensorboard:DIR, mlflow:RUN_ID and wandb:PROJECT say
-    where), a directory, or a URL such as s3://bucket/runs. A URL gets the run itself, which every verb then reads as
-    s3://bucket/runs/RUN.
+    A PLACE is tensorboard[:DIR], mlflow[:RUN_ID], wandb[:PROJECT], a directory, or a URL such as s3://bucket/runs,
+    which gets the run itself.
     """
     from introspect_cli.publish.follow import follow, numbers_of
     from introspect_cli.publish.places import Remote

@@ -43,9 +43,7 @@ def report(
 ) -> int:
     """Make a page about RUN, or about RUN and RUN_B; without them, about the last run below introspect-runs/.
 
-    The page is one file that needs no network: the answer of `diff`, the losses, every module's distance over the
-    steps, the divergence map, histories, scales along the depth, and the findings of `check`. A selection narrows
-    the comparison, not the curves.
+    The page is one file that needs no network. A selection narrows the comparison, not the curves.
     """
     from introspect_cli.commands.page import page_of
     from introspect_cli.compare.checkpoints.moment import is_checkpoint

@@ -44,7 +44,7 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told.""",
     nargs=2,
     type=RunType(),
     metavar="RUN_A RUN_B",
-    help="Prove which changed statements, files and settings make two runs diverge, by running their script again.",
+    help="Find which changed statements, files and settings make two runs diverge.",
 )
 @click.option(
     "--max-runs",
@@ -52,12 +52,12 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told.""",
     metavar="N",
     default=50,
     show_default=True,
-    help="Run no more than N variants to find the changed statement.",
+    help="Run no more than N variants for that.",
 )
 @click.option("--until-step", type=click.IntRange(min=0), metavar="N", help="Look no further than step N.")
-@click.option("--setup", metavar="COMMAND", help="Shell command to run before each capture, such as a reinstall.")
+@click.option("--setup", metavar="COMMAND", help="Shell command to run before each capture.")
 @link_option
-@click.option("--keep", is_flag=True, help="Leave the work tree, or the variants, in place at the end.")
+@click.option("--keep", is_flag=True, help="Leave the work tree, or the variants, in place.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Where runs are kept; a later call continues from there."
 )
@@ -79,8 +79,7 @@ def bisect(
 ) -> int:
     """Find the first commit whose run diverges from a good one's, or what makes two runs diverge.
 
-    Revisions are tried in a separate work tree: your checkout, index and stash stay as they are. Options that are
-    not listed here go to `introspect capture`.
+    Your checkout, index and stash stay as they are. Options not listed here go to `introspect capture`.
     """
     from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.errors import UsageError
@@ -127,13 +126,13 @@ def golden() -> None:
     default=20,
     show_default=True,
     metavar="N",
-    help="Run N steps; of these, the first four, the middle one and the last are kept.",
+    help="Run N steps, and keep the first four, the middle and the last.",
 )
 @rtol_option
 @atol_option
-@click.option("--tolerance", multiple=True, metavar="KIND=RTOL[,ATOL]", help="Tolerance of one kind; may be repeated.")
+@click.option("--tolerance", multiple=True, metavar="KIND=RTOL[,ATOL]", help="Tolerance of one kind; repeatable.")
 @force_option("a golden run")
-@click.option("--sources/--no-sources", default=False, help="Also keep the text of the source files [default: no].")
+@click.option("--sources/--no-sources", default=False, help="With the text of the source files [default: no].")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CAPTURE OPTIONS] SCRIPT [ARGS]...")
 def save(
     words: tuple[str, ...],
@@ -148,7 +147,7 @@ def save(
 ) -> int:
     """Run a script for some steps and keep what it computes.
 
-    Checksums and sketches are kept of losses, outputs, gradients and parameters: some kilobytes, to be committed.
+    That is some kilobytes of checksums and sketches, to be committed.
     """
     from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.rerun.golden import Golden, tolerance_of
@@ -163,12 +162,8 @@ def save(
 
 @golden.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="GOLDEN")
-@click.option(
-    "--noise", is_flag=True, help="Run the script twice, and accept four times the difference between these runs."
-)
-@click.option(
-    "--keep", "keep_run", type=click.Path(path_type=Path), metavar="RUN", help="Keep the new run in this directory."
-)
+@click.option("--noise", is_flag=True, help="Run the script twice, and accept four times their difference.")
+@click.option("--keep", "keep_run", type=click.Path(path_type=Path), metavar="RUN", help="Keep the new run here.")
 def check(path: Path, *, noise: bool, keep_run: Path | None) -> int:
     """Run the script of a golden run again and compare.
 
@@ -206,11 +201,8 @@ def zoom(
 ) -> int:
     """Run what A and B recorded again, up to their first divergence, and show which elements differ there.
 
-    Without runs, the last two below introspect-runs/ are taken.
-
-    The recorded command lines are executed: zoom only into runs that you trust. Each runs where it ran if its files are
-    unchanged, else in a copy with its recorded sources, with operators recorded and whole tensors kept around the first
-    divergence. zoom warns when a run does not reproduce its numbers, and then shows what the runs hold.
+    This executes what was recorded: zoom only into runs that you trust. Where a run does not repeat its numbers, zoom
+    says so and shows what the runs hold.
     """
     from introspect_cli.render.console import Screen
     from introspect_cli.render.rerun_text import zoom_blocks

@@ -38,10 +38,7 @@ def runs() -> None:
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 @formats()
 def list_(directories: tuple[Path, ...], format_: str) -> int:
-    """List runs, the latest first.
-
-    Each with what ran, when, how many steps it has, how large it is and how it ended.
-    """
+    """List runs, the latest first."""
     from introspect_cli.inspect.runs import find_runs
     from introspect_cli.render.json import runs_document
     from introspect_cli.render.show_text import runs_blocks
@@ -80,7 +77,7 @@ def label(run: str, text: str) -> int:
 def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, dry_run: bool) -> int:
     """Remove old runs.
 
-    Removes runs that are not among the --keep latest and started longer ago than --older-than; give at least one.
+    Give --keep, --older-than or both: a run goes if each of them lets it go.
     """
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable

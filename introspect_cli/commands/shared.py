@@ -29,18 +29,18 @@ _SELECTING: dict[str, Callable[[Any], Any]] = {
         "kinds",
         metavar="KINDS",
         multiple=True,
-        help="Only these kinds of values, separated by commas.",
+        help="Only these kinds of values: grad,loss.",
     ),
     "modules": click.option(
         "--modules",
         metavar="GLOB",
         multiple=True,
-        help="Only modules of that name, with all that is inside them, such as blocks.0 or '*.attn'; may be repeated.",
+        help="Only these modules and what is inside, such as blocks.0 or '*.attn'; repeatable.",
     ),
     "ranks": click.option(
         "--ranks",
         metavar="RANKS",
-        help="Only these ranks: 0,3, one-per-replica (the lowest of ranks that hold copies), all.",
+        help="Only these ranks: 0,3, one-per-replica, all.",
     ),
 }
 
@@ -96,7 +96,7 @@ _COMPARED = (
         multiple=True,
         type=RunType(),
         metavar="RUN",
-        help="A repeat of A: differences no larger than between these two are accepted.",
+        help="A repeat of A: accept differences as large as between these two.",
     ),
     click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression."),
     click.option(
@@ -104,13 +104,11 @@ _COMPARED = (
         type=click.Choice(["name", "value"]),
         default="value",
         show_default=True,
-        help="value: recognise modules with other names by the values they hold.",
+        help="Recognise renamed modules by their values, or not.",
     ),
+    click.option("--strict", is_flag=True, help="Count every difference, in structure and random states, too."),
     click.option(
-        "--strict", is_flag=True, help="Count differences in structure and random states as divergences, too."
-    ),
-    click.option(
-        "--offset", type=int, metavar="N", help="Compare step K of B with step K+N of A; detected for resumed runs."
+        "--offset", type=int, metavar="N", help="Compare step K of B with step K+N of A; resumed runs need none."
     ),
 )
 
@@ -119,7 +117,7 @@ engine_option = click.option(
     metavar="ENGINE",
     default="here",
     show_default=True,
-    help="Where many ranks are read: here, processes:N, or dask:ADDRESS (a scheduler; introspect-cli[cluster]).",
+    help="Where many ranks are read: here, processes:N or dask:ADDRESS.",
 )
 
 
@@ -128,7 +126,7 @@ link_option = click.option(
     "links",
     multiple=True,
     metavar="PATH",
-    help="Link data where the script runs, instead of copying it; may be repeated.",
+    help="Link this data instead of copying it; repeatable.",
 )
 
 

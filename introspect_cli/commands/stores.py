@@ -67,7 +67,7 @@ Examples:
 @click.option(
     "--root",
     metavar="NAME",
-    help="Class of the model, put before names [default: Model for reports, nothing for arrays].",
+    help="Class of the model, put before names [default: Model for reports].",
 )
 @click.option(
     "--kind",
@@ -83,8 +83,7 @@ def import_(
 ) -> int:
     """Make a run out of arrays, YAML reports or JSON debug trees below SOURCE.
 
-    Arrays are .npy, .npz and .safetensors files named by site: [step=K/]KIND/NAME, as in output/h.0.mlp.npy. The run
-    has what the files say and no more: `diff` and `check` take it like any other.
+    Arrays are .npy, .npz and .safetensors files named by site: [step=K/]KIND/NAME, as in output/h.0.mlp.npy.
     """
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange import arrays, trees, yaml_reports
@@ -133,14 +132,13 @@ Examples:
 )
 @click.argument("runs", nargs=-1, required=True, type=RunType())
 @click.option("-o", "--output", metavar="DIR", required=True, help="Directory of the run to make; it must not exist.")
-@click.option("--sources/--no-sources", default=True, help="Also take the text of the source files [default: yes].")
+@click.option("--sources/--no-sources", default=True, help="With the text of the source files [default: yes].")
 @click.option("--whole", is_flag=True, help="Add up the ranks of one RUN, so that it reads like a run of one process.")
 @engine_option
 def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, engine: str) -> int:
     """Put the ranks of one launch, recorded on machines without a common disk, into one run.
 
-    RUNS are directories, packs of them, or URLs; their files are copied as they are. With --whole, what the ranks of
-    one run hold is added up instead: some kilobytes a step, whatever the number of ranks.
+    With --whole, add up what the ranks of one run hold: some kilobytes a step, whatever their number.
     """
     from introspect_cli.engine import HERE, engine_of
     from introspect_cli.errors import UsageError
@@ -181,7 +179,7 @@ Examples:
 @click.option(
     "--sources/--no-sources",
     default=None,
-    help="Also pack the text of the source files [default: into a file yes, to a URL no].",
+    help="With the text of the source files [default: not to a URL].",
 )
 def pack(run: str, output: str | None, *, sources: bool | None) -> int:
     """Make one file of RUN (a zip), which every verb reads in its place."""
@@ -229,10 +227,7 @@ Exit status: 0 sound, 1 damage was found, 2 there is no run to check.""",
 )
 @click.argument("run", type=RunType())
 def verify(run: str) -> int:
-    """Check that a run on disk is undamaged.
-
-    Reads every byte of RUN, computes its digests and checksums again, and says what is damaged.
-    """
+    """Read every byte of RUN, and say what is damaged."""
     from introspect_cli.store.read.verify import verify_run
 
     report = verify_run(run)

@@ -37,8 +37,7 @@ Exit status: 0; with --against, 1 where the runs diverge, and that of diff once 
 def watch(run: str | None, against: str | None, compared: Comparing, *, once: bool) -> int:
     """Show how far RUN is, its losses and norms, what `check` finds, and its distance to another run.
 
-    The screen is drawn again as steps come, and the command ends when the run does. In a pipe it prints a
-    line each time it looks, and draws the screen at the end.
+    It ends when the run does. In a pipe it prints a line each time it looks.
     """
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.health.check import look

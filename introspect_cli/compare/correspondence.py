@@ -41,13 +41,13 @@ from introspect_cli.compare.terms.names import (
     renamer_of,
     with_ancestors,
 )
-from introspect_cli.compare.terms.sites import Columns, Ids, Mask, columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.sites import Columns, Ids, Mask, columns, of_kinds, phase_code
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.read.rank_reader import RankReader
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.terms.options import DiffOptions
@@ -186,8 +186,6 @@ NAMED = (*TENSORS, Kind.GRAD, *MODULES)
 PROVES_NOTHING = (Phase.EVAL, Phase.RECOMPUTE)
 """Phases that prove nothing."""
 
-_FEW = 4  # last components of names that are looked for before the names are: most often one was renamed everywhere
-
 
 class Side:
     """One run's records of a few steps, as far as they name modules and tensors and their values can prove anything."""
@@ -230,18 +228,6 @@ class Side:
     def tree(self) -> Tree:
         """Names of modules and tensors, by what is above them."""
         return Tree(self.names)
-
-    @cached_property
-    def every_name(self) -> Tree:
-        """Names of all that was recorded, by what is above them."""
-        return Tree(self.sites.fqn)
-
-    def has_any(self, names: Collection[str]) -> bool:
-        """Whether anything was recorded under one of the names, or below it."""
-        ends = {name.rpartition(".")[2] for name in names}
-        if len(ends) <= _FEW and not any(end in self.sites.text for end in ends):
-            return False
-        return any(name in self.every_name for name in names)
 
     @cached_property
     def tensors(self) -> KeysView[str]:
@@ -450,12 +436,6 @@ def _positions_in(ordered: Ids, wanted: Ids) -> tuple[Ids, Ids]:
     return first, np.searchsorted(ordered, wanted, side="right") - first
 
 
-def votes_of(one: Held, two: Held) -> dict[NamePair, int]:
-    """Pairs of names, and how many values they share."""
-    numbers = zip(*(column.tolist() for column in sharing(one, two)), strict=True)
-    return {(one.names[i], two.names[j]): votes for i, j, votes in numbers}
-
-
 def equal_pairs(one: Held, two: Held) -> dict[str, str]:
     """Names that share a value which no other name has; of several, those with the most values in common.
 
@@ -466,21 +446,6 @@ def equal_pairs(one: Held, two: Held) -> dict[str, str]:
     sole = {one.names[i]: two.names[j] for i, j in zip(old[alone].tolist(), new[alone].tolist(), strict=True)}
     rest = zip(old[~alone].tolist(), new[~alone].tolist(), votes[~alone].tolist(), strict=True)
     return sole | by_votes({(one.names[i], two.names[j]): number for i, j, number in rest})
-
-
-def by_place(features: Iterable[Feature]) -> dict[Feature, set[int]]:
-    """Checksums by where they stand."""
-    checksums: dict[Feature, set[int]] = defaultdict(set)
-    for *place, checksum in features:
-        checksums[tuple(place)].add(checksum)
-    return checksums
-
-
-def differing_steps(one: set[Feature], two: set[Feature]) -> set[int]:
-    """Later steps, by their places, in which nothing that two names hold at one place is equal."""
-    mine, others = by_place(one), by_place(two)
-    both = [place for place in mine.keys() & others.keys() if place[0]]
-    return {place[0] for place in both} - {place[0] for place in both if mine[place] & others[place]}
 
 
 def assigned(ranks: Mapping[NamePair, Any], *, ties: bool = False) -> dict[str, str]:
@@ -511,25 +476,6 @@ def _likeness(old: str, new: str) -> int:
     """How many components two names have in common, twice those at their ends and once those at their beginnings."""
     one, two = old.split("."), new.split(".")
     return 2 * begin_alike(one[::-1], two[::-1]) + begin_alike(one, two)
-
-
-def modules_by_votes(
-    votes: Mapping[NamePair, int],
-    change: Callable[[str], str],
-    classes: tuple[Mapping[str, str], Mapping[str, str]],
-    weight: float,
-) -> dict[str, str]:
-    """Modules without tensors, by how many inputs and outputs they share, their class and their parent.
-
-    A value that two names share, in any step, has this weight, where sharing a class counts 4 and sharing a parent 2.
-    """
-    scores: dict[NamePair, float] = {}
-    for (old, new), shared in votes.items():
-        same_class = classes[0].get(old) == classes[1].get(new)
-        same_parent = change(old.rpartition(".")[0]) == new.rpartition(".")[0]
-        if shared >= 2 or (same_class and same_parent):
-            scores[old, new] = weight * shared + 4 * same_class + 2 * same_parent
-    return by_votes(scores)
 
 
 # --- the tree above them
@@ -606,43 +552,14 @@ class Search:
         held = self._a.held(self._open[0]), self._b.held(self._open[1])
         tensors = self._a.tensors_of(self._open[0]), self._b.tensors_of(self._open[1])
         one, two = held[0].only(tensors[0]), held[1].only(tensors[1])
-        pairs = self._without_chance(equal_pairs(one, two), one, two)
-        self._lift(pairs, self._steps(pairs, one, two), tensors[0])
+        pairs = equal_pairs(one, two)
+        self._lift(pairs, tensors[0])
         self._match_modules(held, tensors)
         self._drop_repeated()
 
-    def _steps(self, pairs: Mapping[str, str], one: Held, two: Held) -> dict[str, frozenset[int]]:
-        """The steps in which something that a pair holds is equal."""
-        if len(self._a.steps) == 1:
-            return dict.fromkeys(pairs, frozenset(self._a.steps))
-        return {old: self._numbers(feature[0] for feature in one.of(old) & two.of(new)) for old, new in pairs.items()}
-
-    def _numbers(self, places: Iterable[int]) -> frozenset[int]:
-        return frozenset(self._a.steps[place] for place in places)
-
-    def _without_chance(self, pairs: dict[str, str], one: Held, two: Held) -> dict[str, str]:
-        """The pairs without those that hold other values in a later step in which all that kept its name agrees."""
-        if len(self._a.steps) == 1:
-            return pairs
-        later = {old: differing_steps(one.of(old), two.of(new)) for old, new in pairs.items()}
-        if not any(later.values()):
-            return pairs
-        kept = self._a.tensors & self._b.tensors - self._open[0]
-        mine, others = self._a.held(kept), self._b.held(kept)
-        names = dict.fromkeys((*mine.names, *others.names))
-        agree = set(mine.places[0].tolist()) - {
-            place for name in names for place, *_ in mine.of(name) ^ others.of(name)
-        }
-        return {old: new for old, new in pairs.items() if not later[old] & agree}
-
     # --- tensors, and the tree above them
 
-    def _lift(
-        self,
-        pairs: Mapping[str, str],
-        steps: Mapping[str, frozenset[int]],
-        tensors: AbstractSet[str],
-    ) -> None:
+    def _lift(self, pairs: Mapping[str, str], tensors: AbstractSet[str]) -> None:
         """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its name, is below."""
         levels = {old: _levels_above(old, new) for old, new in pairs.items()}
         votes = Counter(chain.from_iterable(levels.values()))
@@ -664,9 +581,7 @@ class Search:
                 if votes[level] != together(level[0]) or level in better_kept:
                     break
                 top = level
-            earlier = self.renamed.get(top[0])
-            held = Renamed(top[1], Source.VALUE, votes.get(top, 1), steps[old])
-            self.renamed[top[0]] = held if earlier is None else earlier._replace(steps=earlier.steps & steps[old])
+            self.renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
 
     def _better_kept(self, levels: Iterable[NamePair]) -> set[NamePair]:
         """Names above pairs that the module keeps, or whose new name another one keeps, because that suits better."""
@@ -681,36 +596,25 @@ class Search:
 
         return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
 
-    # --- modules without tensors
-
-    def _match_modules(self, held: tuple[Held, Held], tensors: tuple[set[str], set[str]]) -> None:
-        """Match modules without tensors, by inputs and outputs."""
-        bare = [name for name in _without_tensors(self._a, held[0], tensors[0]) if name not in self.renamed]
-        others = _without_tensors(self._b, held[1], tensors[1]) if bare else []
-        if not others:
-            return
-        names = {
-            old: each.name for old, each in self.renamed.items()
-        }  # what is found here is known to `change` at once
+    def _match_modules(self, held: tuple[Held, Held], tensors: tuple[AbstractSet[str], AbstractSet[str]]) -> None:
+        """Match modules without tensors, by two values or more that they are given and give."""
+        names = {old: each.name for old, each in self.renamed.items()}
         change, back = renamer_of(names), renamer_of({new: old for old, new in names.items()})
-
-        def reached(name: str) -> bool:
-            return any(self._has(0, each) and change(each) == name for each in (name, back(name)))
-
-        one = held[0].only({name for name in bare if not self._has(1, change(name)) or self._is_shifted(name)})
-        two = held[1].only({name for name in others if not reached(name) or self._is_shifted(name)})
-        if not one.names or not two.names:
+        bare = [
+            {name for name in of.names if name not in own and not side.owns(name)}
+            for side, of, own in zip((self._a, self._b), held, tensors, strict=True)
+        ]
+        one = held[0].only(
+            {n for n in bare[0] if n not in names and (not self._has(1, change(n)) or self._is_shifted(n))}
+        )
+        two = held[1].only({n for n in bare[1] if not self._has(0, back(n)) or self._is_shifted(n)})
+        if not (one.names and two.names):
             return
-        classes = _classes(self._a, self._open[0]), _classes(self._b, self._open[1])
-
-        votes = votes_of(one, two).items()
-        fit = {pair: n for pair, n in votes if not _is_given_others(one.of(pair[0]), two.of(pair[1]))}
-        for old, new in modules_by_votes(fit, change, classes, 1 / len(self._a.steps)).items():
+        shared = zip(*(column.tolist() for column in sharing(one, two)), strict=True)
+        votes = {(one.names[i], two.names[j]): number for i, j, number in shared if number > 1}
+        for old, new in by_votes(votes).items():
             if change(old) != new:
-                times = Counter(feature[0] for feature in one.of(old) & two.of(new))
-                most = max(times.values())
-                steps = self._numbers(place for place, number in times.items() if number == most)
-                names[old], self.renamed[old] = new, Renamed(new, Source.VALUE, most, steps)
+                self.renamed[old] = Renamed(new, Source.VALUE, votes[old, new])
 
     def _drop_repeated(self) -> None:
         """Drop names that a shorter prefix tells already."""
@@ -731,30 +635,6 @@ def _levels_above(old: str, new: str) -> list[NamePair]:
         pairs.append((old, new))
 
 
-def _without_tensors(side: Side, held: Held, tensors: AbstractSet[str]) -> list[str]:
-    """Those of the names that are no tensors, and have none."""
-    owning = {name.rpartition(".")[0] for name in tensors} | tensors
-    return [name for name in held.names if name not in owning and not side.owns(name)]
-
-
-def _classes(side: Side, names: AbstractSet[str]) -> dict[str, str]:
-    return {side.sites.fqn[at]: side.sites.module_class[at] for at in side.sites.of(names).tolist()}
-
-
-def _is_given_others(one: set[Feature], two: set[Feature]) -> bool:
-    """Whether two modules are given other inputs in a step in which something else of them is equal.
-
-    One has inside it what comes before the other, or both are branches of one sum, which share a gradient.
-    """
-    mine, others = by_place(one), by_place(two)
-    equal = {feature[0] for feature in one & two}
-    given = kind_code(Kind.INPUT)
-    return any(
-        place[0] in equal and place[1] == given and not mine[place] & others[place]
-        for place in mine.keys() & others.keys()
-    )
-
-
 def _shifted(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) -> frozenset[str]:
     """Parents, with their dot, whose numbered children are more in one run than in the other."""
     above = with_ancestors(only[0]), with_ancestors(only[1])
@@ -769,32 +649,7 @@ def _shifted(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) 
     return frozenset(f"{parent}." for parent in both if counts[0][parent] != counts[1][parent])
 
 
-# --- names that mean one module in a and another in b
-
-
 def evicted(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
-    """What drives out what.
-
-    Returns:
-        Those whose name is taken, each with a name that b does not have; and what is inside of these
-        and stays where it is.
-    """
-    if not names or not side.has_any(names.values()):
-        return {}
-    every, tree, change = set(side.sites.fqn), side.every_name, renamer_of(names)
-    goes = {name: new for name in _at_or_below(tree, names, every) if (new := change(name)) != name}
-    taken = {new for new in names.values() if new in every and new not in names}
-    clash = {name for name in (*goes.values(), *taken) if name in every and name not in goes}
-    gone = {name: Renamed(name + EVICTED, Source.EVICTED) for name in clash if clash.isdisjoint(ancestors(name))}
-    stays = {}
-    for name in _at_or_below(tree, gone, every):
-        if name not in goes and name not in clash:  # what has the same name in b
-            top = next(head for head in ancestors(name) if head in clash)
-            child = name[len(top) + 1 :].partition(".")[0]
-            stays[f"{top}.{child}"] = Renamed(f"{top}.{child}", Source.KEPT)
-    return stays | gone
-
-
-def _at_or_below(tree: Tree, tops: Iterable[str], names: AbstractSet[str]) -> dict[str, None]:
-    """Those of the names that are among the tops, or below one."""
-    return dict.fromkeys(name for top in tops for name in (*((top,) if top in names else ()), *tree.below(top)))
+    """Names of a that mean another module in b, each with a name that b does not have."""
+    taken = [new for new in names.values() if new not in names and new in side.tree]
+    return {new: Renamed(new + EVICTED, Source.EVICTED) for new in taken}

@@ -72,64 +72,25 @@ def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[i
     """The grid of two tensors that differ by these distances where `mask` is true."""
     split = _split(distances.shape)
     above = distances[mask & (distances > 0)]
-    least = float(above.min()) if len(above) else SIGN
-    shown = np.where(mask, np.maximum(distances, least), 0.0)
+    shown = np.where(mask, np.maximum(distances, float(above.min()) if len(above) else SIGN), 0.0)
     sizes = distances.shape[:split] or (1,), distances.shape[split:] or (1,)
     if not shown.size:
         shown, sizes = np.zeros(1), ((1,), (1,))
     grid = shown.reshape(math.prod(sizes[0]), math.prod(sizes[1]))
-    whole = Picture(tuple(range(split)), tuple(range(split, distances.ndim)), sizes, (1, 1), _cells(grid))
-    return smaller(whole, most, grid)
+    return _folded(Picture(tuple(range(split)), tuple(range(split, distances.ndim)), sizes, (1, 1), ()), most, grid)
 
 
-def smaller(picture: Picture, most: tuple[int, int], grid: NDArray[np.float64] | None = None) -> Picture:
+def smaller(picture: Picture, most: tuple[int, int]) -> Picture:
     """The same with at most so many rows and columns, each cell the largest of what it covers."""
-    grid = np.array(picture.cells) if grid is None else grid
-    tiles = []
-    for axis, room in enumerate(most):
-        starts, tile = _fold(_cells_of(picture.sizes[axis], picture.tile[axis]), room)
-        if len(starts) < grid.shape[axis]:
-            grid = np.maximum.reduceat(grid, starts, axis=axis)
-        tiles.append(_joined(picture.sizes[axis][-1], picture.tile[axis], tile))
-    return replace(picture, tile=(tiles[0], tiles[1]), cells=_cells(grid))
+    return _folded(picture, most, np.array(picture.cells))
 
 
-def _joined(inner: int, tile: int, cells: int) -> int:
-    """How many rows share a cell made of so many cells of `tile` rows; the last of a dimension may have less."""
-    covered = tile * -(-inner // tile)
-    return tile * cells // covered * inner if tile <= inner and tile * cells % covered == 0 else tile * cells
-
-
-def _cells(grid: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(map(float, row)) for row in grid)
-
-
-def _cells_of(sizes: tuple[int, ...], tile: int) -> tuple[int, ...]:
-    """How many cells each dimension has where so many of its elements share one, whole inner dimensions first."""
-    counts, left = [], tile
-    for size in reversed(sizes):
-        cells = -(-size // left)
-        counts.append(cells)
-        left = max(left // size, 1) if cells == 1 else 1
-    return tuple(reversed(counts))
-
-
-def _fold(sizes: tuple[int, ...], room: int) -> tuple[NDArray[np.intp], int]:
-    """Where the cells begin in what dimensions of such sizes make, and how many share one.
-
-    No cell goes over the end of a dimension as long as there is room for it, so that samples and heads stay apart: the
-    innermost dimension is folded into as many cells as each of the outer ones can have, and where that is less than
-    one, it becomes one cell, and the next dimension is folded.
-    """
-    *outer, inner = sizes
-    count = math.prod(outer)
-    if count * inner <= room:
-        return np.arange(count * inner), 1
-    if count > room:
-        starts, tile = _fold(tuple(outer), room)
-        return starts * inner, tile * inner
-    tile = tile_of(inner, room // count)
-    return (np.arange(count)[:, None] * inner + np.arange(0, inner, tile)).ravel(), tile
+def _folded(picture: Picture, most: tuple[int, int], grid: NDArray[np.float64]) -> Picture:
+    folds = [tile_of(size, room) for size, room in zip(grid.shape, most, strict=True)]
+    for axis, fold in enumerate(folds):
+        grid = np.maximum.reduceat(grid, np.arange(0, grid.shape[axis], fold), axis=axis)
+    tile = picture.tile[0] * folds[0], picture.tile[1] * folds[1]
+    return replace(picture, tile=tile, cells=tuple(tuple(map(float, row)) for row in grid))
 
 
 def tile_of(size: int, room: int) -> int:

@@ -44,7 +44,6 @@ class Gathered:
         self._readers, self._runs = (a, b), (sides.tensors.a, sides.tensors.b)
         self._each = all(manifest.get("options", {}).get("per_sample") is True for manifest in sides.manifests)
         self._ranks = shares(b) / shares(a)
-        self._alone = a.many == b.many == 1
         self.by_samples = splits is not None and splits.differ
         self._layouts = a.layouts, b.layouts
         self._often = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
@@ -62,8 +61,7 @@ class Gathered:
         rows = np.flatnonzero(back & ~_scalar(table, self._layouts))  # a loss's gradient is what the script makes it
         factor = learned.factor if learned.factor is not None else _factor(table, rows)
         flows = learned.flows_back or bool((back & table.chosen[table.differing]).any())
-        units = self._other_units(table, np.full(len(table.rows_a), _SURE))[1]
-        return learned._replace(factor=factor, flows_back=flows, units={**learned.units, **units})
+        return learned._replace(factor=factor, flows_back=flows)
 
     def same_samples(self, table: Table) -> Mask:
         """Differing rows whose samples were all kept and are equal, whichever rank has them."""
@@ -112,7 +110,6 @@ class Gathered:
         out, rows = self._sums(table, rtol, learned), np.flatnonzero(self._by_moments(table))
         if not len(rows) or not _has_means(table):
             return out
-        out[self._other_units(table, rtol)[0]] = True
         single = _single(table, self._layouts)[rows]
         factor = np.where(of_kinds(table.kinds, _FLOWING_BACK), learned.smaller, 1.0)[rows]
         often = tuple(_often(batch, of_run[rows]) for batch, of_run in table.pairs)
@@ -132,30 +129,6 @@ class Gathered:
             close &= near | (single & (name != "mean"))
         out[rows] |= close
         return out
-
-    def _other_units(self, table: Table, rtol: Floats) -> tuple[list[int], dict[str, int]]:
-        """Rows of numbers that a module gives n times as large, whose gradients are n times smaller; n where chosen.
-
-        A loss that a module divides by the samples of all ranks, and the script multiplies by the number of ranks
-        again, is the same loss.
-        """
-        kinds = (Kind.OUTPUT, Kind.GRAD_OUTPUT)
-        numbers: dict[tuple[str, str, int], list[int]] = {}
-        for at in np.flatnonzero(of_kinds(table.kinds, kinds) & _scalar(table, self._layouts)).tolist():
-            site = table.named(int(table.differing[at]))
-            numbers.setdefault((site.fqn, site.path, site.call), []).append(at)
-        rows, units = list[int](), dict[str, int]()
-        for (fqn, path, _), places in numbers.items():
-            one, two = (values[places] for values in _values(table, "mean"))
-            with np.errstate(all="ignore"):
-                times = float(one[0] / two[0])
-                same = len(places) == len(kinds) and abs(one.prod() - two.prod()) <= rtol[places[0]] * abs(one.prod())
-            whole = round(max(times, 1 / times)) if same and np.isfinite(times) and times > 0 else 0
-            if whole > 1 and abs(max(times, 1 / times) / whole - 1) < _SURE:
-                rows += places
-                if table.chosen[table.differing][places].any():
-                    units[f"{fqn}{path}"] = whole if times > 1 else -whole
-        return rows, units
 
     def _sums(self, table: Table, rtol: Floats, learned: Learned) -> Mask:
         """Gradients that the ranks' own add up to, or one rank has, by the factor that all gradients have."""
@@ -179,21 +152,10 @@ class Gathered:
         return np.asarray(np.logical_or.reduce(sums) | (np.abs(one - other) <= rtol * np.abs(one)))
 
     def notes(self, learned: Learned) -> list[str]:
-        """What to say of the factor, and of what was compared sample by sample."""
-        lines = []
-        if learned.exact:
-            many = count(len(learned.exact), "value")
-            those, one = ("microbatches", "microbatch") if self._alone else ("ranks", "rank")
-            lines.append(f"{many} that {those} share out by samples: every sample is equal, whichever {one} has it.")
-        for name, whole in learned.units.items():
-            large, small = ("a", "b") if whole > 0 else ("b", "a")
-            lines.append(
-                f"The output {name} of run {large} is {abs(whole)} x that of run {small}, and its gradient "
-                f"1/{abs(whole)} of that there: the script scales one of them. That is taken into account."
-            )
+        """What to say of the factor."""
         factor, times = learned.factor, learned.times
         if factor is None or times is None or abs(factor) == 1 or not learned.flows_back:
-            return lines
+            return []
         small, large = ("b", "a") if factor > 0 else ("a", "b")
         text = f"Gradients inside the backward pass of run {large} are {abs(factor)} x those of run {small}: "
         if self.by_samples and self._is_scaled(learned):
@@ -205,7 +167,7 @@ class Gathered:
             )
         else:
             text += "there the loss is a mean over fewer samples. That is taken into account."
-        return [*lines, text]
+        return [text]
 
 
 def _factor(table: Table, rows: Ids) -> int | None:

@@ -43,7 +43,7 @@ What was not recorded is never taken to agree.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -67,6 +67,7 @@ from introspect_cli.compare.terms.distance import (
 )
 from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import generator_of, owner_of
+from introspect_cli.compare.terms.reach import farther
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import (
     ABSENT,
@@ -226,7 +227,7 @@ def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, row
 
 def cover(table: Table, comparison: Comparison) -> Table:
     """The table in which one-sided rows that mean nothing are absent, and those that cannot be compared not seen."""
-    table = _without_unsaved(_without_uncounted(_without_unwatched(table, comparison)))
+    table = _without_unsaved(_without_unwatched(table, comparison))
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
     if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
@@ -337,29 +338,6 @@ def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[
     return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
 
 
-def _without_uncounted(table: Table) -> Table:
-    """Results of operators in modules of which one run says that their numbers need not mean the same (`OTHERS`).
-
-    An operator's site ends in how often it has run in its module before. Where one run compiled a module, some
-    operators are gone or made anew. Such a run says so, by one record for a module and phase. There the results of an
-    operator are compared only if both runs have as many of them.
-    """
-    alignment = table.alignment
-    marks = [mark for mark in alignment.others.tolist() if (table.site == mark).any()]
-    if not marks:
-        return table
-    regions = {(alignment.fqn[mark], alignment.phase[mark]) for mark in marks}
-    operator = alignment.kind == kind_code(Kind.OP_OUTPUT)
-    group = {
-        site: (alignment.fqn[site], alignment.phase[site], alignment.path[site]) for site in np.flatnonzero(operator)
-    }
-    often = [Counter(group[site] for site in sites[operator[sites]]) for sites in (table.sites_a, table.sites_b)]
-    rows = np.flatnonzero(operator[table.site] & table.diverging)
-    groups = map(group.__getitem__, table.site[rows])
-    uncounted = [of[:2] in regions and often[0][of] != often[1][of] for of in groups]
-    return table.marked(rows[np.array(uncounted, np.bool_)], NOT_SEEN, Because.NOT_COUNTED)
-
-
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:
     """What is there only because one run evaluates more often: it says nothing of the other.
 
@@ -395,10 +373,8 @@ def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Tab
     if gathered is None:
         return table, learned
     same = gathered.same_samples(table)
-    exact = table.rows_a[same & table.chosen[table.differing]]
     table = table.marked(table.differing[same], EQUAL)
     learned = gathered.learn(table, learned)
-    learned = learned._replace(exact=learned.exact.union((table.step, int(table.a.site[row])) for row in exact))
     if len(table.differing):
         agree = gathered.agree(table, relative_tolerance(table, learned, comparison), learned)
         table = table.marked(table.differing[agree & gathered.of_one_dtype(table)], WITHIN)
@@ -409,10 +385,9 @@ def tolerate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Ta
     """The table in which differences that tolerance or noise lets pass are within it."""
     options = comparison.options
     rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
-    comparison.reached.see(table, comparison.layouts, rounded)
-    after = learned
+    after = farther(learned, table, comparison.layouts, rounded)
     if options.rtol_fine and (_may_be_coarse(table, comparison) or _first_coarse(table, comparison)[0] < np.inf):
-        after = learned._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
+        after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
         near = _within_tolerance(table, learned, comparison)
         if comparison.gathered is not None:
@@ -537,7 +512,13 @@ def unsettle(table: Table, learned: Learned, comparison: Comparison) -> tuple[Ta
     given = of_kinds(kinds, _GIVEN) & _same_values(table, rows, rows[returned])
     takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
     counted = (kinds == kind_code(Kind.BUFFER)) & _are(map(owner_of, fqns), takers)
-    counted |= _carries_bias(table, comparison, rows, fqns, names.keys())
+    if names:  # of a compiled module; another momentum or mode would show in the variance
+        settled = {
+            alignment.fqn[site]
+            for site in table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided].tolist()
+        }
+        means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
+        counted |= np.array(means, np.bool_)
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
         held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & within
@@ -558,28 +539,6 @@ def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[
     steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
     with np.errstate(invalid="ignore"):
         return np.asarray(distance <= 2 * max(rates, default=0.0) * steps * np.sqrt(numel))
-
-
-def _carries_bias(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], names: Collection[str]) -> Mask:
-    """Running means that such a bias alone can have moved: by no more than it differs, and the variance agrees.
-
-    What takes a compiled module's output is not on record. Another momentum or mode would show in the variance.
-    """
-    alignment, (layouts, _) = table.alignment, comparison.layouts
-    means = np.array([fqn.endswith(_MEAN) for fqn in fqns], np.bool_)
-    if not means.any():
-        return means
-    agree = np.flatnonzero(np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided)
-    settled = {alignment.fqn[site] for site in table.site[agree].tolist()}
-    distance, _ = distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts)
-    numel = layouts.numel[table.a.layout[table.row_a[rows]]]
-    biases = _are(fqns, names) & (alignment.kind[table.site[rows]] == kind_code(Kind.PARAM))
-    for at in np.flatnonzero(means).tolist():
-        near = biases & (numel == numel[at])
-        means[at] = fqns[at].removesuffix(_MEAN) + _VARIANCE in settled and distance[at] <= distance[near].max(
-            initial=0
-        )
-    return means
 
 
 def _are(fqns: Iterable[str], names: Iterable[str]) -> Mask:

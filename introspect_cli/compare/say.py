@@ -265,6 +265,7 @@ MOMENTS: Final[Mapping[str, str]] = {
     "again": " later in the step",
     "begins": " when the step begins",
     "forward": " after the forward pass",
+    "given": " that `functional_call` is given",
     "within": " within the optimizer step, before its forward pass {call}",
     "ends": " at the end of the step",
     "run-at": ", run at {source},",

@@ -47,6 +47,7 @@ from introspect_cli.compare.step.structure import Structure
 from introspect_cli.compare.steps import Paired, differing, steps_of
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.evidence import Cause, Known, least
+from introspect_cli.compare.terms.findings import Reach
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, phase_code, selected
@@ -388,13 +389,11 @@ class Walk:
             if entry_a.step not in reader:
                 continue
             entry = reader.entry(reader.row_of(entry_a.step))
-            if entry.digest == entry_a.digest and floor.seed is not None:
-                comparison.reached.agree(entry_a.step)
             if entry.digest != entry_a.digest:
                 batches = comparison.a.read(entry_a.step), reader.read(entry.step)
                 compared = floor.alignment.mask(frozenset(), ())
                 table = matched(floor.alignment, compared, (entry_a.step, entry.step), batches)
-                floor.learn(table, comparison.layouts[0], Layouts(reader.layouts), comparison.reached)
+                floor.learn(table, comparison.layouts[0], Layouts(reader.layouts))
 
     # --- counts
 
@@ -442,7 +441,7 @@ class Walk:
     def _count_unseen(self, table: Table) -> None:
         """Count records that one run or both could not see."""
         unseen = table.chosen & (table.state == NOT_SEEN)
-        lost = np.flatnonzero(unseen & np.isin(table.because, (Because.NOT_COUNTED, Because.LISTED)))
+        lost = np.flatnonzero(unseen & (table.because == Because.LISTED))
         self.outcome.tally.update(not_observed=len(lost), blind=len(lost))
         blind = np.flatnonzero(unseen & (table.because == Because.NOT_OBSERVED))
         status = np.asarray(table.a.status)[table.row_a[blind]], np.asarray(table.b.status)[table.row_b[blind]]
@@ -578,7 +577,8 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         outcome.learned = walk.learned
     paired = outcome.paired  # as far as it was walked
     seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
-    outcome.reach = comparison.reached.result(seeds, paired.steps.tolist()) if seeds else None
+    if seeds and (measured := _measured(comparison, paired)):
+        outcome.reach = Reach(tuple(seeds), measured, len(paired), outcome.learned.furthest, outcome.learned.left)
     outcome.foreign = sum(perturbed_by(manifest) is not None for _, manifest in comparison.noise) - len(seeds)
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
@@ -587,6 +587,13 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = comparison.resumption()
     return outcome
+
+
+def _measured(comparison: Comparison, paired: Paired) -> int:
+    """How many of the compared steps a perturbed run has."""
+    both = zip(comparison.noise, comparison.floors, strict=True)
+    perturbed = [reader for (reader, _), floor in both if floor.seed is not None]
+    return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
 
 
 def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> int:

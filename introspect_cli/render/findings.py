@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.answer.restored import head_of, together
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.step.structure import SHOWN, clause_of
-from introspect_cli.compare.terms.findings import Reach, Restored, Resumption, StepReach
+from introspect_cli.compare.terms.findings import Restored, Resumption
 from introspect_cli.compare.terms.result import DiffResult, SettingChange, Verdict
-from introspect_cli.render.blocks import Block, Column, Line, distance, line, rest_of, site_text, table_of
+from introspect_cli.render.blocks import Block, Line, line, rest_of
 from introspect_cli.render.divergence_text import HEADS, code_blocks
 from introspect_cli.render.html_parts import table, text
-from introspect_cli.render.plain import divergence_document, finite, plain
+from introspect_cli.render.plain import divergence_document, plain
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _LIKELY, _MOST = 3, 100
 _LONGEST, _LINES = 200, 40
 _LONGEST_CODE = 4000
 """Characters of one changed statement in JSON."""
-_STEPS = 8
 
 
 def findings_blocks(result: DiffResult, *, everything: bool, short: bool = False) -> list[Block]:
@@ -259,54 +258,13 @@ def _setting(change: SettingChange) -> Line:
 
 
 def _reach_blocks(result: DiffResult, _everything: bool) -> list[Block]:
-    """A row for the first and the last step, for that in which b goes furthest, and for some between."""
+    """Where b is furthest from a, beside what rounding makes there."""
     reach = result.reach
-    if reach is None or all(step.site is None for step in reach.steps):
+    if reach is None or reach.furthest is None:
         return []
-    columns: list[tuple[Column, Callable[[StepReach], str]]] = [
-        (Column("step", right=True), lambda step: str(step.step)),
-        (Column("parameters: one rounding", right=True), lambda step: distance(step.rounding)),
-        (Column("b", right=True), lambda step: distance(step.b)),
-        (Column("most, x rounding", right=True), lambda step: f"{step.times:.2g}"),
-        (Column("at", least=18), lambda step: clean(f"{site_text(step.site)} of {step.site.fqn}") if step.site else ""),
-    ]
-    seeds = ", ".join(map(str, reach.seeds))
-    title = f"How far one rounding of the parameters (--perturb {seeds}) carries a, and b beside it:"
-    furthest = reach.furthest
-    return [
-        line(),
-        line(title, "heading"),
-        table_of(_rows_of(reach), columns, lambda step: "origin" if step is furthest else ""),
-    ]
-
-
-def _rows_of(reach: Reach) -> list[StepReach]:
-    """The steps of the rows: between first and last as far apart as rounding takes to grow, by a factor each."""
-    steps = reach.steps
-    last = len(steps) - 1
-    places = {0, last, steps.index(reach.furthest)}
-    places |= {round((last + 1) ** (place / (_STEPS - 1))) - 1 for place in range(_STEPS)}
-    return [steps[place] for place in sorted(places)]
-
-
-def _reach_document(result: DiffResult) -> dict[str, Any] | None:
-    """How far rounding carries run a, and b beside it, step by step."""
-    reach = result.reach
-    if reach is None:
-        return None
-    steps = [
-        {
-            "step": step.step,
-            "rounding": step.rounding,
-            "b": step.b,
-            "times": finite(step.times),
-            "kind": step.site.kind.value if step.site is not None else None,
-            "fqn": step.site.fqn if step.site is not None else None,
-            "path": step.site.path if step.site is not None else None,
-        }
-        for step in reach.steps
-    ]
-    return {"seeds": list(reach.seeds), "compared": reach.compared, "steps": steps}
+    seeds, far = ", ".join(map(str, reach.seeds)), reach.furthest
+    text = f"b is {far.times:.2g} x as far from a as one rounding of the parameters (--perturb {seeds}) carries it, at"
+    return [line(), line(f"{text} {clean(far.text)} in step {far.step}, the most in {count(reach.measured, 'step')}.")]
 
 
 _TEXT: tuple[Callable[[DiffResult, bool], list[Block]], ...] = (
@@ -323,6 +281,6 @@ _DOCUMENT: dict[str, Callable[[DiffResult], Any]] = {
     "code": _code_document,
     "origins": _origins_document,
     "resumed": lambda result: plain(result.resumed),
-    "reach": _reach_document,
+    "reach": lambda result: plain(result.reach),
 }
 _ALWAYS = frozenset({"structure", "code"})

@@ -11,8 +11,8 @@ from kept_runs import key_of
 from projects import MODEL, TRAIN
 
 from introspect_cli.compare.changes.clues import Clues
+from introspect_cli.compare.changes.near import ranked
 from introspect_cli.compare.changes.project import changed
-from introspect_cli.compare.changes.ranking import ranked
 
 
 def changes_of(file, one, two):

@@ -9,8 +9,8 @@ import pytest
 from sweeps import sliced
 
 from introspect_cli.compare.changes.clues import Clues
+from introspect_cli.compare.changes.near import ranked
 from introspect_cli.compare.changes.project import changed, changed_between
-from introspect_cli.compare.changes.ranking import ranked
 from introspect_cli.compare.changes.statements import changed_statements
 from introspect_cli.records import Kind
 from introspect_cli.rerun.changes.units import units

@@ -119,8 +119,13 @@ CASES = {
     ),
     "forward is called by name": (
         FORWARD + "train(model, model.forward)\nevaluate(model, model.forward)\n",
-        2,
-        {"verdict": "undecided", "training": "same", "evaluation": "undecided"},
+        1,
+        {"verdict": "diverged", "training": "same", "evaluation": "diverged", "fqn": "Net"},
+    ),
+    "forward is called by a name that no file has": (
+        FORWARD + "train(model, getattr(model, 'for' 'ward'))\nevaluate(model, getattr(model, 'for' 'ward'))\n",
+        1,
+        {"verdict": "diverged", "training": "same", "evaluation": "diverged", "fqn": "Net"},
     ),
     "results alone, of a method": (
         METHODS.format(changed="True") + "with torch.no_grad():\n    model.density(data)",
@@ -172,6 +177,41 @@ def test_a_call_that_is_handed_on_is_one_call(tmp_path, introspect):
     reader = open_run(tmp_path / "run").rank(0)
     calls = [(one.site.fqn, one.site.call) for one in reader.records(0) if one.site.kind.value == "output"]
     assert sorted(calls) == [("Sequential", 0), ("Sequential.0", 0), ("Sequential.1", 0), ("Sequential.1", 1)]
+
+
+BY_NAME = """
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.scale = nn.Linear(4, 4), Scale()
+
+    def forward(self, x):
+        return self.scale.forward(self.lin(x))
+
+
+torch.jit.script(Net())(data)
+model = Net()
+train(model, lambda x: model.forward(x) + model(x))
+"""
+
+
+def test_a_forward_that_is_called_by_its_name_is_one_call(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(BEGIN + BY_NAME)
+    ran = introspect("capture", "-q", "-o", "run", "train.py")
+    assert ran.returncode == 0, ran.stderr
+    with open_run(tmp_path / "run") as run:
+        calls = [(one.site.fqn, one.site.call) for one in run.rank(0).records(0) if one.site.kind.value == "output"]
+        assert sorted(calls) == [(name, call) for name in ("Net", "Net.lin", "Net.scale") for call in (0, 1)]
+        assert "ran_unseen" not in run.manifest
 
 
 def test_a_model_that_is_seen_in_whole_has_nothing_unseen(tmp_path, introspect):
@@ -254,6 +294,20 @@ model = Meta()
 train(model, model)
 """
 
+FAST = """
+model = nn.Linear(4, 4)
+
+
+def adapted(x):
+    held = dict(model.named_parameters())
+    found = torch.autograd.grad(model(x).square().mean(), list(held.values())) if {twice} else held.values()
+    fast = {{name: one - (0.6 if other else 0.5) * g for (name, one), g in zip(held.items(), found)}}
+    return torch.func.functional_call(model, fast, (x,))
+
+
+train(model, adapted)
+"""
+
 ONCE_MORE = """
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
@@ -282,6 +336,12 @@ for step in range(3):
 
 PLACES = {
     "parameters that functional_call is given": (INNER, (0, "param", "Meta.net.weight", "origin"), ""),
+    "parameters that an outermost functional_call is given": (
+        FAST.format(twice=True),
+        (0, "param", "Linear.weight", "origin"),
+        "",
+    ),
+    "a model that is only called so": (FAST.format(twice=False), (0, "param", "Linear.weight", "origin"), ""),
     "a network that is called once more": (ONCE_MORE, (0, "input", "Sequential", "origin"), "calls"),
     "zero_grad is missing for one of two optimizers": (IN_TURN, (3, "grad", "Linear.weight", "origin"), "stale"),
 }

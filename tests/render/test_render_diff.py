@@ -178,7 +178,7 @@ FINDINGS = (
     CodeChanges((Ranked(Change("model.py", "Net", Side(4, 4, "x = 1"), Side(4, 4, "x = 2")), Nearness.COMPUTES),)),
     Origin("the random state of torch was not restored", None, "random state of torch"),
     Resumption("b", 4, 0, "counters", (Part("optimizer state", Restored.NO, "step 5 -> 1"),)),
-    Reach((1,), (StepReach(3, 1e-7, 2e-3, 40.0, Site(Phase.FORWARD, Kind.OUTPUT, "Net.head", 0, "")),), 4),
+    Reach((1,), 4, 4, StepReach(3, 40.0, "Net.head", "the output of Net.head"), None),
 )
 
 

@@ -218,10 +218,11 @@ def test_another_kernel_stays_within_what_one_rounding_does(runs, forks):
     assert (code, found["verdict"]) == (0, "same")
     assert found["sentence"].startswith("b stays within what one rounding of the parameters does to a, over 6 steps")
     assert not any("One perturbed run measured" in note for note in found["notes"])
-    assert [step["step"] for step in found["reach"]["steps"]] == list(range(6))
-    assert all(0 < step["rounding"] < 1e-5 for step in found["reach"]["steps"])
-    table = forks("diff", "a", "foreach", "--noise", "p", cwd=folder).stdout
-    assert "How far one rounding of the parameters (--perturb 7) carries a" in table
+    assert (found["reach"]["measured"], found["reach"]["left"]) == (6, None)
+    assert (
+        "one rounding of the parameters (--perturb 7)"
+        in forks("diff", "a", "foreach", "--noise", "p", cwd=folder).stdout
+    )
 
 
 @pytest.mark.parametrize(("fault", "place"), [("eps", "Sequential.1"), ("constant", "Sequential.2")])
@@ -230,7 +231,8 @@ def test_a_fault_of_the_size_of_rounding_leaves_it_where_it_is(runs, forks, faul
     assert (code, found["first"]["fqn"]) == (1, place)
     head = f"b leaves what one rounding of the parameters does to a at step 0 in {place}"
     assert found["sentence"].startswith(head)
-    assert found["reach"]["steps"][0]["times"] > 4
+    assert found["reach"]["left"]["step"] == 0
+    assert found["reach"]["furthest"]["times"] > 4
     assert any(note.startswith("One perturbed run measured what a rounding does.") for note in found["notes"])
 
 

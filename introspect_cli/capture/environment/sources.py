@@ -169,6 +169,15 @@ def class_source(cls: type) -> str:
     return _defined_at(path, cls.__qualname__, getattr(code, "co_firstlineno", None), Project.root)
 
 
+@functools.lru_cache(maxsize=256)
+def calls_forward(path: str) -> bool:
+    """Whether a file of the user's names a `forward` other than that of `super()`, as who calls it past `__call__`."""
+    try:
+        return is_users(path) and re.search(rb"(?<!super\(\))\.forward\b", Path(path).read_bytes()) is not None
+    except OSError:
+        return False
+
+
 @functools.lru_cache(maxsize=1024)
 def _defined_at(path: str, name: str, line_of_forward: int | None, _root: str) -> str:
     """Where the class of that name in a file is defined; asked once for each class, not for each of 20,000 modules."""

@@ -44,206 +44,184 @@ class CaptureOptions:
 
     output: Path | None = of_the_run(
         None,
-        "Directory of the run [default: a fresh one under introspect-runs/, named at the end].",
+        "Directory of the run [default: a fresh one under introspect-runs/].",
         "-o",
         metavar="DIR",
     )
     force: bool = of_the_run(False, "Replace an existing run.")
-    durable: bool = of_the_run(
-        False, "Force each step to disk (fsync), so that a power cut loses none [default: a kill loses none]."
-    )
-    progress: bool = of_the_run(False, "Show on the terminal how far the run is.")
+    durable: bool = of_the_run(False, "Force each step to disk, so that even a power cut loses none.")
+    progress: bool = of_the_run(False, "Show a progress line.")
     publish: tuple[str, ...] = of_the_run(
         (),
-        "Show the run while it is running: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
-        "directory or a URL; may be repeated.",
+        "Send the run while it runs: tensorboard, mlflow, wandb, logger (a framework's), directory, URL; repeatable.",
         metavar="PLACE",
         commas=False,
     )
     quiet: bool = of_the_run(False, "Print errors only.", "-q")
     against: str | None = of_comparing(
         None,
-        "A run, pack, URL or golden run to compare with, step by step: the first divergence is reported at once.",
+        "Compare with this run while running, and report the first divergence at once.",
         metavar="RUN",
     )
-    rtol: float = of_comparing(0.0, "Accept relative RMS differences up to X, as in diff.", metavar="X")
+    rtol: float = of_comparing(0.0, "As in diff.", metavar="X")
     noise: tuple[str, ...] = of_comparing(
         (),
-        "A repeat of the run to compare with: differences no larger than between these two are accepted.",
+        "As in diff, a repeat of the other run.",
         metavar="RUN",
         commas=False,
     )
     diff: str | None = of_comparing(
         None,
-        "More options of diff for that, as one argument: '--kinds param,grad --modules blocks.* --atol 1e-6'.",
+        "More options of diff, as one argument: '--kinds param,grad --atol 1e-6'.",
         metavar="OPTIONS",
     )
     stop: bool = of_comparing(
         False,
-        "End the script, on all ranks, when it has diverged; the exit status is then diff's: 0, 1, or 2 (could not "
-        "tell).",
+        "End the script, on all ranks, when it diverges; exit as diff does.",
     )
     on_divergence: str | None = of_comparing(
         None,
-        "Shell command to run at the first divergence, with INTROSPECT_RUN and INTROSPECT_STEP in its environment.",
+        "Shell command to run at the first divergence; it gets INTROSPECT_RUN and INTROSPECT_STEP.",
         metavar="COMMAND",
     )
     record: frozenset[Kind] = of_records(
         frozenset(Kind(name) for name in DEFAULT_KINDS),
-        f"Kinds of values, separated by commas: {', '.join(KINDS)}; or default (all but collective), all, none.",
+        f"Kinds of values: {', '.join(KINDS)}; or default (all but collective), all, none.",
         "--kinds",
         metavar="KINDS",
     )
     stats: tuple[str, ...] = of_records(
         DEFAULT_STATS,
-        f"Statistics of each tensor, separated by commas: {', '.join(STATS)}; or default "
+        f"Statistics of each tensor: {', '.join(STATS)}; or default "
         f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
         metavar="NAMES",
     )
-    sketch: bool = of_records(
-        True, "Keep a sketch of each tensor: 16 numbers that estimate how far apart two tensors are [default: yes]."
-    )
+    sketch: bool = of_records(True, "Keep 16 numbers of each tensor that estimate distances [default: yes].")
     modules: tuple[str, ...] = of_records(
-        (), "Record only modules whose name matches, such as '*.attn'; may be repeated.", metavar="GLOB"
+        (), "Only modules whose name matches, such as '*.attn'; repeatable.", metavar="GLOB"
     )
     level: str = of_records(
         "module",
-        "What is looked at: each module, or also the result of each operator in it, forward and backward "
-        "[default: module].",
+        "Record modules, or each operator in them as well [default: module].",
         choices=LEVELS,
     )
     ops: tuple[str, ...] = of_records(
         (),
-        "With --level op, record only operators whose name matches, such as mm or 'aten.*norm*'; may be repeated.",
+        "With --level op: only these operators, such as mm or 'aten.*norm*'; repeatable.",
         metavar="GLOB",
         commas=False,
     )
     views: bool = of_records(
         False,
-        "With --level op, also record results that are views of an input [default: no].",
+        "With --level op: also results that are views of an input [default: no].",
         "--views/--no-views",
     )
     all_dtypes: bool = of_records(
         False,
-        "With --level op, also record results that are not floating point [default: no].",
+        "With --level op: also integers and booleans [default: no].",
         "--all-dtypes/--float-dtypes",
     )
     vjp: tuple[str, ...] = of_records(
         (),
-        "Record how one value depends on another: the vector-Jacobian product with ones, such as "
-        "lm_head:blocks.0/input[0]; may be repeated.",
+        "Record a vector-Jacobian product with ones, such as lm_head:blocks.0/input[0]; repeatable.",
         metavar="OUTPUT:INPUT",
         commas=False,
     )
     jacobian_norm: tuple[str, ...] = of_records(
         (),
-        "Estimate the Frobenius norm of such a Jacobian, with its standard error; may be repeated.",
+        "Estimate the Frobenius norm of such a Jacobian; repeatable.",
         metavar="OUTPUT:INPUT",
         commas=False,
     )
-    probes: int = of_records(8, "Random vectors for an estimated norm [default: 8].", metavar="K", least=2)
-    exclude: tuple[str, ...] = of_records((), "Leave out modules whose name matches; may be repeated.", metavar="GLOB")
-    max_depth: int | None = of_records(
-        None, "Record no module more than N levels below its root.", metavar="N", least=0
-    )
+    probes: int = of_records(8, "Random vectors for that estimate [default: 8].", metavar="K", least=2)
+    exclude: tuple[str, ...] = of_records((), "Not these modules; repeatable.", metavar="GLOB")
+    max_depth: int | None = of_records(None, "No module more than N levels below its root.", metavar="N", least=0)
     save_tensors: tuple[str, ...] = of_records(
-        (), "Keep whole tensors of what matches by name; may be repeated.", metavar="GLOB", narrows=False
+        (), "Keep the whole tensors of what matches; repeatable.", metavar="GLOB", narrows=False
     )
     keep_around: int | None = of_records(
         None,
-        "Hold the whole tensors of the last N steps in memory, and write them when the run diverges (--against) or has "
-        "a NaN.",
+        "Hold the whole tensors of the last N steps, and write them when the run diverges or has a NaN.",
         metavar="N",
         least=1,
         narrows=False,
     )
     keep_size: int | None = of_records(
         None,
-        "Memory of a rank for --keep-around, such as 2GB [default: the ranks share a quarter of what is free].",
+        "Memory of a rank for that, such as 2GB [default: a quarter of what is free, shared].",
         metavar="SIZE",
         in_manifest=False,
         narrows=False,
     )
     per_sample: bool = of_records(
         False,
-        "Also summarise each sample of a batch, so that diff names the one that differs; best with --steps.",
+        "Also summarise each sample of a batch, so that diff names it.",
         narrows=False,
     )
-    steps: Schedule = of_steps(Schedule(), "Steps and python slices, such as 0,5,10:20,100::50.", metavar="STEPS")
-    every_seconds: int | None = of_steps(None, "Only one step every N seconds.", metavar="N", least=1)
+    steps: Schedule = of_steps(Schedule(), "Only these steps: 0,5,10:20,100::50.", metavar="STEPS")
+    every_seconds: int | None = of_steps(None, "One step every N seconds.", metavar="N", least=1)
     epochs: str | None = of_steps(
         None,
-        "Only these epochs, such as 0,10:12, as Lightning, transformers and accelerate count them.",
+        "Only these epochs of the framework: 0,10:12.",
         metavar="EPOCHS",
     )
-    ranks: str | None = of_steps(
-        None, "Only these ranks: 0,8:16, or one-per-replica (the lowest of ranks that hold copies).", metavar="RANKS"
-    )
-    first: int | None = of_steps(
-        None, "Also the first N steps; only these where no other steps are asked for.", metavar="N", least=1
-    )
+    ranks: str | None = of_steps(None, "Only these ranks: 0,8:16, or one-per-replica.", metavar="RANKS")
+    first: int | None = of_steps(None, "The first N steps, beside those asked for otherwise.", metavar="N", least=1)
     last: int | None = of_steps(
         None,
-        "Also the last N steps, or only these: older ones are dropped from the run as it goes on.",
+        "The last N steps, beside those: older ones are dropped as the run goes on.",
         metavar="N",
         least=1,
     )
     when: str | None = of_steps(
         None,
-        f"Also each step that meets a condition, such as 'loss > 3 * median'; it may use {', '.join(NAMES)}.",
+        f"Each step that meets this, such as 'loss > 3 * median', beside those; of {', '.join(NAMES)}.",
         metavar="CONDITION",
     )
     schedule: str | None = of_steps(
         None,
-        "The steps as one expression, such as 'first(10) | every(100) & epochs(\"0:3\") | last(50)'.",
+        "All that as one expression, such as 'first(10) | every(100) | last(50)'.",
         metavar="RULES",
     )
     max_size: int | None = of_steps(
         None,
-        "Keep the run below a size such as 2GB: older steps are thinned, the first and the latest stay.",
+        "Keep the run below a size, such as 2GB, by thinning older steps.",
         metavar="SIZE",
     )
-    until_nan: bool = of_steps(
-        False, "End the script after the first step with a NaN in a loss, an output or a parameter."
-    )
+    until_nan: bool = of_steps(False, "End the script after the first step with a NaN.")
     until_step: int | None = of_steps(None, "End the script when step N is complete.", metavar="N", least=0)
     eval: bool | None = of_steps(
-        None, "Record forward passes outside training [default: if the script has no optimizer].", "--eval/--no-eval"
+        None, "Record evaluation, too [default: if the script has no optimizer].", "--eval/--no-eval"
     )
     compile: str = of_the_script(
         "boundary",
-        "What torch.compile compiles: recorded at its boundary; kept compiled and tapped inside, which limits "
-        "fusion; or run as python [default: boundary].",
+        "What torch.compile compiles: recorded at its boundary; tapped inside, which limits fusion; run as python "
+        "[default: boundary].",
         choices=COMPILE_MODES,
         narrows=True,
     )
     children: str = of_the_script(
         "script",
-        "Which processes are recorded below a launcher, a shell script or a test runner: none, those that run a "
-        "script, or all python processes that train, below a script too [default: script].",
+        "Record no child processes, those of a launcher that run a script, or all that train [default: script].",
         choices=CHILDREN,
         in_manifest=False,
     )
-    seed: int | None = of_the_script(
-        None, "Seed python, numpy and torch before the script starts.", metavar="N", least=0, most=2**32 - 1
-    )
+    seed: int | None = of_the_script(None, "Seed python, numpy and torch first.", metavar="N", least=0, most=2**32 - 1)
     deterministic: bool = of_the_script(False, "Ask torch and its libraries for deterministic algorithms.")
     perturb: int | None = of_the_script(
         None,
-        "Move each initial parameter by one rounding, up or down by a seed such as 0; `diff --noise` takes such a run.",
+        "Move each initial parameter by one rounding, up or down by a seed such as 0, for `diff --noise`.",
         metavar="SEED",
         least=0,
         most=2**32 - 1,
     )
     env: bool = of_settings(True, "Environment variables, secrets redacted [default: yes].", narrows=True)
     packages: bool = of_settings(True, "Installed packages [default: yes].", narrows=True)
-    source: bool = of_settings(True, "Hashes of the script's own source files [default: yes].", narrows=True)
-    sources: bool = of_settings(
-        True, "Also their text, secrets redacted, so that diff shows the changed line [default: yes]."
-    )
+    source: bool = of_settings(True, "Hashes of your source files [default: yes].", narrows=True)
+    sources: bool = of_settings(True, "And their text, so that diff shows the changed line [default: yes].")
     redact: tuple[str, ...] = of_settings(
         (),
-        "Redact more environment variables, by name, such as 'WANDB_*'; may be repeated.",
+        "Redact more variables, such as 'WANDB_*'; repeatable.",
         metavar="PATTERN",
         in_manifest=False,
     )

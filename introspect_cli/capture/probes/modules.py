@@ -48,7 +48,8 @@ class ModuleProbe:
         self._recorder = context.recorder
         self._names = context.names
         self._patches = Patches()
-        self.unseen = Unseen(context)
+        self._own_calls = OwnCalls(self._guarded, self._patches, self._own, self._by_name)
+        self.unseen = Unseen(context, self._own_calls.see_forward)
         """What of the models ran without being seen."""
         self.entry: Callable[..., Any] | None = None
         """What stands in for `nn.Module.__call__`."""
@@ -81,7 +82,7 @@ class ModuleProbe:
 
         self.entry, self.surround = __call__, surround
         self._patches.replace(nn.Module, "__call__", __call__)
-        OwnCalls(guarded, self._patches, self._own).install()
+        self._own_calls.install()
         self._context.clock.on_after_optimizer.append(self._stepped)
         registry = nn.modules.module
         self._patches.hold(registry.register_module_module_registration_hook(self._registered))
@@ -102,6 +103,16 @@ class ModuleProbe:
         """A call that goes past `nn.Module.__call__`."""
         called: Called = functools.partial(self._called, original)
         return (called if self.around is None else self.around(called))(module, args, kwargs)
+
+    @uncounted
+    def _by_name(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call of `forward`: by the `__call__` of the module, which is under way, or by the script."""
+        calls = self.stack.calls
+        if calls and (calls[-1] is None or calls[-1] is self._names.find(module)):
+            return original(module, *args, **kwargs)
+        return self._own(original, module, args, kwargs)
 
     @uncounted
     def _called(

@@ -5,6 +5,9 @@ A library may give its modules a `__call__` of its own, which runs `forward` its
 long as the capture lasts: the outermost of the two that runs is the call. One that is handed on to the next with the
 same tensors is the same call.
 
+A script may also call the `forward` of an ordinary module by its name. It is replaced where the script, or the file
+that defines the class, names one; and of other classes as soon as one was found to have run so.
+
 What is left is said: a method that is not `forward` runs the modules of a model one after the other, or a parameter
 gets a gradient though neither its module nor one that holds it was called. What such a method makes of what the modules
 return is on no record, so that nothing of it differs says nothing.
@@ -22,6 +25,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.environment.sources import calls_forward, file_of
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import Patches, uncounted
 from introspect_cli.capture.naming.contents import has_own_call
@@ -42,13 +46,23 @@ _IN_MODULES = "torch.distributions."
 
 
 class OwnCalls:
-    """Replaces `__call__` and `forward` of classes that have a `__call__` of their own, also of those to come."""
+    """Replaces `__call__` and `forward` of classes that are called past `nn.Module.__call__`, also of those to come."""
 
-    def __init__(self, guarded: Guarded, patches: Patches, called: Callable[..., Any]) -> None:
-        """Replace nothing yet; `called` is given the original, the module and what it is called with."""
+    def __init__(
+        self, guarded: Guarded, patches: Patches, called: Callable[..., Any], by_name: Callable[..., Any]
+    ) -> None:
+        """Replace nothing yet.
+
+        Args:
+            guarded: the probe's.
+            patches: take what is replaced back.
+            called: is given the original, the module and what it is called with, for a class with its own `__call__`.
+            by_name: the same for the `forward` of other classes, which `nn.Module.__call__` calls as well.
+        """
         self._guarded = guarded
         self._patches = patches
         self._called = called
+        self._by_name = by_name
 
     def install(self) -> None:
         """Look at the classes that there are, and hear of each that is defined."""
@@ -71,30 +85,40 @@ class OwnCalls:
         with self._guarded:
             if has_own_call(cls):
                 for name in ("__call__", "forward"):
-                    home = next((base for base in cls.__mro__ if name in vars(base)), nn.Module)
-                    if not home.__module__.startswith("torch.") or home.__module__.startswith(_IN_MODULES):
-                        self._replace(home, name)
+                    self._replace(cls, name, self._called)
+            elif any(calls_forward(file_of(sys.modules.get(name))) for name in ("__main__", cls.__module__)):
+                self.see_forward(cls)
 
-    def _replace(self, home: type, name: str) -> None:
+    def see_forward(self, cls: type[nn.Module]) -> None:
+        """Replace the `forward` of a class, which is called by its name."""
+        if not has_own_call(cls):
+            self._replace(cls, "forward", self._by_name)
+
+    def _replace(self, cls: type, name: str, called: Callable[..., Any]) -> None:
+        home = next((base for base in cls.__mro__ if name in vars(base)), nn.Module)
         original = vars(home)[name]
+        if home.__module__.startswith("torch.") and not home.__module__.startswith(_IN_MODULES):
+            return
         if type(original) is not FunctionType or is_ours(original):
             return
-        is_traced, flags, guarded, called = (
-            torch.compiler.is_dynamo_compiling, private_api.compile_flags, self._guarded, self._called,
+        is_traced, flags, guarded, kind = (
+            torch.compiler.is_dynamo_compiling, private_api.compile_flags, self._guarded, nn.Module,
         )  # fmt: skip
 
-        @functools.wraps(original)
-        def own(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def standing(self: Any, *args: Any, **kwargs: Any) -> Any:
             if (
                 is_traced()
                 or flags._is_compiling_flag  # noqa: SLF001 - see `private_api`
                 or not guarded.on
                 or getattr(type(self), name, None) is not own  # a class below it has called it: `super().forward`
-                or not isinstance(self, nn.Module)
+                or not isinstance(self, kind)
             ):
                 return original(self, *args, **kwargs)
             return called(original, self, args, kwargs)
 
+        # TorchScript looks names of the original's source up among the globals of what stands in for it.
+        own = FunctionType(standing.__code__, original.__globals__, closure=standing.__closure__)
+        functools.update_wrapper(own, original)
         self._patches.replace(home, name, own)
 
 
@@ -115,7 +139,9 @@ class Unseen:
         document: by module and phase, the methods that ran; "" where a gradient alone says that something did.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, see_forward: Callable[[type[nn.Module]], None]) -> None:
+        """Start with nothing; `see_forward` is told of a class whose `forward` may run again."""
+        self._see_forward = see_forward
         self.document: dict[str, dict[str, list[str]]] = {}
         self._context = context
         self._looked: set[tuple[int, int, Phase]] = set()
@@ -169,3 +195,5 @@ class Unseen:
         methods = self.document.setdefault(state.fqn, {}).setdefault(phase.value, [])
         if how not in methods:
             methods.append(how)
+        if how in {"", "forward"}:
+            self._see_forward(type(module))

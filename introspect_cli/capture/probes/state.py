@@ -10,6 +10,7 @@ sample of the memory. A tensor with another count, address or sample than when i
 from __future__ import annotations
 
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +26,11 @@ from introspect_cli.capture.probes.written import Loose, Written
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import GIVEN, Kind, Phase
 from introspect_cli.tensors.kernels import numbers_of
+from introspect_cli.tensors.special import is_wrapped
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
@@ -63,6 +65,12 @@ class StateProbe(GuardedProbe):
         self._step = self._called = -1
         self.within: Callable[[], Phase | None] = lambda: None
         """The phase of the module calls under way; None where none is, or its calls are not recorded."""
+        self.outer: Callable[[], Phase] = lambda: Phase.FORWARD
+        """The phase of the outermost call that begins."""
+        self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        """What a model holds that `functional_call` runs with other tensors: where, under which key, its own one."""
+        self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
+        """The tensors that such a model is about to run with."""
 
     def install(self) -> None:
         """Listen for roots and for optimizer steps."""
@@ -72,32 +80,60 @@ class StateProbe(GuardedProbe):
         self.hear(self._context.clock.on_look, self._look_again)
         self.hear(self._context.clock.on_restart, self._restarted)
         self._patches.watch(
-            stateless, "_functional_call", self._guarded, self._swapping, compiling=torch.compiler.is_compiling
-        )
+            stateless, "_functional_call", self._guarded, self._swapping, compiling=torch.compiler.is_compiling,
+            raised=True,
+        )  # fmt: skip
         super().install()
 
     def _swapping(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None] | None:
         """Record the tensors with which `functional_call` runs a module, and after it those that the module holds."""
         given = dict(zip(("module", "parameters_and_buffers"), args, strict=False)) | kwargs
         module, values = given["module"], given["parameters_and_buffers"]
-        phase = self.within() if self._recorder.wanted else None  # an outermost call is looked at when it begins
-        if phase is None or not isinstance(values, dict) or self._context.names.find(module) is None:
+        if not self._recorder.wanted or not isinstance(values, dict):
             return None
-        with unobserved():
-            self._turn()
-            held, names = dict(tensors_in_module(module)), self._context.names.parameters
-            swapped = [
-                (name, value, held[key])
-                for key, value in values.items()
-                if key in held and value is not held[key] and (name := names.of(held[key])) and name.watched
-            ]
-            names_of, others, own = zip(*swapped, strict=True) if swapped else ((), (), ())
+        names, held = self._context.names, dict(tensors_in_module(module))
+        phase = self.within()
+        if phase is None and self._context.clock.trained.is_trained(module):
+            names.seek(list(held.values()))  # while it holds them
+        if names.find(module) is None:
+            return None
+        swapped = [
+            (name, value, held[key])
+            for key, value in values.items()
+            if key in held and value is not held[key] and (name := names.parameters.of(held[key])) and name.watched
+        ]
+        names_of, others, own = zip(*swapped, strict=True) if swapped else ((), (), ())
+        if phase is not None:
             self._write_given(names_of, others, phase)
             return lambda _result: self._write_given(names_of, own, phase)
+        groups = [group for one in holders_in(module) for group in (one._parameters, one._buffers)]  # noqa: SLF001 - the public views may be the script's
+        self._own = [(group, key, tensor) for group in groups for key, tensor in group.items() if tensor is not None]
+        has_given = not any(map(is_wrapped, others))  # else a transform differentiates or batches what the model holds
+        self._swapped = (names_of, others) if has_given else ((), ())
+
+        def leave(_result: object) -> None:
+            (waiting, _), self._own, self._swapped = self._swapped, [], ((), ())
+            if has_given and not waiting:
+                self._write_given(names_of, own, self.outer())
+
+        return leave
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Let a model hold its own tensors, not those that `functional_call` runs it with."""
+        others = [group[key] for group, key, _ in self._own]
+        for group, key, tensor in self._own:
+            group[key] = tensor
+        try:
+            yield
+        finally:
+            for (group, key, _), tensor in zip(self._own, others, strict=True):
+                group[key] = tensor
 
     def _write_given(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor], phase: Phase) -> None:
         """Record what stands under these names in a forward pass from now on."""
         with unobserved():
+            self._turn()
             sites = []
             for name in names:
                 call = self._given[name.fqn, phase] = self._given.get((name.fqn, phase), -1) + 1
@@ -113,6 +149,14 @@ class StateProbe(GuardedProbe):
             self._recorded.clear()
 
     def _root_called(self, root: nn.Module) -> None:
+        with self._holding():
+            self._begun(root)
+        (names, others), self._swapped = self._swapped, ((), ())
+        if names:
+            self._write_given(names, others, self.outer())
+
+    def _begun(self, root: nn.Module) -> None:
+        """Record what a root holds as far as it is not on record."""
         state = self._context.names.find(root)
         if state is None:
             return
@@ -197,7 +241,8 @@ class StateProbe(GuardedProbe):
         state, writes = self._context.names.find(root), self._writes.get(root)
         if writes is False or state is None or state.fqn not in self._started:
             return
-        changed = self._rewritten(self._tensors_of(root, _PARAMETERS))
+        with self._holding():
+            changed = self._rewritten(self._tensors_of(root, _PARAMETERS))
         self._writes.set(root, bool(changed[1] or writes))
         if changed[1]:
             self._record(changed, Phase.FORWARD, again=True)

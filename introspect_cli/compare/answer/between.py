@@ -64,8 +64,8 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
     if not differing:
         return CodeChanges(compared=len(names))
+    from introspect_cli.compare.changes.near import ranked
     from introspect_cli.compare.changes.project import changed_between
-    from introspect_cli.compare.changes.ranking import ranked
 
     unread: list[tuple[str, str]] = []
     sides: tuple[dict[str, str], dict[str, str]] = {}, {}

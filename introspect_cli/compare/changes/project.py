@@ -350,7 +350,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterat
         found = [
             one
             for one in differences(*sides, (a.heads[other], b.heads[place]))
-            if not _as_often(one, a.calls[other], b.calls[place])
+            if not (_as_often(one, a.calls[other], b.calls[place]) or _adds_parameter(one))
         ]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
@@ -364,6 +364,11 @@ def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterat
                 for effect in version.effects[place]:
                     if effect.key not in common:
                         yield Difference(effect, None) if version is a else Difference(None, effect)
+
+
+def _adds_parameter(one: Difference) -> bool:
+    """Whether one version alone has a parameter with a default: what the body makes of it differs by itself."""
+    return "default" in {part.kind for part in (one.a, one.b) if part is not None} and None in (one.a, one.b)
 
 
 def _as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:

@@ -10,7 +10,7 @@ from introspect_cli.compare.checkpoints.moment import MODEL
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.result import Divergence, SettingChange, Size, Verdict
-from introspect_cli.compare.terms.words import amount, listed, some
+from introspect_cli.compare.terms.words import far, key_of, listed, some
 from introspect_cli.records import Kind
 from introspect_cli.texts import count
 
@@ -206,7 +206,7 @@ def _all_equal(differences: Differences) -> str:
 def _name(tensor: Divergence) -> str:
     """A tensor, with its place in an optimizer's state."""
     if tensor.site.kind is Kind.OPTIMIZER_STATE:
-        return f"{tensor.site.path.strip('[]').strip(chr(39))} of {tensor.site.fqn}"
+        return f"{key_of(tensor.site.path)} of {tensor.site.fqn}"
     return f"{tensor.site.fqn}{tensor.site.path}"
 
 
@@ -230,55 +230,32 @@ def _differ(differences: Differences) -> list[str]:
 
 def _where(members: Sequence[Divergence]) -> str:
     """Which tensors differ, by how much; of many the span, and the farthest."""
-    if len(members) <= _NAMED:
-        return f": {', '.join(_name(tensor) + _far(tensor) for tensor in members)}"
-    measured = [member for member in members if member.rel_l2 is not None]
-    if not measured:
-        return f": {_names(members)}"
-    farthest = measured[0]
-    least = min(member.rel_l2 or 0.0 for member in measured)
-    most = farthest.rel_l2 or 0.0
+    measured = [member.rel_l2 for member in members if member.rel_l2 is not None]
+    if len(members) <= _NAMED or not measured:
+        return f": {some([_name(tensor) + _far(tensor) for tensor in members])}"
+    least, most = min(measured), max(measured)
     span = f"{least:.1e} to {most:.1e}" if 0 < least < most else f"{'up to ' * (least < most)}{most:.1e}"
     small = ", the size of rounding" if all(member.size is Size.ROUNDING for member in members) else ""
-    return f", by relative L2 {span}{small}, most in {_name(farthest)}"
+    return f", by relative L2 {span}{small}, most in {_name(members[0])}"
 
 
 def _far(tensor: Divergence) -> str:
-    if tensor.a is None or tensor.b is None:
-        return ""
-    if tensor.rel_l2 is None:
-        odd = [[summary.stats.get(name, 0.0) for name in ("nans", "infs")] for summary in (tensor.a, tensor.b)]
-        words = [
-            f"{count(int(b), word, word)} in b, {int(a):,} in a"
-            for word, a, b in zip(("NaN", "Inf"), *odd, strict=True)
-            if a != b
-        ]
-        return f" ({'; '.join(words)})" if words else ""
-    text = f" ({amount(tensor.rel_l2, tensor.a.layout.dtype, tensor.b.layout.dtype, coarser=False)}"
+    parts = [far(tensor)] if far(tensor) else []
     if tensor.elements is not None:
-        text += f"; {tensor.elements.differing:,} of {count(tensor.elements.total, 'element')}"
-    return f"{text})"
+        parts.append(f"{tensor.elements.differing:,} of {count(tensor.elements.total, 'element')}")
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _cast(differences: Differences) -> list[str]:
     clauses = []
     for cast in differences.casts:
-        number = len(cast.tensors)
-        kinds = {tensor.site.kind for tensor in cast.tensors}
-        what = (
-            f"{number:,} of {_of(differences, kinds | set(MODEL)):,} tensors" if number > 1 else _name(cast.tensors[0])
-        )
-        text = f"{what} {'is' if number == 1 else 'are'} {cast.a} in a and {cast.b} in b"
-        coarse = max((cast.a, cast.b), key=lambda name: ROUNDING.get(name, 0.0))
-        if cast.rounded:
-            text += f", the same values rounded to {coarse}, element by element"
-        elif cast.rounded is False:
-            text += f", and not all are the other's values rounded to {coarse}"
-        elif cast.farthest is not None and cast.farthest <= ROUNDING.get(coarse, 0.0):
-            text += f", no farther off than {coarse} rounds (relative L2 at most {cast.farthest:.1e})"
-        if cast.farthest is not None and not cast.rounded and cast.farthest > ROUNDING.get(coarse, 0.0):
-            text += f" (relative L2 up to {cast.farthest:.1e})"
-        clauses.append(text)
+        number, coarse = len(cast.tensors), max((cast.a, cast.b), key=lambda name: ROUNDING.get(name, 0.0))
+        total = _of(differences, {tensor.site.kind for tensor in cast.tensors} | set(MODEL))
+        which = f"{number:,} of {total:,} tensors are" if number > 1 else f"{_name(cast.tensors[0])} is"
+        how = {True: f", the same values rounded to {coarse}, element by element", None: ""}
+        how[False] = f", and not all are the other's values rounded to {coarse}"
+        amount = f" (relative L2 up to {cast.farthest:.1e})" if cast.farthest is not None and not cast.rounded else ""
+        clauses.append(f"{which} {cast.a} in a and {cast.b} in b{how[cast.rounded]}{amount}")
     return clauses
 
 

@@ -21,7 +21,7 @@ from introspect_cli.compare.terms.findings import Certainty, Finding
 from introspect_cli.compare.terms.result import Role
 from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.compare.terms.words import although, both_values, how_far, lines, what
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import GIVEN, Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ def _moment(at: View) -> str:
         if at.tells == "initial":
             return "late" if not first else "recording" if late(at) else "untrained"
         return "first-step" if first and site.kind is Kind.OPTIMIZER_STATE else "again" if site.call else "begins"
+    if site.path == GIVEN:
+        return "given"
     if site.phase is Phase.FORWARD:
         return "forward"
     if site.call:

@@ -360,9 +360,12 @@ def batch_before(at: View) -> str:
 
 
 def of_script(step: Step, position: int) -> Cause | None:
-    """What no other module gives to a module may come from everything that was computed before."""
+    """What no other module gives to a module, or runs it with, may come from everything that was computed before."""
     site, order = step.sites[position], step.order_at(position)
-    if parent_call(step, site.fqn, order) is not None or step.anything_before(order):
+    if site.kind is Kind.PARAM and site.path != GIVEN:
+        return None
+    around = step.calls.around if site.kind is Kind.PARAM else partial(parent_call, step)
+    if around(site.fqn, order) is not None or step.anything_before(order):
         return None
     evidence = evidence_of("script", step, position)
     if step.loader_around(site.fqn, order):

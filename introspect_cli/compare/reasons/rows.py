@@ -104,9 +104,10 @@ ROWS: Final = (
     ),
     Reason(
         "script",
-        "The code between the data loader and the model gives the model another input.",
+        "The code between the data loader and the model gives the model another input, or `functional_call` other "
+        "parameters to run with.",
         "the script's code before this module",
-        frozenset({Kind.INPUT}),
+        frozenset({Kind.INPUT, Kind.PARAM}),
         40,
         applies=forward.of_script,
         find=(forward.within_loader, forward.calls),

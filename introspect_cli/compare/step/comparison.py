@@ -17,7 +17,7 @@ from introspect_cli.compare.steps import Sides
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.names import owner_of, with_ancestors
-from introspect_cli.compare.terms.reach import NoiseFloor, Reached
+from introspect_cli.compare.terms.reach import NoiseFloor
 from introspect_cli.compare.terms.sites import (
     KINDS,
     Alignment,
@@ -144,11 +144,6 @@ class Comparison(Sides):
             NoiseFloor(align(sites_a, columns(noise.sites, self.rename)), len(sites_a), perturbed_by(manifest))
             for noise, manifest in self.noise
         ]
-
-    @cached_property
-    def reached(self) -> Reached:
-        """How far rounding carries a, and b beside it, as far as a perturbed run is among the noise runs."""
-        return Reached()
 
     @cached_property
     def causes(self) -> tuple[Mask, Mask] | None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.names import (
-    EVICTED,
     Renamed,
     Source,
     ambiguous,
@@ -157,9 +156,7 @@ def _renames(match: Correspondence) -> list[StructureChange]:
     for pattern, members in groups.items():
         old, new = pattern if len(members) > 1 else (members[0][0], members[0][1].name)
         votes = sum(member.votes for _, member in members)
-        steps = sorted(frozenset.intersection(*(member.steps for _, member in members)))
-        step = f" in step{'s' * (len(steps) > 1)} {listed(list(map(str, steps)))}" if steps else ""
-        evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal{step}"
+        evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal"
         text = f"{_glossed(old, match.variables[0])} is {_glossed(new, match.variables[1])} in b"
         changes.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
     return changes
@@ -234,25 +231,7 @@ def _one_sided(structure: Structure, *, same: bool) -> list[StructureChange]:
         del further[0][name], further[1][name]
     for side, told, calls in zip("ab", of_sides, further, strict=True):
         changes += [*told, *_calls(alignment, side, calls)]
-    return _two_of_one_name(changes)
-
-
-def _two_of_one_name(changes: Sequence[StructureChange]) -> list[StructureChange]:
-    """The changes, a name that means one module in a and another in b told once.
-
-    The one of a was compared under a name that b does not have, which is nobody's outside of a comparison.
-    """
-    in_b = {change.b for change in changes if change.change == "only" and change.a is None}
-    kept, both = [], set[str]()
-    for change in changes:
-        name = (change.a or "").removesuffix(EVICTED)
-        if change.change == "only" and change.a != name and name in in_b:
-            both.add(name)
-            text = f"{name} is one module in a and another in b, with something else inside it"
-            kept.append(StructureChange("only", name, name, text))
-        elif not (change.change == "only" and change.a is None and change.b in both):
-            kept.append(change)
-    return kept
+    return changes
 
 
 def _subjects(

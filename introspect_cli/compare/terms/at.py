@@ -24,8 +24,10 @@ Tensor = tuple[int, str, str]
 State = tuple[int, Status]
 """What is on record of a generator: checksum and status."""
 
-States = dict[tuple[str, Phase, str, int], State]
-"""States by generator, phase, module and call."""
+StateKey = tuple[str, Phase, str, int]
+"""Generator, phase, module and call."""
+
+States = dict[StateKey, State]
 
 BatchValues = tuple[tuple[str, int], ...]
 """What a batch holds: paths and checksums."""

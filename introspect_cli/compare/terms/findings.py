@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from introspect_cli.records import Site
-
 
 class Certainty(str, Enum):
     """How sure an explanation is."""
@@ -66,21 +64,17 @@ class StructureChange:
 
 @dataclass(frozen=True)
 class StepReach:
-    """How far rounding has carried run a up to a step, and how far b is from a there.
+    """The site of a step at which b is furthest from a, in what rounding makes there.
 
     Attributes:
-        step: step of run a.
-        rounding: relative L2 of all parameters after the step, a perturbed run against a; None where not measured.
-        b: the same of b against a.
-        times: the largest distance of b at any site, over what rounding made there up to this step.
-        site: where that is; None where b equals a.
+        times: its distance over that.
+        text: the site in words.
     """
 
     step: int
-    rounding: float | None
-    b: float | None = 0.0
-    times: float = 0.0
-    site: Site | None = None
+    times: float
+    fqn: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -89,18 +83,17 @@ class Reach:
 
     Attributes:
         seeds: of the perturbed runs.
-        steps: the compared steps that a perturbed run has, as far as they were walked; at least one.
+        measured: how many of the compared steps a perturbed run has.
         compared: how many steps were compared.
+        furthest: the step in which b goes furthest beyond it, or comes nearest to that; None where b equals a.
+        left: the first step in which b leaves it; None where it stays within.
     """
 
     seeds: tuple[int, ...]
-    steps: tuple[StepReach, ...]
+    measured: int
     compared: int
-
-    @property
-    def furthest(self) -> StepReach:
-        """The step in which b goes furthest beyond it, or comes nearest to that."""
-        return max(self.steps, key=lambda step: step.times)
+    furthest: StepReach | None
+    left: StepReach | None
 
 
 class Restored(str, Enum):

@@ -74,13 +74,11 @@ class Source(Enum):
         ROOT: of several models of one class, the one that holds the same, or that the same variable holds.
         VALUE: equal values.
         EVICTED: the name is another module's in b, so that it was given one that b does not have.
-        KEPT: what is inside of one that was evicted, and has kept its name.
     """
 
     ROOT = "root"
     VALUE = "value"
     EVICTED = "evicted"
-    KEPT = "kept"
 
 
 class Renamed(NamedTuple):
@@ -90,13 +88,11 @@ class Renamed(NamedTuple):
         name: the name in b, of it and of all inside it.
         source: where it is known from.
         votes: how many tensors and modules have equal values under the two names.
-        steps: the steps in which they have.
     """
 
     name: str
     source: Source
     votes: int = 0
-    steps: frozenset[int] = frozenset()
 
 
 def strip_wrappers(fqn: str) -> str:

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.terms.distance import Floats, Layouts, has_norms, norms, relative
-from introspect_cli.compare.terms.findings import Reach, StepReach
+from introspect_cli.compare.terms.distance import Floats, Layouts, relative
+from introspect_cli.compare.terms.findings import StepReach
 from introspect_cli.compare.terms.sites import Alignment, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, perturbed_by
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from introspect_cli.compare.terms.findings import Reach
     from introspect_cli.compare.terms.result import Divergence
-    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.compare.terms.table import Learned, Table
 
 ROUNDING_FACTOR = 6.0
 """How many times what a rounding does is let pass: two perturbed runs of one training are up to 4.3 times as far apart
@@ -37,45 +39,19 @@ _OF_A_SUM = 256**0.5 / ROUNDING_FACTOR
 """Roundings; with the factor by which a divergence must exceed the floor, those of a sum over 256: sqrt(n) u."""
 
 
-class Reached:
-    """What is measured while a rank is walked; a step that was measured once is not measured again."""
-
-    def __init__(self) -> None:
-        """Start with nothing measured."""
-        self._rounding: dict[int, float | None] = {}
-        self._steps: dict[int, StepReach] = {}
-
-    def agree(self, step: int) -> None:
-        """A perturbed run has a step, and is equal to a there."""
-        self._rounding.setdefault(step, 0.0)
-
-    def learn(self, table: Table, distances: Floats, layouts: Layouts) -> None:
-        """Take in how far a perturbed run is from a in a step."""
-        now, before = _parameters(table, distances, layouts), self._rounding.get(table.step)
-        self._rounding[table.step] = now if now is None or before is None else max(now, before)
-
-    def see(self, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> None:
-        """Take in how far b is from a in a step that a perturbed run has, before any of it is let pass."""
-        if not rounded or table.step in self._steps or table.step not in self._rounding:
-            return
-        distance, scale = table.distances(layouts)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            times = relative(distance, scale) / np.maximum.reduce(list(rounded))
-        times[~(np.isfinite(times) & table.chosen[table.differing])] = 0.0
-        worst = int(np.argmax(times)) if len(times) and times.max() > 0 else None
-        self._steps[table.step] = StepReach(
-            step=table.step,
-            rounding=self._rounding[table.step],
-            b=_parameters(table, distance, layouts[0]),
-            times=0.0 if worst is None else float(times[worst]),
-            site=None if worst is None else table.named(int(table.differing[worst])),
-        )
-
-    def result(self, seeds: Iterable[int], compared: Sequence[int]) -> Reach | None:
-        """What was measured in the compared steps, None where nothing was; in those not opened, b equals a."""
-        steps = [step for step in compared if step in self._rounding]
-        measured = [self._steps.get(step) or StepReach(step, self._rounding[step]) for step in steps]
-        return Reach(tuple(seeds), tuple(measured), len(compared)) if measured else None
+def farther(learned: Learned, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> Learned:
+    """Note how far b is from a in a step, in what perturbed runs are, before any of it is let pass."""
+    if not rounded or not len(table.differing):
+        return learned
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = relative(*table.distances(layouts)) / np.maximum.reduce(list(rounded))
+    times[~(np.isfinite(times) & table.chosen[table.differing])] = 0.0
+    worst = int(np.argmax(times))
+    site = table.named(int(table.differing[worst]))
+    here = StepReach(table.step, float(times[worst]), site.fqn, what(site))
+    left, furthest = learned.left, learned.furthest
+    left = left or (here if here.times > ROUNDING_FACTOR else None)
+    return learned._replace(left=left, furthest=here if furthest is None or here.times > furthest.times else furthest)
 
 
 class NoiseFloor:
@@ -92,14 +68,11 @@ class NoiseFloor:
         self.floor: Floats = np.zeros(sites)
         self.unmeasured: Mask = np.zeros(sites, dtype=np.bool_)
 
-    def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts, reached: Reached) -> None:
+    def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts) -> None:
         """Take in one step of a noise run: `table` is run a against it."""
-        distance, scale = table.distances((layouts_a, layouts_n))
-        rel, union = relative(distance, scale), table.unions
+        rel, union = relative(*table.distances((layouts_a, layouts_n))), table.unions
         if self.seed is not None and not _begins_beside(table, rel, _units(table, layouts_a)):
             self.seed = None  # it is no run that begins a rounding beside a
-        if self.seed is not None:
-            reached.learn(table, distance, layouts_a)
         finite = np.isfinite(rel)
         np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
         self.unmeasured[union[~finite]] = True
@@ -132,42 +105,26 @@ def _units(table: Table, layouts: Layouts) -> Floats:
 
 def _begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
     """Whether no parameter that a step begins with is further from a's than one rounding moves it."""
-    start = _rows_of(table, Phase.START)[table.rows_a]
+    alignment, sites = table.alignment, table.unions
+    start = (table.kinds == kind_code(Kind.PARAM)) & (alignment.phase[sites] == phase_code(Phase.START))
     return bool((rel[start] <= _BESIDE * units[start]).all())
-
-
-def _rows_of(table: Table, phase: Phase) -> Mask:
-    """Which rows of a are parameters in a phase."""
-    kinds, phases = table.alignment.kind[table.sites_a], table.alignment.phase[table.sites_a]
-    return np.asarray((kinds == kind_code(Kind.PARAM)) & (phases == phase_code(phase)))
-
-
-def _parameters(table: Table, distances: Floats, layouts: Layouts) -> float | None:
-    """The relative distance of all parameters after the step together; None where it cannot be told."""
-    after = _rows_of(table, Phase.OPTIMIZER)
-    if not has_norms(table.a):
-        return None
-    distance = float(np.sqrt(np.square(distances[after[table.rows_a]]).sum()))
-    size = float(np.sqrt(np.square(norms(table.a, np.flatnonzero(after), layouts)).sum())) if after.any() else 0.0
-    return distance / size if np.isfinite(distance) and np.isfinite(size) and size else None
 
 
 def within_words(reach: Reach) -> str:
     """That b stays within what rounding does to a, in words: how long, and how near it came to leaving it."""
-    far = reach.furthest
-    over = f"over {count(len(reach.steps), 'step')}"
-    if len(reach.steps) < reach.compared:
-        over = f"over the {len(reach.steps):,} of {reach.compared:,} steps that are on record of the perturbed run"
-    near = f" (at most {far.times:.2g} x as far, at step {far.step})" if far.site is not None else ""
+    far, over = reach.furthest, f"over {count(reach.measured, 'step')}"
+    if reach.measured < reach.compared:
+        over = f"over the {reach.measured:,} of {reach.compared:,} steps that are on record of the perturbed run"
+    near = f" (at most {far.times:.2g} x as far, at step {far.step})" if far is not None else ""
     return f"b stays within what one rounding of the parameters does to a, {over}{near}"
 
 
 def leaves_words(reach: Reach, first: Divergence) -> str:
     """Where b leaves what rounding does to a, as a sentence to stand before the divergence's; "" where it does not."""
-    at = next((step for step in reach.steps if step.times > ROUNDING_FACTOR), None)
-    if at is None or at.site is None:
+    at = reach.left
+    if at is None:
         return ""
-    fqn, times = at.site.fqn, at.times
+    fqn, times = at.fqn, at.times
     if first.step == at.step and first.rel_l2 and first.floor:
         fqn, times = first.site.fqn, first.rel_l2 / first.floor
     where = f" in {fqn}" if fqn else ""
@@ -176,7 +133,7 @@ def leaves_words(reach: Reach, first: Divergence) -> str:
 
 def measured_by_one(reach: Reach) -> str:
     """That b left what a single perturbed run measured; "" where there are several, or b stays within it."""
-    if len(reach.seeds) > 1 or reach.furthest.times <= ROUNDING_FACTOR:
+    if len(reach.seeds) > 1 or reach.left is None:
         return ""
     return (
         "One perturbed run measured what a rounding does. Where units switch (ReLU, a maximum) or sums cancel (a "
@@ -202,4 +159,5 @@ def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, f
 
 def furthest_of(reaches: Iterable[Reach | None]) -> Reach | None:
     """What was measured on the rank where b goes furthest; None without perturbed runs."""
-    return max((reach for reach in reaches if reach is not None), key=lambda reach: reach.furthest.times, default=None)
+    every = [reach for reach in reaches if reach is not None]
+    return max(every, key=lambda reach: reach.furthest.times if reach.furthest is not None else 0.0, default=None)

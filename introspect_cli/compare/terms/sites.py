@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from introspect_cli.compare.terms.names import strip_wrappers, with_ancestors
 from introspect_cli.errors import StoreError
-from introspect_cli.records import EVALUATED, KIND_CODES, OTHERS, SETTING_KINDS, Kind, Phase, Site
+from introspect_cli.records import EVALUATED, KIND_CODES, SETTING_KINDS, Kind, Phase, Site
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
@@ -138,12 +138,6 @@ class Alignment(Columns):
     def ids(self) -> tuple[Ids, Ids]:
         """Site number to union number, of a and of b."""
         return np.arange(len(self.a), dtype=np.int64), self.b_ids
-
-    @cached_property
-    def others(self) -> Ids:
-        """Union numbers of the sites that stand for operators which were not counted."""
-        operators = np.flatnonzero(self.kind == kind_code(Kind.OP_OUTPUT))
-        return operators[[self.path[number] == OTHERS for number in operators]] if len(operators) else operators
 
     @cached_property
     def evaluating(self) -> Mask:

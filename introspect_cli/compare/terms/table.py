@@ -22,6 +22,7 @@ from introspect_cli.records import Site, Status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from introspect_cli.compare.terms.findings import StepReach
     from introspect_cli.compare.terms.sites import Alignment, Ids, Mask
     from introspect_cli.store.format.batch import StepBatch
 
@@ -45,8 +46,6 @@ class Because(IntEnum):
     """A run's record says that it saw no value, or too little of it."""
     LISTED = 3
     """The run lists values that were written elsewhere."""
-    NOT_COUNTED = 4
-    """Operators whose numbers need not mean the same in both runs."""
     EVALUATION = 5
     """One run evaluates more often."""
     CUT = 6
@@ -68,9 +67,8 @@ class Learned(NamedTuple):
         factor: how many times smaller than those of a the gradients inside the backward pass of b are (negative: how
             many times larger), where ranks or microbatches are put together; None while that was not seen.
         flows_back: whether gradients that were chosen are compared by that factor.
-        exact: values that ranks share out and whose samples are all equal, by step and site.
-        units: how many times smaller than those of a single outputs of b are (negative: larger), by name, whose
-            gradients are as many times larger.
+        furthest: where b is furthest from a, in what rounding makes.
+        left: where b first leaves that.
     """
 
     coarse: int | None = None
@@ -78,8 +76,8 @@ class Learned(NamedTuple):
     let_pass: frozenset[str] = frozenset()
     factor: int | None = None
     flows_back: bool = False
-    exact: frozenset[tuple[int, int]] = frozenset()
-    units: Mapping[str, int] = {}
+    furthest: StepReach | None = None
+    left: StepReach | None = None
 
     @property
     def smaller(self) -> float:

@@ -1,0 +1,563 @@
+"""Changed statements, the one first that most likely made the runs diverge.
+
+The records say where the runs diverge and what was equal before: the module whose forward it is, the statements that
+ran between the last record that agrees and the first that does not, the functions that seed or draw. From there, names
+lead on: to the functions that this code calls, and to what gives it its values. A change on none of these ways is never
+called likely. What a changed statement computes is not asked here: only those that compute something else are changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePath
+from typing import TYPE_CHECKING, TypeAlias
+
+from introspect_cli.compare.changes.alignment import BLOCKS, DEFINITIONS, FUNCTIONS, bodies_of, first_line, tree_of
+from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness, Ranked
+from introspect_cli.records import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from introspect_cli.compare.changes.clues import Line
+    from introspect_cli.compare.changes.statements import Change
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """One statement, a compound one without its body; a local name has its function in front.
+
+    Attributes:
+        scope: qualified name of the function or class that it stands in, or whose head it is; "" for the file.
+        around: the compound statements of its function that it stands in.
+        gives: names that it gives a value: variables, attributes, keywords, parameters, keys, options.
+        takes: names and attributes that it takes.
+        calls: last names of what it calls.
+    """
+
+    file: str
+    scope: str
+    node: ast.stmt
+    around: tuple[Statement, ...]
+    gives: frozenset[str]
+    takes: frozenset[str]
+    calls: frozenset[str]
+
+    @cached_property
+    def lines(self) -> tuple[int, int]:
+        """Its first and last line."""
+        body = getattr(self.node, "body", None)
+        last = max(body[0].lineno - 1, self.node.lineno) if body else self.node.end_lineno or self.node.lineno
+        return first_line(self.node), last
+
+    @property
+    def place(self) -> Place:
+        """File and scope."""
+        return self.file, self.scope
+
+    @property
+    def can_matter(self) -> bool:
+        """Whether it may change a number by itself: it does not only print or log, and imports nothing."""
+        if isinstance(self.node, ast.Expr) and isinstance(self.node.value, ast.Call):
+            return last_name(self.node.value.func) not in _LOGS
+        if self.gives and all(name.startswith("__") for name in self.gives):  # `__version__`
+            return False
+        return not isinstance(self.node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert))
+
+
+Place: TypeAlias = tuple[str, str]
+"""File and qualified name of a function or class."""
+Depths: TypeAlias = dict[Statement, int]
+"""Statements, each with how many calls or values lie between it and what was asked for."""
+
+
+def last_name(node: ast.AST) -> str:
+    """`AdamW` of `torch.optim.AdamW`; "" of what has no name."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_LOGS = _words(
+    """
+    print log info debug warning add_scalar add_scalars log_dict log_metrics plot write flush perf_counter time
+    basicConfig savefig set_description set_postfix
+    """
+)
+_EVERYWHERE = _words("self cls args kwargs config cfg torch nn np F")
+"""Names that stand in every other statement and lead everywhere."""
+_OF_EVERY_CLASS = _words("__init__ forward step train eval to backward")
+"""Methods whose name does not say whose they are."""
+
+
+class _Reader:
+    """Reads a file into statements."""
+
+    def __init__(self, code: Code, file: str, tree: ast.Module) -> None:
+        self.code, self.file = code, file
+        imports = (node.names for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
+        self.imported = {(alias.asname or alias.name).partition(".")[0] for names in imports for alias in names}
+        self.body(tree.body)
+
+    def body(
+        self,
+        nodes: Iterable[ast.stmt],
+        scope: str = "",
+        prefix: str = "",
+        local: tuple[tuple[str, frozenset[str]], ...] = (),
+        around: tuple[Statement, ...] = (),
+    ) -> None:
+        for node in nodes:
+            if not isinstance(node, DEFINITIONS):
+                inner = *around, self.add(node, scope, local, around)
+                for _, block in bodies_of(node):
+                    self.body(block, scope, prefix, local, inner)
+                continue
+            name = prefix + node.name
+            if isinstance(node, ast.ClassDef):
+                self.code.classes[node.name].append((self.file, name, tuple(map(last_name, node.bases))))
+                self.add(node, name, local, ())
+                self.body(node.body, name, f"{name}.", local)
+                continue
+            called = prefix[:-1].rpartition(".")[2] if node.name in {"__init__", "__call__"} else node.name
+            self.code.functions[called].append((self.file, name))
+            stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            stored |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
+            stored -= {each for n in ast.walk(node) if isinstance(n, (ast.Global, ast.Nonlocal)) for each in n.names}
+            inner_local = ((name, frozenset(stored)), *local)
+            head = self.add(node, name, inner_local, ())
+            self.code.called_as.update(dict.fromkeys(head.gives, called))
+            self.body(node.body, name, f"{name}.<locals>.", inner_local)
+
+    def add(
+        self,
+        node: ast.stmt,
+        scope: str,
+        local: tuple[tuple[str, frozenset[str]], ...],
+        around: tuple[Statement, ...],
+    ) -> Statement:
+        gives, takes, calls = set[str](), set[str](), set[str]()
+
+        def key(name: str) -> str:
+            return next((f"{function}:{name}" for function, names in local if name in names), name)
+
+        for each in (each for part in _direct_parts(node) for each in ast.walk(part)):
+            side = takes if isinstance(getattr(each, "ctx", None), ast.Load) else gives
+            if isinstance(each, ast.Name):
+                side.add(key(each.id))
+            elif isinstance(each, ast.Attribute):
+                side.add(each.attr)
+            elif isinstance(each, ast.Subscript):
+                side.update(_texts([each.slice]))
+                base = _base(each)
+                if side is gives and isinstance(base, ast.Name):
+                    gives.add(key(base.id))
+            elif isinstance(each, ast.arg):
+                gives.add(key(each.arg))
+            elif isinstance(each, ast.keyword) and each.arg:
+                gives.add(each.arg)
+            elif isinstance(each, ast.Dict):
+                gives.update(_texts(each.keys))
+            elif isinstance(each, ast.Call):
+                calls.add(last_name(each.func))
+                if last_name(each.func) == "add_argument":
+                    gives.update(text.lstrip("-").replace("-", "_") for text in _texts(each.args))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # it may change what it is of, or is handed
+            changed = [_base(node.value.func), *node.value.args]
+            gives.update(key(n.id) for n in changed if isinstance(n, ast.Name) and n.id not in self.imported)
+            held = getattr(node.value.func, "value", node)
+            gives.update(n.attr for n in ast.walk(held) if isinstance(n, ast.Attribute) and held is not node)
+        statement = Statement(
+            self.file, scope, node, around, frozenset(gives), frozenset(takes - _EVERYWHERE), frozenset(calls)
+        )
+        self.code.statements.append(statement)
+        return statement
+
+
+def _texts(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
+    return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
+
+
+def _base(node: ast.AST) -> ast.AST:
+    """Of what something is changed in place: `rows` of `rows[0].append`."""
+    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node
+
+
+def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
+    """What of a statement is its own: all of a simple one, the head of a compound one."""
+    if not hasattr(node, "body"):
+        yield node
+        return
+    for name, value in ast.iter_fields(node):
+        if name not in BLOCKS:
+            yield from (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, ast.AST))
+
+
+class Code:
+    """A version's statements, and what leads from one to another by name."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.statements: list[Statement] = []
+        self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
+        """By simple name: file, qualified name, and simple names of the bases."""
+        self.functions: dict[str, list[Place]] = defaultdict(list)
+        """By the name that calls them."""
+        self.called_as: dict[str, str] = {}
+        """By parameter, what calls its function."""
+        for file, text in texts.items():
+            tree = tree_of(text)
+            if tree is not None:
+                _Reader(self, file, tree)
+        self.of: dict[Place, list[Statement]] = defaultdict(list)
+        self.givers: dict[str, list[Statement]] = defaultdict(list)
+        self.callers: dict[str, list[Statement]] = defaultdict(list)
+        self.takers: dict[str, list[Statement]] = defaultdict(list)
+        for each in self.statements:
+            self.of[each.place].append(each)
+            for index, names in ((self.givers, each.gives), (self.callers, each.calls), (self.takers, each.takes)):
+                for name in names:
+                    index[name].append(each)
+
+    def at(self, file: str, first: int, last: int) -> set[Statement]:
+        """The statements that stand on lines of a file."""
+        return {s for s in self.statements if s.file == file and s.lines[0] <= last and s.lines[1] >= first}
+
+    def calling(self, names: Iterable[str]) -> set[Statement]:
+        """The statements that call something of one of these names."""
+        return {statement for name in names for statement in self.callers.get(name, ())}
+
+    def methods(self, class_name: str, *names: str) -> set[Place]:
+        """A class's methods, those of its bases in these files included."""
+        methods, seen, pending = set[Place](), set[str](), [class_name]
+        while pending:
+            name = pending.pop()
+            if name not in seen:
+                seen.add(name)
+                for file, qualified, bases in self.classes.get(name, ()):
+                    pending += bases
+                    methods |= {(file, f"{qualified}.{method}") for method in names} & self.of.keys()
+        return methods
+
+    def called(self, name: str, by: Place) -> list[Place]:
+        """Functions that a name in a function may mean: those of its class or file before any other."""
+        places = [] if name in _OF_EVERY_CLASS else self.functions.get(name, [])
+        same_class = [place for place in places if place == (by[0], f"{by[1].rpartition('.')[0]}.{name}")]
+        same_file = [place for place in places if place[0] == by[0]]
+        return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
+
+    def callees(self, statements: Iterable[Statement]) -> set[Place]:
+        """The functions that some statements call."""
+        return {place for s in statements for name in s.calls for place in self.called(name, s.place)}
+
+    def within(self, places: Iterable[Place], depth: int = 0) -> Depths:
+        """All statements of these functions and of those that they call or hand on, with how many calls lie between."""
+        depths: Depths = {}
+        seen, edge = set[Place](), {*places}
+        while edge:
+            seen |= edge
+            inside = [statement for place in edge for statement in self.of.get(place, ())]
+            depths = dict.fromkeys(inside, depth) | depths
+            edge = {other for s in inside for name in s.calls | s.takes for other in self.called(name, s.place)}
+            applied = (name for s in inside if "apply" in s.calls for name in s.takes)
+            edge |= {place for name in applied for place in self.methods(name, "forward", "backward")}
+            edge |= {p for p in self.of for file, name in seen if p[0] == file and p[1].startswith(f"{name}.<")}
+            edge -= seen
+            depth += 1
+        return depths
+
+    def behind(self, seeds: Iterable[Statement], stop: frozenset[str] = frozenset()) -> Depths:
+        """Statements whose values reach these, with how many lie between; names to stop at are not followed."""
+        depths: Depths = {}
+        edge = dict.fromkeys(seeds)
+        for depth in range(_MOST_VALUES):
+            depths |= dict.fromkeys(edge, depth)
+            edge = {giver: None for s in edge for giver in self._gives(s, stop) if giver not in depths}
+        return depths
+
+    def _gives(self, statement: Statement, stop: frozenset[str]) -> Iterator[Statement]:
+        yield from statement.around
+        for name in statement.takes:
+            if name.rpartition(":")[2] not in stop:
+                yield from self.givers.get(name, ())
+                yield from self.callers.get(self.called_as.get(name, ""), ())
+        for name in statement.calls:
+            for place in self.called(name, statement.place):
+                yield from (s for s in self.of[place] if isinstance(s.node, (ast.Return, *FUNCTIONS)))
+
+    def is_conditional(self, place: Place) -> bool:
+        """Whether all calls of a function depend on a condition, so that it may not have run."""
+        calls = [caller for caller in self.callers.get(place[1].rpartition(".")[2], ()) if caller.place != place]
+        return bool(calls) and all(any(isinstance(head.node, ast.If) for head in call.around) for call in calls)
+
+    def loops(self) -> set[Statement]:
+        """The loops around calls of `backward`, with what they hold."""
+        heads = {s.around[0] for s in self.callers.get("backward", ()) if s.around}
+        return {s for s in self.statements if s in heads or heads.intersection(s.around)}
+
+    def unmentioned(self, scripts: frozenset[str]) -> set[Statement]:
+        """What none of these scripts runs: functions that nothing mentions, and what other files do as scripts."""
+        alone = {s for s in self.statements if PurePath(s.file).name not in scripts and _as_script(s)}
+        decorated = {s.place for s in self.statements if getattr(s.node, "decorator_list", ())}
+        left = {s for s in self.statements if s.scope.partition(".")[0] in self.functions and s.place not in decorated}
+        edge = {*self.statements} - left - alone
+        while edge:
+            names = {name.rpartition(":")[2] for s in edge for name in s.takes | s.calls}
+            edge = {s for s in left if s.scope.partition(".")[0] in names}
+            left -= edge
+        return left | alone
+
+
+_MOST_CALLS = 5
+_MOST_MEANT = 3
+_MOST_VALUES = 7
+
+
+def _as_script(statement: Statement) -> bool:
+    """Whether it stands behind `if __name__ == "__main__"`."""
+    return any("__name__" in head.takes for head in (*statement.around, statement) if isinstance(head.node, ast.If))
+
+
+# --- the code that computes a place
+
+_FORWARD = ("forward", "__call__", "training_step", "backward")
+_SEED = r"manual_seed|[sg]et_state|rng_state|Generator\Z|default_rng|RandomState|seed"
+_DRAW = (
+    r"rand|multinomial|bernoulli|(normal|uniform|xavier|kaiming|orthogonal|exponential)\w*_\Z|shuffle|choice|sample|dropout"
+    r"|\A(normal|uniform|permutation)\Z"
+)
+_FILL = (
+    r"init(?!ial_seed)|reset_parameters|_weights\Z|(constant|zeros|ones|fill|copy|normal|uniform|orthogonal|sparse|eye|dirac)_\Z"
+    r"|load_state_dict|from_pretrained"
+)
+_MODE = r"\A(train|eval|no_grad|inference_mode|requires_grad_?|compile|set_grad_enabled)\Z"
+_CUT = r"detach|requires_grad|no_grad|checkpoint|register_hook|\Abackward|\Aapply\Z|retain_grad"
+_LOAD = r"load_state_dict|\Aload\Z|from_pretrained|load_checkpoint"
+_SAVE = r"state_dict|\Asave"
+_HANDLE = (
+    r"clip_grad|unscale_|zero_grad|no_sync|register_\w*hook|backward|\Ascale\Z|\Aupdate\Z|DDP|DistributedDataParallel|FSDP"
+    r"|FullyShardedDataParallel|fully_shard|\Agrad\Z"
+)
+_SEND = r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|\Asend|recv|scatter"
+_TUNE = r"LR\Z|[Ss]chedul|[Ww]arm|swa|\Alr\Z|add_param_group|param_groups"
+_CAST = r"\A(to|half|bfloat16|float|double|autocast|type|set_default_dtype|cuda|cpu|memory_format)\Z"
+_DATA = r"[Dd]ata[Ss]et|Sampler|Loader|DataModule|DataPipe|[Cc]ollat|set_epoch"
+_WRITE = r"\A[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|\Aset_\Z|\Adata\Z"
+_CALLS = {
+    "rng": rf"{_SEED}|{_DRAW}|{_MODE}",
+    "initial": rf"{_FILL}|{_SEED}",
+    "optimizer": _TUNE,
+    "gradient": _HANDLE,
+    "collective": rf"{_HANDLE}|{_SEND}",
+    "parts": rf"{_HANDLE}|{_SEND}",
+    "structure": _CUT,
+    "backward": _CUT,
+    "outside": rf"{_WRITE}|{_LOAD}",
+    "by_hand": rf"{_WRITE}|{_LOAD}",
+    "buffer": rf"{_WRITE}|{_MODE}",
+    "resumed": rf"{_LOAD}|{_SAVE}",
+    "product": _SAVE,
+    "batch": _DATA,
+    "split": rf"{_HANDLE}|{_DATA}",
+    "gap": rf"{_MODE}|{_HANDLE}|{_TUNE}",
+    "propagated": rf"{_MODE}|{_HANDLE}|{_TUNE}",
+}
+"""What the code that computes a place calls or gives, by the reason why runs diverge there."""
+_BACKWARD = _words("backward manual_backward scale grad")
+_OF_MODULES = _words("module own_code op buffer backward by_hand structure gap propagated gradient")
+"""Reasons for which the code of the modules around the place is meant."""
+_AROUND = _words("backward gap propagated gradient structure")
+"""Of these, reasons for which all modules around are meant, not the innermost alone."""
+_OF_LOSS = _words("loss backward split script gap propagated gradient")
+"""Reasons for which what leads to the loss is meant."""
+_BY_LINE = _words("own_code script loss gradient")
+"""Reasons for which the cause is in what ran between two records, not in what was made before."""
+_OF_STEPS = _words("rng structure outside initial script gradient resumed propagated optimizer gap")
+"""Reasons for which all that a step runs is between the last record that agreed and the first that did not."""
+_GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
+_FAR = 5
+
+
+def _ungraded(statement: Statement) -> bool:
+    return any("no_grad" in head.calls for head in statement.around)
+
+
+class Version:
+    """One version, and how near each of its statements is to the divergence."""
+
+    def __init__(self, code: Code, clues: Clues, side: int) -> None:
+        self.code, self.clues = code, clues
+        roots = code.calling(clues.roots)
+        self.models = clues.models | {name.rpartition(":")[2] for root in roots for name in root.gives}
+        self.recorded = {s for file, line in clues.lines[side] for s in code.at(file, line, line)}
+        self.ran, later = self._ran(*clues.bounds[side])
+        self.computes = {s: depth + _FAR * (s in later) for s, depth in self._computes().items()}
+        self.builds = code.behind([*self.recorded, *self.computes, *self._built()], self.models)
+        spans = (code.at(file, first + 1, last) for file, first, last in clues.spans[side])
+        self.between = set[Statement]().union(*spans)
+        if clues.reason in _OF_STEPS or clues.gap:
+            self.between |= code.loops()
+        if clues.reason == "script":
+            self.between |= code.within(code.callees(self.between)).keys()
+        if clues.gap:  # what was not recorded may be anything
+            self.between.update(code.statements)
+        self.idle = code.unmentioned(clues.scripts) if clues.scripts and all(clues.scripts) else set[Statement]()
+
+    def nearness(self, statement: Statement) -> tuple[int, int]:
+        """Place in the order of nearness, and depth."""
+        if not statement.can_matter:
+            return ORDER.index(Nearness.ELSEWHERE), 0
+        if statement in self.recorded:
+            return ORDER.index(Nearness.RECORDED), 0
+        reaches = (self.computes, self.builds, self.between)
+        if statement in self.ran and any(statement in near for near in reaches):
+            return ORDER.index(Nearness.RECORDED), 1
+        makes_nothing = isinstance(statement.node, ast.Expr) and not statement.gives
+        more = self.code.is_conditional(statement.place) + makes_nothing
+        for nearness, depths in ((Nearness.COMPUTES, self.computes), (Nearness.BUILDS, self.builds)):
+            if statement in depths:
+                return ORDER.index(nearness), depths[statement] + more
+        return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
+
+    def _ran(self, low: Line | None, high: Line | None) -> tuple[set[Statement], set[Statement]]:
+        """What ran between the last record that agreed and the first that did not; and what runs only after that."""
+        code, clues = self.code, self.clues
+        first, last = (
+            min(code.at(*line, line[1]), key=lambda s: s.lines[1] - s.lines[0], default=None) if line else None
+            for line in (low, high)
+        )
+        if clues.reason not in _BY_LINE or clues.gap or last is None:
+            return set(), set()
+        if first is not None and first.place != last.place and clues.kind is Kind.OUTPUT:
+            return {s for s in code.of[first.place] if s.lines[1] >= first.lines[0]}, set()
+        around = {head for head in last.around if isinstance(head.node, (ast.For, ast.AsyncFor, ast.While))}
+        beside = code.of[last.place]
+        later = {s for s in beside if s.lines[0] > last.lines[1] and not around.intersection(s.around)}
+        if first is None or first.place != last.place or first.lines[0] > last.lines[0]:
+            return {last}, later
+        return {s for s in beside if first.lines[0] <= s.lines[0] <= last.lines[1]}, later
+
+    def _computes(self) -> Depths:
+        """The code that computes the place."""
+        code, clues = self.code, self.clues
+        reason = clues.reason
+        near: Depths = {}
+        if reason == "raised":
+            return code.within({s.place for s in self.recorded})
+        if reason in _OF_MODULES:
+            names = clues.classes if reason in _AROUND else clues.classes[:1]
+            if reason in {"own_code", "op"}:  # the innermost module of the user's own
+                names = *names, *[name for name in clues.classes if code.methods(name, *_FORWARD)][:1]
+            for name in {*names, *clues.inside}:
+                near |= code.within(code.methods(name, *_FORWARD), clues.reason == "structure")
+        wanted = [_CALLS[reason]] if reason in _CALLS else []
+        if reason == "rng" and clues.at_start and any(clues.lines) and not any(clues.spans):
+            wanted = [_SEED]  # the lines that draw are on record
+        wanted += [r"\Amemory_format\Z"] if reason in _OF_MODULES else []
+        wanted += [_CAST] if "dtype" in clues.words else []
+        if wanted:
+            pattern = re.compile("|".join(wanted))
+            matching = {s for s in code.statements if any(map(pattern.search, s.calls | s.gives))}
+            near = dict.fromkeys(matching, 1) | near
+        if reason == "optimizer":
+            places = {p for name in clues.optimizers for p in code.methods(name, "step")}
+            near |= code.within(places) | dict.fromkeys(code.calling(clues.optimizers), 0)
+        if reason in {"initial", "structure", "outside", "by_hand"}:
+            near |= {s: 0 for s in code.statements if isinstance(s.node, ast.AugAssign) and _ungraded(s)}
+            touching = code.givers.get(clues.tensor, [])
+            touching = [s for s in touching if reason == "by_hand" or not s.scope.endswith(".forward")]
+            near |= dict.fromkeys(touching, 0)
+        if reason in {"batch", "split", "script", "gap"} and not clues.batch_is_equal:
+            data = {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
+            loaders = [s for s in code.statements if any(re.search(_DATA, name) for name in s.calls)]
+            used = {p for s in code.behind(loaders) for name in s.takes | s.calls for p in code.called(name, s.place)}
+            near = code.within(data | used, 1) | near
+        if reason == "loss" and clues.gap:
+            near |= code.within(p for name in code.classes for p in code.methods(name, "forward"))
+        if reason in _OF_LOSS:
+            starts = code.calling(self.models if reason == "script" else _BACKWARD)
+            starts |= {s for s in code.statements if s.scope.endswith(("training_step", "compute_loss"))}
+            trains = {s.place for s in code.callers.get("backward", ())}
+            behind = code.behind(starts, self.models)
+            near = near | {
+                s: depth
+                for s, depth in behind.items()
+                if s not in near and (s.place in trains or not s.scope.endswith((".forward", ".__init__")))
+            }
+        near = code.within(code.callees(s for s in near if near[s] <= 1), 2) | near
+        if reason in {"structure", "optimizer"}:
+            near |= dict.fromkeys((s for s in code.statements if clues.words & (s.gives | s.calls)), 0)
+        return near
+
+    def _built(self) -> set[Statement]:
+        """Where the modules that it is about are built."""
+        code, clues = self.code, self.clues
+        building = set[Statement]()
+        if clues.reason in {"rng", "initial", "structure"}:
+            building = code.calling(clues.roots) | code.calling(clues.classes)
+        if clues.reason in {"rng", "initial"}:
+            edge = self.recorded
+            for _ in range(_MOST_CALLS):  # what calls the functions of recorded lines, or hands them on
+                names = {s.scope.rpartition(".")[2] for s in edge} - _OF_EVERY_CLASS
+                edge = {s for name in names for s in (*code.callers.get(name, ()), *code.takers.get(name, ()))}
+                building |= edge
+        if clues.reason in _OF_MODULES:
+            for name, attribute in zip(clues.classes[:2], clues.attributes, strict=False):
+                calls = code.calling([name])
+                building |= calls.intersection(code.givers.get(attribute, ())) or calls
+                building |= code.within(code.methods(name, "__init__")).keys()
+                if clues.reason == "module":
+                    break
+        return building
+
+
+def ranked(
+    changes: Sequence[Change], texts: tuple[Mapping[str, str], Mapping[str, str]], clues: Clues | None
+) -> tuple[Ranked, ...]:
+    """Changes, the most likely cause first."""
+    if clues is None or not changes:
+        return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
+    sides = [Version(Code(files), clues, side) for side, files in enumerate(texts)]
+    placed = [_nearest(change, sides, clues) for change in changes]
+    return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
+
+
+def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
+    texts = ("" if side is None else side.text for side in (change.a, change.b))
+    counts = [Counter(re.findall(r"\w+(?:\.\d+)?", text)) for text in texts]
+    words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
+    hits = 2 * len(words & clues.words) + len(set(counts[0] + counts[1]) & clues.words)
+    best, ran, matters = (ORDER.index(Nearness.ELSEWHERE), 0), False, False
+    files = change.file_a or change.file, change.file
+    for file, side, version in zip(files, (change.a, change.b), sides, strict=True):
+        if side is not None:
+            inside = version.code.at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
+            best = min([best, *map(version.nearness, inside)])
+            ran |= not inside or not inside <= version.idle
+            matters |= any(statement.can_matter for statement in inside)
+    passive = not ran or _only_defines(change, clues)
+    return Ranked(
+        change, ORDER[best[0]], best[1] + _FAR * passive, 0 if passive else hits, can_matter=matters and not passive
+    )
+
+
+_DEFINED = re.compile(r"(?:async )?(def|class) (\w+)(?:\([\w., ]*\bModule\b)?")
+
+
+def _only_defines(change: Change, clues: Clues) -> bool:
+    """Whether it is a function, or a class of modules that never ran, which one version alone has: it does nothing."""
+    alone = change.a if change.b is None else change.b if change.a is None else None
+    match = _DEFINED.match(alone.text) if alone is not None else None
+    if match is None:
+        return False
+    return "." not in change.scope if match[1] == "def" else bool(clues.ran) and match[2] not in clues.ran
