@@ -10,7 +10,6 @@ from opcapture import captured
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.store.read.run import open_run
 
 
@@ -105,30 +104,6 @@ def test_changes_are_written_with_their_step(path):
         (0, None),
         (3, "forward functools.partial"),
     ]
-
-
-def test_looks_again_only_where_something_changed(tmp_path, monkeypatch):
-    looks = []
-    original = AttributeProbe._look
-    monkeypatch.setattr(
-        AttributeProbe, "_look", lambda self, root, name: (looks.append(name), original(self, root, name))
-    )
-
-    class Still(Net):
-        def forward(self, x):
-            return self.drop(self.norm(x))
-
-    def work():
-        net = Still()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in range(5):
-            if step == 3:
-                net.label = "narrow"
-            net(torch.randn(3, 2, 4)).sum().backward()
-            optimizer.step()
-
-    captured(tmp_path / "run", work)
-    assert looks == ["Still", "Still"]
 
 
 class Fresh(nn.Module):

@@ -11,7 +11,6 @@ from neutrality import watched
 from torch import nn
 from torch.utils.data import DataLoader
 
-from introspect_cli.capture.recording.backlog import Backlog
 from introspect_cli.capture.recording.step_block import StepBlock
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
@@ -105,32 +104,3 @@ def test_a_store_is_the_same_to_the_byte_whatever_stood_in_its_columns(tmp_path,
     assert captured(tmp_path / "over dirt", **options) == filled
     assert len(soiled) >= STEPS
     assert max(soiled)
-
-
-def test_a_block_that_is_not_written_yet_is_no_later_steps(tmp_path, monkeypatch, blocks):
-    """An interrupt keeps a step from being written: it is written with the next, from its own block."""
-    append, stopped = Backlog._append, []
-
-    def interrupted(self, block):
-        if block.ended.step == 9 and not stopped:
-            stopped.append(block)
-            raise KeyboardInterrupt
-        append(self, block)
-
-    whole = captured(tmp_path / "whole")
-    blocks.clear()
-    monkeypatch.setattr(Backlog, "_append", interrupted)
-    write = Backlog.write
-
-    def caught(self, keep):
-        try:
-            write(self, keep)
-        except KeyboardInterrupt:
-            assert stopped
-
-    monkeypatch.setattr(Backlog, "write", caught)
-    assert captured(tmp_path / "run") == whole
-    assert stopped
-    assert blocks[9].message.rows == blocks[10].message.rows
-    assert blocks[9] is not blocks[10]
-    assert blocks[1] is blocks[2]

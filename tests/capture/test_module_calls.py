@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import gc
-import signal
-import threading
 import weakref
 
 import pytest
 import torch
 from neutrality import Seen, assert_same, trajectory, watched
 from torch import nn
-
-ENDLESS = 2000
-"""Rounds of a loop that a timeout has to end long before."""
 
 
 class Everything(nn.Module):
@@ -128,58 +123,6 @@ def test_modules_that_call_themselves_without_end_end_as_without_us(tmp_path):
             with pytest.raises(RecursionError):
                 net(torch.randn(2))
         assert session.probes._modules.stack.calls == []
-
-
-@pytest.mark.usefixtures("no_gc_callbacks")
-def test_timeouts_of_the_script_reach_it_wherever_they_fall(tmp_path):
-    class Timeout(Exception):
-        pass
-
-    def handler(_number, _frame):
-        raise Timeout
-
-    net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)))
-    with watched(tmp_path / "run") as session:
-        before, caught = signal.signal(signal.SIGALRM, handler), 0
-        try:
-            for number in range(60):
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.00003 * number)
-                    for _ in range(ENDLESS):
-                        net(torch.randn(2, 8)).sum().backward()
-                except Timeout:  # noqa: PERF203 - each is one of those that are counted
-                    caught += 1
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        assert caught == 60
-        assert session._guard.details == []
-        assert session.probes._modules.stack.calls == []
-
-
-def test_threads_record_each_its_own_calls(tmp_path):
-    nets = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(4)]
-
-    def work(net):
-        for _ in range(30):
-            net(torch.randn(2, 8)).sum().backward()
-
-    with watched(tmp_path / "run") as session:
-        torch.optim.SGD([parameter for net in nets for parameter in net.parameters()])  # it alone would end steps
-        for net in nets:
-            work(net)  # the sites of each call are known from here on
-        session.probes.context.clock.tick()
-        threads = [threading.Thread(target=work, args=(net,)) for net in nets]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert session._guard.details == []
-    seen = Seen(tmp_path / "run")
-    for step in range(2):
-        assert len(seen.of("output", step=step)) == 4 * 4 * 30
-        assert len(seen.of("grad_output", step=step)) == 4 * 4 * 30
-    assert not [site for site in seen.repeated() if "output" in site]
 
 
 def test_nothing_of_a_capture_lives_on(tmp_path):

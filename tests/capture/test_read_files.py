@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import os
 import re
-import sys
 
 import pytest
 import torch
 import yaml
 from torch import nn
 
-import introspect_cli
 from introspect_cli.capture.environment.redact_files import config as redacted
 from introspect_cli.compare.settings.files import parsed
 
@@ -110,10 +108,7 @@ CHANGES = {
     "opt.toml: lr 0.1 -> 0.3": replaced("opt.toml", "0.1", "0.3"),
     "clip.ini: clip.norm 1.0 -> 0.01": replaced("clip.ini", "1.0", "0.01"),
     "overrides.py:1: factor = 1.0 -> factor = 2.0": replaced("overrides.py", "1.0", "2.0"),
-    "train.bin is another file (of the same size)": lambda folder: (folder / "train.bin").write_bytes(bytes(400)),
-    "train.bin is another file (400 bytes in a, 800 in b)": lambda folder: (folder / "train.bin").write_bytes(
-        bytes(800)
-    ),
+    "train.bin is another file": lambda folder: (folder / "train.bin").write_bytes(bytes(400)),
     "init.pt is another file": another_checkpoint("init.pt"),
     "head.safetensors is another file": another_checkpoint("head.safetensors"),
 }
@@ -170,7 +165,7 @@ def test_without_sources_no_text_is_kept_and_a_file_is_another_one(tmp_path, int
     made(introspect, tmp_path, "b", "--no-sources")
     assert not (tmp_path / "a/sources").exists()
     answer = introspect("diff", "a", "b", "--settings").stdout
-    assert "config.yaml is another file (of the same size)" in answer
+    assert "config.yaml is another file" in answer
 
 
 HOSTILE = r"""
@@ -265,30 +260,7 @@ def test_hostile_files_change_nothing_for_the_script_and_hold_up_nobody(tmp_path
     assert len(found) < 12
     answer = introspect("diff", folders[1] / "run", folders[2] / "run", "--settings").stdout
     assert "laughs.yaml:1: x0: &x0 a -> x0: &x0 b" in answer
-    assert "binary.yaml is another file (of the same size)" in answer
-
-
-def test_a_step_that_opens_nothing_runs_nothing_of_this(tmp_path):
-    called = set()
-
-    def watch(frame, event, _argument):
-        name = frame.f_code.co_filename
-        if event == "call" and any(each in name for each in ("read_files", "probes/description", "probes/built")):
-            called.add(frame.f_code.co_name)
-
-    net = nn.Linear(2, 1)
-    loader = torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2)
-    with introspect_cli.recording(net, tmp_path / "run"):
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        for step, x in enumerate(loader):
-            if step == 1:
-                sys.setprofile(watch)
-            net(x).sum().backward()
-            optimizer.step()
-            schedule.step()
-        sys.setprofile(None)
-    assert called == set()
+    assert "binary.yaml is another file" in answer
 
 
 BY_LIBRARIES = """

@@ -248,21 +248,6 @@ def exported_in_evaluation(tmp_path_factory):
     ]
 
 
-def test_a_torch_that_takes_what_is_wrapped_like_its_own_for_its_own_calls_us_too(tmp_path, monkeypatch):
-    def innermost(function):
-        """As torch 2.4 has it: an attribute alone, which `functools.wraps` copies, tells what lies under a wrapper."""
-        while hasattr(function, "_torchdynamo_orig_callable"):
-            function = function._torchdynamo_orig_callable
-        return function
-
-    monkeypatch.setattr("torch._dynamo.eval_frame.innermost_fn", innermost)
-    compiled = seen(tmp_path / "run", WAYS["compile, kept"](Net()), "keep")
-    torch.compiler.reset()
-    # what comes into the region has its hook from outside, put there when the region has run
-    inlet = [site for site in compiled.observed if site.kind is Kind.GRAD_INPUT and site.fqn == "Net.inlet"]
-    assert len(inlet) == 1
-
-
 def test_the_list_in_the_documentation_is_the_tested_one():
     section = (
         DOCS.read_text(encoding="utf-8").split("## What is recorded in each way")[1].split("What cannot be recorded")[0]
@@ -375,11 +360,3 @@ def test_the_models_are_left_as_they_were():
     assert all(torch.equal(a, p.grad) for a, p in zip(gradients, model.parameters(), strict=True))
     assert all(p.grad is None for p in other.parameters())
     assert torch.equal(state, torch.get_rng_state())
-
-
-def test_a_function_is_compared_at_its_boundary_and_what_cannot_be_called_is_refused():
-    model = nn.Linear(4, 2)
-    with pytest.raises(UsageError, match="cannot be called"):
-        introspect_cli.compare_transformed(model, 3, INPUT)
-    with pytest.raises(UsageError, match="unknown level"):
-        introspect_cli.compare_transformed(model, model, INPUT, level="kernel")

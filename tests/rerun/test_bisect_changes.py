@@ -16,9 +16,9 @@ from answer_schema import schema
 from introspect_cli.compare.answer.endings import Raised
 from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.settings.files import parsed
-from introspect_cli.compare.settings.values import changed_values, with_values
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsError
+from introspect_cli.rerun.changes.edits import edits_of, with_edits
 from introspect_cli.rerun.changes.elements import Sides
 from introspect_cli.rerun.changes.other_files import in_directories
 from introspect_cli.rerun.changes.search import _Search
@@ -271,7 +271,7 @@ def test_two_scratch_directories_without_git(first, tmp_path):
     before = state(first / "exp1"), state(b)
     answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
     assert " ".join(answer.stdout.split()).startswith(
-        "Of 6 changes in 2 files, one makes them diverge: model.py:12; proven by 2 runs: without it the runs are the "
+        "Of 5 changes in 2 files, one makes them diverge: model.py:12; proven by 2 runs: without it the runs are the "
         "same up to step 0, with it alone they diverge where b does."
     )
     assert "    - h = torch.relu(h)\n    + hidden = torch.tanh(hidden)\n" in answer.stdout
@@ -292,7 +292,7 @@ def test_sources_that_were_edited_since_come_from_the_runs_and_arguments_are_cha
     call(place, "capture", "-q", "-o", tmp_path / "b", "train.py", "--lr", "0.2", "--name", "other", code=0)
     project(place)
     answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
-    assert "Of 6 changes in 2 files and 2 differing settings, one makes them diverge: --lr; proven by " in answer.stdout
+    assert "Of 5 changes in 2 files and 2 differing settings, one makes them diverge: --lr; proven by " in answer.stdout
     assert "--lr: - -> 0.2" in answer.stdout
 
 
@@ -346,20 +346,20 @@ def test_a_value_of_a_configuration_file_that_was_edited_between_the_runs_is_the
 def test_the_values_of_a_configuration_file_that_differ(name, a, b, places):
     if name.endswith(".toml") and sys.version_info < (3, 11):
         pytest.skip("no reader of TOML")
-    changes = changed_values(name, a, b)
+    changes = edits_of(name, a, b)
     if places is None:
         assert [change.unit for change in changes] == ["file"]
-        assert with_values(changes, a, b) == b
+        assert with_edits(changes, a, b) == b
         return
     assert [change.place for change in changes] == [f"{name}: {place}" for place in places]
     ending = Path(name).suffix
-    assert with_values([], a, b) == a
-    assert parsed(with_values(changes, a, b), ending) == parsed(b, ending)
+    assert with_edits([], a, b) == a
+    assert parsed(with_edits(changes, a, b), ending) == parsed(b, ending)
     for change in changes:
         others = [other for other in changes if other is not change]
-        between = parsed(with_values(others, a, b), ending)
+        between = parsed(with_edits(others, a, b), ending)
         assert between != parsed(a, ending) or not others
-        assert parsed(with_values([change], a, b), ending) != parsed(a, ending)
+        assert parsed(with_edits([change], a, b), ending) != parsed(a, ending)
 
 
 @pytest.mark.sweep
@@ -389,7 +389,7 @@ def test_the_change_that_makes_a_script_fail_is_proven_by_its_exception_whicheve
     assert "; they end in different ways\n" in answer.stderr
     assert "a with model.py:8 alone: ends as b: TypeError: Linear.__init__() got an unexpected" in answer.stderr
     assert " ".join(answer.stdout.split()).startswith(
-        "Of 7 changes in 2 files, one makes them diverge: model.py:8; proven by 2 runs: without it the runs are the "
+        "Of 6 changes in 2 files, one makes them diverge: model.py:8; proven by 2 runs: without it the runs are the "
         "same up to step 0, with it alone a ends by b's exception."
     )
     answer = call(tmp_path, "bisect", "--changes", "b", first / "a", code=1)

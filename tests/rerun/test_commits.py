@@ -315,7 +315,7 @@ def test_submodules_are_at_the_commit_that_the_revision_has(repository: Path, tm
     (repository / "lib" / "scale.py").write_text("SCALE = 1.002\n")
     before = everything(repository)
     answer = introspect(repository, "diff", "with_lib", "other_lib", "--", "train.py", "2", code=1)
-    assert "lib/scale.py changed at line 1: SCALE = 1.0 -> SCALE = 1.001" in " ".join(answer.stdout.split())
+    assert "SCALE = 1.0 -> SCALE = 1.001" in " ".join(answer.stdout.split())
     answer = introspect(repository, "diff", "other_lib", ".", "--", "train.py", "2", code=1)
     assert "SCALE = 1.001 -> SCALE = 1.002" in " ".join(answer.stdout.split())
     assert everything(repository) == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Nearness, statement_words
+from introspect_cli.compare.changes.clues import Nearness
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.documents import ARGUMENT
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
@@ -39,7 +39,7 @@ def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) ->
 def with_code(
     settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
 ) -> tuple[SettingChange, ...]:
-    """Settings that differ, a changed file by the statement of it that is most likely the cause.
+    """Settings that differ, each changed file as near to the place as the statement of it that is the nearest.
 
     One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
 
@@ -54,23 +54,25 @@ def with_code(
     only = len({(one.change.file, one.change.scope) for one in code.likely}) == 1
     only &= not any(change.explains for change in settings if change.source not in MADE_BY_CODE)
     best = {one.change.file: one for one in reversed(code.ranked)}
-    files = dict.fromkeys(one.change.file for one in code.ranked)
-    place = {file: number for number, file in enumerate(files)}  # of two files that weigh the same, the nearer one
-    weighed = []
-    for change in settings:
+    places = [one.change.file for one in code.ranked]  # of two files that weigh the same, the nearer one
+
+    def weighed(change: SettingChange) -> SettingChange:
         nearest = best.get(change.name) if change.source == "sources" else None
         if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):
-            alone = "comments" if change.name in code.in_comments else "the names of variables"
-            change = replace(change, b=f"changed, in {alone} alone", explains=False, weight=_IN_COMMENTS)  # noqa: PLW2901
-        elif nearest is not None and change.explains and not nearest.likely:
-            change = replace(change, explains=False, weight=min(change.weight, _UNLIKELY))  # noqa: PLW2901
-        elif nearest is not None and change.explains:
-            where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
-            weight = change.weight if rounding else max(_NEAR[nearest.nearness], _NEAR[Nearness.BUILDS] * only)
-            other = change.a if nearest.change.unit == "file" else ""  # of a file that moved, too
-            change = replace(change, a=other, b=where, weight=weight)  # noqa: PLW2901
-        weighed.append((place.get(change.name, 0), change))
-    return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))
+            return replace(change, explains=False, weight=_IN_COMMENTS)
+        if nearest is None or not change.explains:
+            return change
+        if not nearest.likely:
+            return replace(change, explains=False, weight=min(change.weight, _UNLIKELY))
+        near = max(_NEAR[nearest.nearness], _NEAR[Nearness.BUILDS] * only)
+        return change if rounding else replace(change, weight=near)
+
+    return tuple(
+        sorted(
+            map(weighed, settings),
+            key=lambda one: (-one.weight, places.index(one.name) if one.name in places else 0),
+        )
+    )
 
 
 _NO_CAUSE = frozenset({"git", "sources", "nested"})
@@ -99,7 +101,7 @@ def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[Sett
     for change in settings:
         file = change.source == "sources" and code is not None and (code.unread or not code.ranked)
         if change.explains and (change.source not in _NO_CAUSE or file):
-            tells = None not in (change.a, change.b) and change.a != ""
+            tells = None not in (change.a, change.b) and not file
             merged.setdefault((change.a, change.b) if tells else (change.source, change.name), []).append(change)
     for key in [key for key, members in merged.items() if members[0].source == "command"]:
         flag = merged[key][0]

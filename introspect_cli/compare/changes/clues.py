@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
-from introspect_cli.texts import begin_alike
-
 if TYPE_CHECKING:
     from introspect_cli.compare.changes.statements import Change
     from introspect_cli.records import Kind
@@ -135,41 +133,3 @@ class CodeChanges:
     def files(self) -> int:
         """In how many files statements changed."""
         return len({one.change.file for one in self.ranked})
-
-
-_SHOWN = 60
-_BEFORE = 24
-"""Characters of a statement that are shown, and of these before what differs."""
-
-
-def statement_words(one: Ranked) -> str:
-    """`line 41 (Net.forward): return x / 2 -> return x / 3`, or `line 26: added def accuracy()`, moved, or removed."""
-    change = one.change
-    where = f" ({change.scope})" if change.scope else ""
-    if change.a and change.b and change.a.text == change.b.text:
-        return f"line {change.b.first}{where}: moved {_head(change.b.text)}"
-    if change.a and change.b:
-        return f"line {change.b.first}{where}: {' -> '.join(_both(change.a.text, change.b.text))}"
-    side, what = (change.b, "added") if change.b else (change.a, "removed")
-    return f"line {side.first}{where}: {what} {_head(side.text)}" if side else ""
-
-
-def _both(*texts: str) -> list[str]:
-    """Two versions of a statement; of long ones the part where they begin to differ."""
-    whole = [" ".join(text.split()) for text in texts]
-    same = begin_alike(*whole)
-    start = whole[0].rfind(" ", 0, max(0, same - _BEFORE)) + 1 if max(map(len, whole)) > _SHOWN else 0
-    if same - start > _SHOWN - _BEFORE // 2 and max(map(len, whole)) > _SHOWN:  # a long word before what differs
-        start = same - _BEFORE
-    return [_short(f"... {text[start:]}" if start else text) for text in whole]
-
-
-def _head(text: str) -> str:
-    """The first line of a statement, without what decorates it."""
-    lines = [line.strip() for line in text.splitlines()]
-    return _short(next((line for line in lines if not line.startswith("@")), lines[0]).removesuffix(":"))
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

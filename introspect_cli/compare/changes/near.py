@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
-from introspect_cli.compare.changes.alignment import BLOCKS, DEFINITIONS, FUNCTIONS, bodies_of, first_line, tree_of
 from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness, Ranked
+from introspect_cli.compare.changes.statements import BLOCKS, DEFINITIONS, FUNCTIONS, bodies_of, first_line, tree_of
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from introspect_cli.compare.changes.alignment import DEFINITIONS, FUNCTIONS, tree_of
-from introspect_cli.compare.changes.statements import Change, Side, changed_file
+from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS, Change, Side, changed_file, tree_of
 from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections import Counter
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from introspect_cli.compare.changes.alignment import DEFINITIONS, FUNCTIONS
+from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -60,6 +60,7 @@ _SWITCHES = {
 }
 """Flags that are on or off, as a sentence calls them."""
 
+_DIGEST = re.compile(r"[0-9a-f]{16,} [0-9a-f]{16,}")
 _LONGEST = 80
 _AROUND = 20
 
@@ -118,8 +119,10 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def describe(change: SettingChange) -> str:
     """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, set only in b`."""
-    if change.source in {"sources", "files"} and change.a == "":
-        return f"{change.name} {change.b}"
+    if change.source == "sources" and None not in (change.a, change.b):
+        return f"{change.name} changed"
+    if change.source == "files" and _DIGEST.fullmatch(f"{change.a} {change.b}"):
+        return f"{change.name}: another file" if " and " in change.name else f"{change.name} is another file"
     switched = {"True": "a", "False": "b"}.get(str(change.a)) if {change.a, change.b} == {"True", "False"} else None
     if switched and change.source == "runtime" and change.name in _SWITCHES:
         return f"{_SWITCHES[change.name]} is on in {switched} only"

@@ -60,7 +60,7 @@ def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) 
     for name, one, two in unequal_values(a, b):
         if source == "sources":
             both = one is not None and two is not None
-            yield Difference(source, name, *(("", "changed") if both else (one and "imported", two and "imported")))
+            yield Difference(source, name, *((one, two) if both else (one and "imported", two and "imported")))
         elif source == "hardware" and name == "gpus":
             yield Difference(source, "GPU", *(gpu_names(value) if value else "none used" for value in (one, two)))
         elif source == "git" and name in _GIT:

@@ -135,11 +135,8 @@ def _of_file(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
             return
         for line, x, y in unequal_lines(text_a, text_b):
             yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
-    elif a.name != b.name:
-        yield Difference(FILES, a.name, "", f"was read in a, {b.name} in b")
     else:
-        how = "of the same size" if a.size == b.size else f"{a.size:,} bytes in a, {b.size:,} in b"
-        yield Difference(FILES, a.name, "", f"is another file ({how})")
+        yield Difference(FILES, a.name if a.name == b.name else f"{a.name} and {b.name}", a.digest, b.digest)
 
 
 # --- a text

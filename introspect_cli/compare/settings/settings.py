@@ -270,14 +270,13 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
 
 
 def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> list[SettingChange]:
-    """The changed file in which the blamed module's class stands before all others, with the line."""
+    """The changed file in which the blamed module's class stands before all others."""
     changed = {change.name for change in changes if change.source == "sources"}
     for module in modules:
-        file, _, line = module.source.rpartition(":")
+        file = module.source.rpartition(":")[0]
         if file in changed:
-            where = f"changed ({module.module_class} is at {file}:{line})"
             changes = _at_most(0.7, changes, lambda change: change.source == "sources")
-            return [replace(change, b=where, weight=0.97) if change.name == file else change for change in changes]
+            return [replace(change, weight=0.97) if change.name == file else change for change in changes]
     return changes
 
 

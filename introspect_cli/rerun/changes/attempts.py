@@ -13,11 +13,11 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from introspect_cli.compare.changes.statements import Change, apply
+from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.settings.documents import arguments
-from introspect_cli.compare.settings.values import with_values
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.rerun.changes.edits import with_edits
 from introspect_cli.rerun.changes.minimise import SETTINGS, Element, command_line, on_axes
 from introspect_cli.rerun.changes.texts import encoded, opened_files, undefined
 from introspect_cli.rerun.place import Around, placed
@@ -240,14 +240,11 @@ def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
     """
     texts = {**sides.inert, **sides.a}
     changes = [item for item in elements if isinstance(item, Change)]
-    for name in sides.opened & {change.file for change in changes}:
-        texts[name] = with_values([one for one in changes if one.file == name], sides.a[name], sides.b[name])
     pieces = [piece for change in changes for piece in change.pieces or (change,)]
-    for name in {piece.file for piece in pieces} - sides.opened:
-        chosen = [piece for piece in pieces if piece.file == name]
-        text = apply(texts.get(name), chosen, sides.b[name])
+    for name in {piece.file for piece in pieces}:
+        text = with_edits([piece for piece in pieces if piece.file == name], texts.get(name), sides.b[name])
         if text is not None:
-            if undefined(text) - undefined(sides.b[name]) - undefined(texts.get(name)):
+            if name.endswith(".py") and undefined(text) - undefined(sides.b[name]) - undefined(texts.get(name)):
                 raise ValueError(name)
             texts[name] = text
     return {name: encoded(text) for name, text in texts.items()}

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.project import changed_between
-from introspect_cli.compare.changes.statements import Change, changed_statements
+from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.settings.values import changed_values
 from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
+from introspect_cli.rerun.changes.edits import edits_of
 from introspect_cli.rerun.changes.minimise import SETTINGS, Difference, Element, differences
 from introspect_cli.rerun.changes.texts import decoded, opened_texts, place_of_source, texts_of
 from introspect_cli.rerun.changes.units import overlap, units
@@ -99,7 +99,7 @@ def sides_of(a: Run, b: Run) -> Sides:
     redacted = differing & {*one.redacted, *(names.get(name, name) for name in two.redacted)}
     unknown += [f"{name}: secrets were taken out of its text" for name in sorted(redacted)]
     opened, untried = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
-    elements += [change for text in opened for change in changed_values(text.name, text.a, text.b)]
+    elements += [change for text in opened for change in edits_of(text.name, text.a, text.b)]
     unknown += untried
     installed = (run.settings.document("packages") for run in (a, b))
     packages = [f"{name} {was} -> {now}" for name, was, now in unequal(*installed) if was and now]
@@ -138,7 +138,7 @@ def _changed_sources(
     """What differs, in units that run one without the other; first what computes something else."""
     names = sorted(differing & texts_b.keys() & texts_a.keys())
     one, two = ({name: texts[name] for name in names} for texts in (texts_a, texts_b))
-    edits = [edit for name in names for edit in changed_statements(name, one[name], two[name])]
+    edits = [edit for name in names for edit in edits_of(name, one[name], two[name])]
     more = {name: text for name, text in texts_b.items() if name in differing and name not in texts_a}
     computes, *_ = changed_between(one, {**two, **more}, texts_b)
     return units(edits, one, two, computes)

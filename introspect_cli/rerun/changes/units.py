@@ -13,8 +13,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.alignment import DEFINITIONS, FUNCTIONS, tree_of
-from introspect_cli.compare.changes.statements import Change, Piece
+from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS, Change, Piece, Side, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -106,8 +105,14 @@ class _Version:
         return scope
 
 
+_BINDS = r"(?m)^(?:(?:from|import)\b.*\b{0}\b|(?:async )?(?:def|class) {0}\b|{0}\s*[=:,])"
+"""Lines that bind a name, where they stand outside of functions."""
+
+
 def _needs(edit: Change, versions: tuple[_Version, _Version]) -> Iterator[Hashable]:
     """What an edit shares with others that it does not run without."""
+    if edit.a is None or edit.b is None:  # what left one place may have come to another
+        yield edit.file, "moved", (edit.b or edit.a or Side(0, 0, "")).text.strip()
     for side, (here, other) in zip((edit.a, edit.b), (versions, versions[::-1]), strict=True):
         for word in set(re.findall(r"[^\W\d]\w*", side.text if side is not None else "")):
             scope = here.binds(edit.file, edit.scope, word)
@@ -115,10 +120,7 @@ def _needs(edit: Change, versions: tuple[_Version, _Version]) -> Iterator[Hashab
                 yield (edit.file, scope, word) if scope else word
             elif word in here.words - other.words:
                 yield word
-            elif scope == "" and not edit.scope.partition(".")[0].startswith(word) and side is not None:
-                if re.match(rf"(from|import)\b.*\b{word}\b|{word}\s*[=:,]", side.text):
-                    yield edit.file, "", word
-            elif scope == "" and edit.scope == word:
+            elif scope == "" and side is not None and re.search(_BINDS.format(word), side.text):
                 yield edit.file, "", word
             if _takes_others(edit.file, word, versions):
                 yield "called", word

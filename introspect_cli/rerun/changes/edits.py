@@ -1,0 +1,178 @@
+"""What changed between two versions of a source or configuration file, and the file with some of it and not the rest.
+
+Both texts are laid beside each other line by line, and what differs is replaced where it stands, so that comments and
+formatting stay as somebody wrote them. Each pair of lines that differs is a change by itself where that makes a text
+that can be read; else what differs in one place is one, or what differs in the next place belongs to it as well. In
+what can be read, comments, docstrings and the order of keys are no change; of anything else the whole file is.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+from pathlib import PurePath
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from introspect_cli.compare.changes.statements import (
+    DEFINITIONS,
+    Change,
+    Piece,
+    Side,
+    changed_file,
+    first_line,
+    tree_of,
+)
+from introspect_cli.compare.settings.files import parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_MOST_LINES = 20_000
+_MOST_CHANGES = 400
+
+
+class Edit(NamedTuple):
+    """Lines of a's from `low` (counted from 0) up to `high` become those of b's from `start` up to `stop`."""
+
+    low: int
+    high: int
+    start: int
+    stop: int
+
+
+def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
+    """The changes of a file, in its order; None where it is not there."""
+    if text_a == text_b:
+        return []
+    if text_a is None or text_b is None:
+        return [changed_file(file, text_a, text_b)]
+    return [change for change, _ in _edited(file, text_a, text_b)]
+
+
+def with_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str | None) -> str | None:
+    """Make a's text with some of the changes that lead to b's; None where the file is not there then.
+
+    Raises:
+        ValueError: no text that can be read comes out.
+    """
+    chosen = [*chosen]
+    if not chosen:
+        return text_a
+    file = chosen[0].file
+    if text_a is None or text_b is None or any(isinstance(one, Change) and one.unit == "file" for one in chosen):
+        return text_b
+    sides = {(one.a, one.b) for one in chosen}
+    edits = [edit for change, of in _edited(file, text_a, text_b) if (change.a, change.b) in sides for edit in of]
+    text = _with(_lines(file, text_a), _lines(file, text_b), edits)
+    if _read(file, text) is None:
+        raise ValueError(f"{file}: the chosen changes make no text that can be read")
+    return text
+
+
+def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edit, ...]]]:
+    """Each change, and how it is made in a's text; nothing for the whole file."""
+    a, b = _read(file, text_a), _read(file, text_b)
+    whole: list[tuple[Change, tuple[Edit, ...]]] = [(changed_file(file, text_a, text_b), ())]
+    if a is None or b is None:
+        return whole
+    one, two = _lines(file, text_a), _lines(file, text_b)
+    if a == b or len(one) + len(two) > _MOST_LINES:
+        return [] if a == b else whole
+    edited: list[tuple[Change, tuple[Edit, ...]]] = []
+    together: tuple[Edit, ...] = ()
+    opcodes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
+    for hunk in [Edit(*places) for tag, *places in opcodes if tag != "equal"]:
+        together = (*together, hunk)
+        for edits in ([(edit,) for edit in _pairs(hunk)] if together == (hunk,) else [], [together]):
+            values = [_read(file, _with(one, two, edit)) for edit in edits]
+            if edits and None not in values:
+                edited += [
+                    (_change(file, one, two, edit, (a, value)), edit)
+                    for edit, value in zip(edits, values, strict=True)
+                    if value != a
+                ]
+                together = ()
+                break
+    every = _read(file, _with(one, two, [edit for _, edits in edited for edit in edits]))
+    return edited if every == b and len(edited) <= _MOST_CHANGES else whole
+
+
+def _read(file: str, text: str) -> Any:
+    """What a text means; None where it cannot be read."""
+    if not file.endswith(".py"):
+        return parsed(text, PurePath(file).suffix.lower())
+    tree = tree_of(text)
+    if tree is None:
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
+            node.body.pop(0)
+    return ast.dump(tree)
+
+
+def _lines(file: str, text: str) -> list[str]:
+    """A text in lines; of JSON one value a line, however it was written."""
+    if file.endswith(".json"):
+        text = json.dumps(json.loads(text), indent=1, ensure_ascii=False)
+    return text.replace("\r\n", "\n").split("\n")
+
+
+def _with(one: Sequence[str], two: Sequence[str], edits: Iterable[Edit]) -> str:
+    lines, done = [], 0
+    for edit in sorted(edits):
+        lines += [*one[done : edit.low], *two[edit.start : edit.stop]]
+        done = edit.high
+    return "\n".join([*lines, *one[done:]])
+
+
+def _pairs(hunk: Edit) -> list[Edit]:
+    """A hunk line by line, where both versions have as many."""
+    low, high, start, stop = hunk
+    if high - low != stop - start:
+        return [hunk]
+    return [Edit(low + place, low + place + 1, start + place, start + place + 1) for place in range(high - low)]
+
+
+def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[Edit], values: Any) -> Change:
+    sides = _side(one, edits[0].low, edits[-1].high), _side(two, edits[0].start, edits[-1].stop)
+    if not file.endswith(".py"):
+        return Change(file, ", ".join(_paths(*values)), *sides, "value")
+    side, lines = (sides[1], two) if sides[1] is not None else (sides[0], one)
+    tree = tree_of("\n".join(lines))
+    return Change(file, "" if side is None or tree is None else _scope(tree, side), *sides)
+
+
+def _side(lines: Sequence[str], first: int, last: int) -> Side | None:
+    return Side(first + 1, last, dedent("\n".join(lines[first:last]))) if last > first else None
+
+
+def _scope(tree: ast.AST, side: Side, prefix: str = "", name: str = "") -> str:
+    """The innermost function or class in which lines stand, or that they are."""
+    for node in ast.iter_child_nodes(tree):
+        first, last = (first_line(node), node.end_lineno or 0) if isinstance(node, ast.stmt) else (0, 1 << 30)
+        if first <= side.first and side.last <= last:
+            inner, inside = name, prefix
+            if isinstance(node, DEFINITIONS):
+                inner = prefix + node.name
+                inside = f"{inner}." if isinstance(node, ast.ClassDef) else f"{inner}.<locals>."
+            found = _scope(node, side, inside, inner)
+            if found != name:
+                return found
+    return name
+
+
+def _paths(a: Any, b: Any, above: str = "") -> Iterator[str]:
+    """The keys under which two nested values differ: `model.dropout`, `layers[2]`."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *(key for key in b if key not in a)]:
+            if key not in a or key not in b:
+                yield f"{above}.{key}".lstrip(".")
+            else:
+                yield from _paths(a[key], b[key], f"{above}.{key}".lstrip("."))
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for place, pair in enumerate(zip(a, b, strict=True)):
+            yield from _paths(*pair, f"{above}[{place}]")
+    elif a != b or type(a) is not type(b):
+        yield above
