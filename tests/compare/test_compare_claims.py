@@ -5,11 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from neutrality import watched
 from small_runs import MODULES, SGD, train
 from synthetic import row, site, summary, write_run
-from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.findings import Certainty
@@ -203,47 +200,6 @@ def test_a_gap_in_a_store_with_an_unknown_layout_is_reported_too(compare):
     assert (lost.status, result.first.reason) == (Status.NOT_OBSERVED, "gap")
     assert result.first.site.phase is Phase.FORWARD
     assert "its inputs" in result.sentence
-
-
-class Bent(nn.Module):
-    """A layer whose output goes through a function, written in two ways that differ in the backward pass alone."""
-
-    def __init__(self, plain):
-        super().__init__()
-        self.inner = nn.ModuleDict({"wide": nn.Linear(4, 64), "narrow": nn.Linear(64, 2)})
-        self.plain = plain
-
-    def forward(self, x):
-        x = self.inner["wide"](x)
-        return self.inner["narrow"](torch.tanh(x if self.plain else Back.apply(x)))
-
-
-class Back(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 1.5
-
-
-def test_code_between_modules_is_not_reported_as_the_loss(tmp_path):
-    def train(plain):
-        torch.manual_seed(0)
-        net = Bent(plain)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        net(torch.ones(3, 4)).square().mean().backward()
-        optimizer.step()
-
-    for name, plain in (("a", True), ("b", False)):
-        with watched(tmp_path / name):
-            train(plain)
-    with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
-        result = compare_runs(one, two, DiffOptions())
-    assert result.first.site.fqn == "Bent.inner.wide"
-    said = "left: the backward pass of what uses that output or the loss code"
-    assert said in result.sentence
 
 
 def test_every_kind_has_a_row_on_the_page_about_captures():

@@ -239,75 +239,6 @@ def test_what_runs_before_the_optimizer_is_built_is_no_step(tmp_path, introspect
     assert (found["first"]["step"], found["first"]["kind"]) == (0, "loss")
 
 
-ADJOINT = """
-class Solve(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, model, y, *parameters):
-        with torch.no_grad():
-            ctx.model, ctx.parameters = model, parameters
-            ctx.save_for_backward(y)
-            return y + model(y)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (y,) = ctx.saved_tensors
-        with torch.enable_grad():
-            y = y.detach().requires_grad_()
-            return None, *torch.autograd.grad(y + ctx.model(y), (y, *ctx.parameters), gradient, allow_unused=True)
-
-
-class Net(nn.Linear):
-    def forward(self, x):
-        return super().forward(x) * (1.1 if other else 1)
-
-
-model = Net(4, 4)
-loader = torch.utils.data.DataLoader(data, batch_size=8)
-train(model, lambda _: Solve.apply(model, next(iter(loader)), *model.parameters()))
-"""
-
-
-def test_what_a_function_of_autograd_runs_without_gradients_is_no_evaluation(tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + ADJOINT)
-    for name in ("a", "other"):
-        introspect("capture", "-q", "-o", name, "train.py", name)
-    assert "passed_over" not in open_run(tmp_path / "a").manifest
-    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
-    assert (found["first"]["step"], found["first"]["kind"], found["first"]["fqn"]) == (0, "output", "Net")
-
-
-INNER = """
-class Meta(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(4, 4)
-
-    def forward(self, x):
-        with torch.enable_grad():
-            held = dict(self.net.named_parameters())
-            found = torch.autograd.grad(self.net(x).square().mean(), list(held.values()), create_graph=True)
-        fast = {name: one - (0.6 if other else 0.5) * g for (name, one), g in zip(held.items(), found)}
-        return torch.func.functional_call(self.net, fast, (x,))
-
-
-model = Meta()
-train(model, model)
-"""
-
-FAST = """
-model = nn.Linear(4, 4)
-
-
-def adapted(x):
-    held = dict(model.named_parameters())
-    found = torch.autograd.grad(model(x).square().mean(), list(held.values())) if {twice} else held.values()
-    fast = {{name: one - (0.6 if other else 0.5) * g for (name, one), g in zip(held.items(), found)}}
-    return torch.func.functional_call(model, fast, (x,))
-
-
-train(model, adapted)
-"""
-
 ONCE_MORE = """
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
@@ -320,45 +251,6 @@ def run(data):
 
 train(model, run)
 """
-
-IN_TURN = """
-one, two = nn.Linear(4, 4), nn.Linear(4, 1)
-first, second = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (one, two))
-for step in range(3):
-    second.zero_grad()
-    two(one(data + step).detach()).square().mean().backward()
-    second.step()
-    if not other:
-        first.zero_grad()
-    two(one(data - step)).tanh().mean().backward()
-    first.step()
-"""
-
-PLACES = {
-    "parameters that functional_call is given": (INNER, (0, "param", "Meta.net.weight", "origin"), ""),
-    "parameters that an outermost functional_call is given": (
-        FAST.format(twice=True),
-        (0, "param", "Linear.weight", "origin"),
-        "",
-    ),
-    "a model that is only called so": (FAST.format(twice=False), (0, "param", "Linear.weight", "origin"), ""),
-    "a network that is called once more": (ONCE_MORE, (0, "input", "Sequential", "origin"), "calls"),
-    "zero_grad is missing for one of two optimizers": (IN_TURN, (3, "grad", "Linear.weight", "origin"), "stale"),
-}
-
-
-@pytest.mark.parametrize("case", PLACES)
-def test_the_place_and_the_cause_are_those_of_the_change(case, tmp_path, introspect):
-    script, (step, kind, fqn, role), finding = PLACES[case]
-    (tmp_path / "train.py").write_text(BEGIN + script)
-    for name in ("a", "other"):
-        introspect("capture", "-q", "-o", name, "train.py", name)
-    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
-    first = found["first"]
-    assert (first["step"], first["kind"], first["fqn"], first["role"]) == (step, kind, fqn, role)
-    assert finding in {"", *(one["code"] for one in found["findings"])}
-    if case == "a network that is called once more":
-        assert first["call"] == 2  # the one that no call of the other run is given the same as
 
 
 def test_calls_are_paired_by_what_they_give_where_inputs_are_not_on_record(tmp_path, introspect):
