@@ -583,7 +583,8 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
         records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
-    outcome.tally.update(records=records, blind_both=_blind_rows(comparison.a, paired, counted))
+    blind, blank = _blind_rows(comparison.a, paired, counted)
+    outcome.tally.update(records=records, blind_both=blind, blank=blank)
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = comparison.resumption()
     return outcome
@@ -596,19 +597,25 @@ def _measured(comparison: Comparison, paired: Paired) -> int:
     return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
 
 
-def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> int:
-    """How many records run a could not see, in all compared steps.
+def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> tuple[int, int]:
+    """How many records run a could not see, in all compared steps; and whether the last one shows nothing of its work.
 
     Steps with equal digests are not opened to find out, and what a run cannot see hardly changes from step to step: the
-    first and the last common step are counted, and the last stands for those between.
+    first and the last common step are counted, and the last stands for those between. A step shows nothing where it has
+    outputs, could see none of them, and has no loss and no gradient, as an evaluation by `vmap` after training.
     """
 
-    def blind(place: int) -> int:
+    def blind(place: int) -> tuple[int, int]:
         batch = reader.read(paired[place][0].step)
-        status = np.asarray(batch.status)
+        status, kinds = np.asarray(batch.status), np.asarray(reader.sites.kind)[np.asarray(batch.site)]
         partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
-        unseen = (status == int(Status.NOT_OBSERVED)) | partial
-        return int((unseen & counted[np.asarray(batch.site)]).sum())
+        unseen, chosen = (status == int(Status.NOT_OBSERVED)) | partial, counted[np.asarray(batch.site)]
+        outputs = chosen & (kinds == Kind.OUTPUT.value)
+        shows = (outputs & ~unseen) | np.isin(kinds, (Kind.LOSS.value, Kind.GRAD.value))
+        return int((unseen & chosen).sum()), int(outputs.any() and not shows.any())
 
+    if not len(paired):
+        return 0, 0
     last = len(paired) - 1
-    return blind(0) + blind(last) * last if len(paired) else 0
+    rows, blank = blind(last)
+    return blind(0)[0] + rows * last, blank

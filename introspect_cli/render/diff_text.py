@@ -116,8 +116,8 @@ def why_lines(result: DiffResult) -> list[Block]:
         text = f"{count(every, 'statement')} changed, none named here: {places}{', ...' * (every > _LIKELY)}"
         blocks.append(line(f"{clean(text)} (--changes)", "dim", 2))
     if statements > 1:
-        text = f"{statements} changed statements reach this place: `introspect bisect --changes a b` finds which"
-        blocks.append(line(text, "dim", 2))
+        finds = f"`introspect bisect --changes {result.a} {result.b}` finds which"
+        blocks.append(line(clean(f"{statements} changed statements reach this place: {finds}"), "dim", 2))
     return [*blocks, *(line(clean(text), "dim", 2) for text in result.also)]
 
 

@@ -11,7 +11,7 @@ from introspect_cli.render.blocks import Block, line
 from introspect_cli.render.diff_text import diff_blocks, first_blocks
 from introspect_cli.render.divergence_text import change_lines
 from introspect_cli.render.values_text import closeup_blocks
-from introspect_cli.texts import clean
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.terms.result import DiffResult
@@ -25,7 +25,9 @@ _SHOWN = 6
 
 def culprit_blocks(culprit: Culprit) -> list[Block]:
     """The first bad commit, what it changed, and what parts because of it."""
-    tried = line(f"{len(culprit.tried)} commits tried; their runs are in {clean(str(culprit.directory))}", "dim")
+    tried = line(
+        f"{count(len(culprit.tried), 'commit')} tried; their runs are in {clean(str(culprit.directory))}", "dim"
+    )
     if culprit.commit is None:
         blocks: list[Block] = [line("Could not tell: only commits that cannot be captured are left.", "bold")]
         blocks += [line(f"could be {commit[:10]}", indent=2) for commit in culprit.candidates]

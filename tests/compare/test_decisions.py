@@ -25,7 +25,8 @@ gan-generator-skipped gan-d-lr lbfgs-weighted lbfgs-history lbfgs-lr accum-not-a
 accum-fp32-by-environment accum-mask-missing accum-schedule-early workers-seed workers-count rnn-extra-call
 rnn-state-reset outputs-keyword outputs-unused-head outputs-aux-detached distill-ema-rate distill-teacher-dropout
 distill-head-overwritten distill-unfrozen checkpointed-rng-not-preserved checkpointed-backward-twice byhand-lr
-children-lr unseeded-numpy library-upgrade ways-own-call ways-once-more ways-in-turn rollback-to-other-weights
+children-lr unseeded-numpy library-upgrade ways-own-call ways-once-more ways-in-turn ways-outermost
+ways-by-name rollback-to-other-weights
 images-average-without-buffers language-norms-decayed language-evaluated-in-train language-position-detached
 """
 _SLICE = [case.name for case in [*cases.load_cases(), *cases.load_field_cases()] if case.in_slice]

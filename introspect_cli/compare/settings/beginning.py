@@ -87,7 +87,8 @@ def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Iterat
             yield seedings_change(one.by, one.seed, two.seed, two.line or one.line)
             return
         if one.what == two.what:
-            code = "draw-unseen" if one.is_unseen else "draw-from-other-state" if same else "draw-unseeded"
+            unseeded = not same and (one.state != two.state or not one.is_unseen)
+            code = "draw-unseeded" if unseeded else "draw-unseen" if one.is_unseen else "draw-from-other-state"
             yield found(code, draw=str(two), since=str(b[same - 1]) if same else "", before=before)
             return
     places = _place(one, rest[1]), _place(two, rest[0])
