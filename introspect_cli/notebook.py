@@ -158,10 +158,9 @@ class Findings(_Shown):
         )
 
     def _repr_html_(self) -> str:
-        from introspect_cli.render.html import fragment
-        from introspect_cli.render.html_parts import findings
+        from introspect_cli.render.markup import fragment, html_of
 
-        return fragment(findings((self.result,)))
+        return fragment(html_of(self._blocks()))
 
 
 class Comparison(_Shown):
@@ -209,11 +208,12 @@ class Comparison(_Shown):
 
     def _repr_html_(self) -> str:
         from introspect_cli.render.cards import first_screen, first_table, rests_on
-        from introspect_cli.render.html import fragment
-        from introspect_cli.render.html_parts import settings_table
+        from introspect_cli.render.findings import settings_blocks
+        from introspect_cli.render.markup import fragment, html_of
 
-        table = first_table(self.result.first) if self.result.first is not None else ""
-        return fragment(first_screen(self.result) + table + rests_on(self.result) + settings_table(self.result))
+        table = first_table(self.result.first) if self.result.first is not None else []
+        blocks = [*table, *rests_on(self.result), *settings_blocks(self.result)]
+        return fragment(first_screen(self.result) + html_of(blocks))
 
 
 def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:

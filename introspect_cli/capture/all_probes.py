@@ -11,7 +11,7 @@ from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
 from introspect_cli.capture.naming.contents import modules_in, wrapped
 from introspect_cli.capture.naming.names import NameFilter, Names
-from introspect_cli.capture.options.parse import parse_pairs, rule_of
+from introspect_cli.capture.options.parse import parse_pairs
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.autocast import AutocastProbe
 from introspect_cli.capture.probes.beginning import BeginningProbe
@@ -28,12 +28,10 @@ from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.script import ProductProbe, ScriptCallsProbe
 from introspect_cli.capture.probes.seedings import SeedingProbe
 from introspect_cli.capture.probes.state import StateProbe
+from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
-from introspect_cli.capture.recording.retention import Retention
-from introspect_cli.capture.recording.thinning import Thinning
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rules import Last
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -95,19 +93,11 @@ class Probes:
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
-        rule, thinning = rule_of(options), None
-        if options.max_size is not None or any(isinstance(part, Last) for part in rule.parts):
-            share = None if options.max_size is None else options.max_size // ranks
-            why = "last" if options.schedule is None else "rule"
-            thinning = Thinning(self.rank, store, guard.note, max_size=share, why=why, box=box)
-        self.retention = Retention(rule, thinning, box, number=rank, until_nan=options.until_nan)
-        self.recorder = Recorder(
-            self.summarizer, self.rank, store, self.retention, options.save_tensors, store_lost,
-            per_sample=options.per_sample,
-        )  # fmt: skip
+        self.keeping = Keeping(options, self.rank, store, guard.note, box, number=rank, ranks=ranks)
+        save, lost = options.save_tensors, store_lost
+        self.recorder = Recorder(self.summarizer, self.rank, store, self.keeping, save, lost)
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
-        self.retention.epoch = self.context.clock.labels.epoch
-        self.retention.copies = self.context.copies
+        self.keeping.copies = self.context.copies
         gradients = GradientProbe(self.recorder, guard)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)
@@ -175,10 +165,6 @@ class Probes:
             )
             self._probes.append(ops)
             self._arguments = ops.arguments
-            if self._compile is not None and options.compile == "keep":
-                from introspect_cli.capture.regions.operators import CompiledOps
-
-                self._compile.look_at_operators(CompiledOps(self.context, taps, ops))
 
     def tap_compiled(self, module: nn.Module) -> None:
         """Tap what a compiled module wraps, if it is one and has not been compiled yet."""
@@ -242,9 +228,8 @@ class Probes:
         clock.finish()
         if not clock.has_optimizer:
             self.complete_steps = recorder.steps_written
-        if self.retention.thinning is not None:
-            self.retention.thinning.finish(recorder.step - 1)
-        for sentence in self.retention.unmatched(launched=launched):
+        self.keeping.finish(recorder.step - 1)
+        for sentence in self.keeping.unmatched(launched=launched):
             self._guard.note(sentence)
 
     def close(self) -> None:

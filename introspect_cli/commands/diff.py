@@ -240,16 +240,18 @@ def _group(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Verdict
     options = shown.options(compared)
     with opened(*compared.noise) as noise, engine_of(shown.engine) as at_work, opened(*paths) as runs:
         groups = group_runs(runs, options, noise, at_work.elsewhere)
-    answer(shown.format_, lambda: groups_document(groups), lambda _: groups_blocks(groups))
+    answer(shown.format_, lambda: groups_document(groups), lambda: groups_blocks(groups))
     return groups.verdict
 
 
 def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
     from introspect_cli.compare.checkpoints.moment import as_moments
+    from introspect_cli.compare.closeup import closeup
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.engine import engine_of
     from introspect_cli.exchange.checkpoints import opened, written
     from introspect_cli.records import Kind
+    from introspect_cli.render.blocks import line
     from introspect_cli.render.diff_text import diff_blocks
     from introspect_cli.render.divergence_text import changes_blocks
     from introspect_cli.render.findings import settings_blocks
@@ -267,26 +269,25 @@ def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
             from introspect_cli.commands.page import graph_at
 
             graph = graph_at((one, two), first.step, options)
-        first = first if shown.values else None
-        stored = (_stored(one, first.a), _stored(two, first.b)) if first is not None else None
+        seen = closeup(one, two, first) if shown.values and first is not None else None
     if graph is not None and shown.output:
         from introspect_cli.render.graph import draw
 
         draw(graph, shown.output, f"{a} against {b}: operators")
 
-    def blocks(screen: Any) -> Iterator[Any]:
+    def blocks() -> Iterator[Any]:
         if shown.settings_only or shown.changes_only:
             yield from settings_blocks(result) if shown.settings_only else changes_blocks(result.code)
             return
         yield from diff_blocks(result, everything=shown.everything, verbose=shown.verbose, grouped=shown.grouped)
-        if first is not None and stored is not None:
-            from introspect_cli.render.values_text import side_by_side
+        if seen is not None:
+            from introspect_cli.render.values_text import closeup_blocks
 
-            yield from side_by_side(first, *stored, screen.width)
+            yield from (line(), *closeup_blocks(seen))
         if shown.want_map:
             from introspect_cli.render.plots_text import map_blocks
 
-            yield from map_blocks(result, screen.width)
+            yield from map_blocks(result)
         if graph is not None and not shown.output:
             from introspect_cli.render.graph import graph_blocks
 
@@ -294,8 +295,3 @@ def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
 
     answer(shown.format_, lambda: diff_document(result), blocks)
     return result.verdict
-
-
-def _stored(run: Any, summary: Any) -> Any:
-    """The tensor that a run has stored of a record; None without one."""
-    return run.tensor(summary.checksum) if summary is not None and summary.checksum else None

@@ -33,20 +33,7 @@ STYLES = {
     "warm": "color(166)",
 }
 """Colours of middling lightness: the named ones are the terminal's own, and yellow and cyan vanish on white."""
-_ASCII = {
-    "…": "~",
-    "→": "->",
-    "█": "#",
-    "▓": "*",
-    "▒": "+",
-    "░": ":",
-    "▁": "_",
-    "│": "|",
-    "├": "|",
-    "└": "`",
-    "─": "-",
-    "·": ".",
-}
+_ASCII = dict(zip("…█▓▒░▁▂▃▄▅▆▇│├└─·•", "~#*+:_.-:=+*||`-.*", strict=True)) | {"→": "->"}
 
 
 class Screen:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.causes import candidate_words
 from introspect_cli.compare.terms.findings import Certainty
-from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, Verdict
-from introspect_cli.render.blocks import Block, Column, Line, Table, distance, line, rest_of, site_text
-from introspect_cli.render.divergence_text import detail_blocks, divergence_table, glance, module_of
+from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
+from introspect_cli.render.blocks import Block, Line, distance, line, rest_of
+from introspect_cli.render.divergence_text import detail_blocks, divergence_table
 from introspect_cli.render.findings import findings_blocks
 from introspect_cli.texts import clean, count
 
@@ -37,10 +37,10 @@ def diff_blocks(
         result: the comparison.
         everything: whether to list all settings.
         verbose: whether to show what differs in each divergence that is listed.
-        grouped: whether the answer is told in short: what explains the first divergence, and how much follows from it.
+        grouped: whether it is told how much follows from the first divergence, and no other one is listed.
         more: how more divergences are listed; "" where nothing lists them.
     """
-    short = grouped and bool(result.head)
+    short = bool(result.head)
     blocks: list[Block] = [line(clean(result.head if short else result.sentence), _VERDICT_STYLE[result.verdict])]
     blocks += why_lines(result) if short else [line(f"- {clean(text)}", indent=2) for text in result.evidence]
     by_rank = result.candidates if len(result.candidates) > 1 else ()
@@ -49,11 +49,11 @@ def diff_blocks(
         shown = by_rank if everything else by_rank[:_SHOWN_RANKS]
         blocks.append(divergence_table(shown, ranks=True))
         blocks += rest_of(len(by_rank), len(shown), "--all lists them", what="more ranks")
-    blocks += findings_blocks(result, everything=everything, short=short)
+    blocks += findings_blocks(result, everything=everything, settings=everything or not short)
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
-    elif result.divergences and short:
-        blocks += [] if by_rank else [line(), follows_table(result)]
+    elif result.divergences and short and grouped:
+        blocks += [] if by_rank else [line(), *_followed(result)]
     elif result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
         already = {_place(divergence) for divergence in by_rank}
@@ -121,40 +121,21 @@ def why_lines(result: DiffResult) -> list[Block]:
     return [*blocks, *(line(clean(text), "dim", 2) for text in result.also)]
 
 
-def follows_table(result: DiffResult) -> Table:
-    """The first divergence, and how much follows from it in the pass at hand and after that, at most three rows."""
+def _followed(result: DiffResult) -> list[Block]:
+    """The first divergence, and how much follows from it in the pass at hand and after that."""
     first, *rest = result.divergences
-    words = (module_of(first), site_text(first.site), *glance(first), distance(first.rel_l2), first.role.value)
-    rows = [(str(first.step), first.site.phase.value, *words)]
-    same = [d for d in rest if d.step == first.step]
+    blocks: list[Block] = [divergence_table([first])]
+    same = [each for each in rest if each.step == first.step]
     for members in (
-        [d for d in same if d.site.phase is first.site.phase],
-        [d for d in same if d.site.phase is not first.site.phase],
+        [each for each in same if each.site.phase is first.site.phase],
+        [each for each in same if each.site.phase is not first.site.phase],
     ):
         if members:
-            largest = max(members, key=lambda d: d.rel_l2 or 0.0)
-            phases = list(dict.fromkeys(d.site.phase.value for d in members))
-            follow = f"{count(len(members), 'more record')} follow{'s' * (len(members) == 1)}"
-            most = f"to {distance(largest.rel_l2)}" if largest.rel_l2 else "-"
-            rows.append(
-                (
-                    str(first.step),
-                    phases[0],
-                    follow,
-                    "",
-                    "",
-                    "",
-                    most,
-                    f"at {clean(largest.site.fqn)}" if largest.rel_l2 else "",
-                )
-            )
-    titles = ("step", "phase", "module", "what", "a", "b", "rel. L2", "")
-    columns = tuple(
-        Column(title, right=title in {"step", "rel. L2"}, least=14 if title in {"module", "what"} else 1)
-        for title in titles
-    )
-    style = "origin" if first.role is Role.ORIGIN else ""
-    return Table(columns, tuple(rows), (style, *[""] * (len(rows) - 1)))
+            largest = max(members, key=lambda each: each.rel_l2 or 0.0)
+            phases = ", ".join(dict.fromkeys(each.site.phase.value for each in members))
+            most = f", up to {distance(largest.rel_l2)} at {clean(largest.site.fqn)}" if largest.rel_l2 else ""
+            blocks.append(line(f"{count(len(members), 'more record')} follow ({phases}){most}", "dim", 2))
+    return blocks
 
 
 def first_blocks(result: DiffResult) -> list[Block]:

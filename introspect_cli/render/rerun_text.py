@@ -80,7 +80,7 @@ def _element_blocks(element: Element) -> list[Block]:
     return list(change_lines(Ranked(element, Nearness.ELSEWHERE)))
 
 
-def zoom_blocks(zoomed: Zoomed, width: int) -> list[Block]:
+def zoom_blocks(zoomed: Zoomed) -> list[Block]:
     """The whole answer of a zoom."""
     blocks: list[Block] = []
     if zoomed.before.verdict is not Verdict.DIVERGED:
@@ -93,7 +93,7 @@ def zoom_blocks(zoomed: Zoomed, width: int) -> list[Block]:
     if zoomed.after is None or not zoomed.after.first:
         blocks.append(line("What follows is from the runs as they were recorded.", "unsure"))
     for place, closeup in enumerate(zoomed.closeups):
-        blocks += [line(), *closeup_blocks(closeup, width, zoomed.source if not place else ())]
+        blocks += [line(), *closeup_blocks(closeup, zoomed.source if not place else ())]
     if zoomed.directory is not None:
         runs = " ".join(clean(str(side.run)) for side in zoomed.sides if side.run is not None)
         blocks += [line(), line(f"The new captures: {runs}", "dim", wrap=False)]

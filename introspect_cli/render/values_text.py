@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.elements import SIGN, Elements, Picture, differing, elements, smaller, ulp_words
+from introspect_cli.compare.elements import SIGN, Picture, ulp_words
 from introspect_cli.compare.terms.words import what
-from introspect_cli.render.blocks import Block, Column, Line, Table, line, number, shape, site_text, two_numbers
+from introspect_cli.render.blocks import Block, Column, Figure, Line, Table, line, number, shape, site_text, two_numbers
 from introspect_cli.render.divergence_text import elements_words, statistics_words
 from introspect_cli.texts import clean, count
 
@@ -20,77 +22,42 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.closeup import Closeup
     from introspect_cli.compare.elements import TensorDifference
-    from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.inspect.overview import Stored
     from introspect_cli.rerun.zoom import SourceLine
 
-_MOST_ROWS = 8
-_SHADES = "░▒▓█"
-_EQUAL = "·"
-_HEIGHT = 16
-_WIDTH = 64
 _BAR = 24
+_CELL, _STEPS = 8, 12
 
 
-def values_blocks(records: Sequence[Stored], width: int) -> list[Block]:
+def values_blocks(records: Sequence[Stored]) -> list[Block]:
     """The tensors of some records, large ones with their middle left out."""
     blocks: list[Block] = []
     for stored in records:
-        record = stored.record
-        layout = record.summary.layout
+        record, layout = stored.record, stored.record.summary.layout
         title = f"step {record.step}: {site_text(record.site)} of {clean(record.site.fqn)} ({record.site.phase.value})"
         blocks.append(Line(((title, "heading"), (f"  {shape(layout.shape)} {layout.dtype}", "dim"))))
         if stored.values is None:
             blocks.append(line(clean(record.summary.text, 400) or "not stored whole", "", 2))
-            continue
-        blocks += [line(text, "", 2, wrap=False) for text in _array(stored.values, width)]
+        else:
+            blocks.append(Figure(partial(_array, stored.values)))
     return blocks
 
 
-def _array(values: NDArray[Any], width: int) -> list[str]:
-    text = np.array2string(
-        values, max_line_width=max(min(width, 120) - 2, 20), threshold=200, edgeitems=3, precision=6, separator=" "
-    )
-    return [clean(row) for row in text.splitlines()]
+def _array(values: NDArray[Any], width: int) -> list[Block]:
+    wide = max(min(width, 120) - 2, 20)
+    text = np.array2string(values, max_line_width=wide, threshold=200, edgeitems=3, precision=6, separator=" ")
+    return [line(clean(row), "", 2, wrap=False) for row in text.splitlines()]
 
 
-def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any] | None, width: int) -> list[Block]:
-    """The values of a divergence in both runs: around the first difference as rows, then the differing elements."""
-    site = divergence.site
-    title = f"step {divergence.step}: {site_text(site)} of {clean(site.fqn)}, a beside b"
-    blocks: list[Block] = [line(), line(title, "heading")]
-    if a is None or b is None:
-        which = "neither run" if a is None and b is None else "run a" if a is None else "run b"
-        verb, it = ("stored", "both") if a is None and b is None else ("has not stored", "it")
-        again = f"capture {it} with --save-tensors '{clean(site.fqn)}'"
-        blocks.append(line(f"{which} {verb} these values whole: {again}.", "unsure", 2))
-        return blocks
-    difference = elements(a, b)
-    if difference is None:
-        blocks.append(line(f"{shape(a.shape)} {a.dtype} against {shape(b.shape)} {b.dtype}: not comparable.", "", 2))
-        return blocks
-    blocks.append(line(f"{elements_words(difference)}.", "", 2))
-    if not difference.differing:
-        return blocks
-    blocks += _window(a, b, difference, width)
-    return [*blocks, *_listed(difference.rows[:_MOST_ROWS], difference.differing, "more differ.")]
-
-
-def element_rows(elements: Sequence[tuple[Sequence[int], Any, Any]]) -> list[tuple[str, str, str, str]]:
-    """Elements that differ: index, value in a, value in b, how far apart."""
+def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int) -> list[Block]:
+    """A table of elements that differ, the largest differences first, and how many more there are."""
+    heads = (Column("element"), *(Column(name, right=True) for name in ("a", "b", "|a-b|")))
     rows = []
     for index, one, two in elements:
-        distance = abs(one - two)
-        far = number(distance, 3) if math.isfinite(distance) else "-"
-        rows.append((str(list(index)), *pair_words(one, two), far))
-    return rows
-
-
-def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int, rest: str) -> list[Block]:
-    """A table of elements that differ, and how many more there are."""
-    columns = (Column("element"), Column("a", right=True), Column("b", right=True), Column("|a-b|", right=True))
-    more = [line(f"{differing - len(elements):,} {rest}", "dim")] if differing > len(elements) else []
-    return [line(), Table(columns, tuple(element_rows(elements))), *more]
+        far = abs(one - two)
+        rows.append((str(list(index)), *pair_words(one, two), number(far, 3) if math.isfinite(far) else "-"))
+    more = [line(f"{differing - len(rows):,} more differ, by no more.", "dim")] if differing > len(rows) else []
+    return [line(), Table(heads, tuple(rows)), *more]
 
 
 def pair_words(one: Any, two: Any) -> tuple[str, str]:
@@ -109,32 +76,10 @@ def pair_words(one: Any, two: Any) -> tuple[str, str]:
     return texts
 
 
-def _window(a: NDArray[Any], b: NDArray[Any], difference: Elements, width: int) -> list[Block]:
-    """The part of the last dimension around the first difference, a above b, what differs marked with a caret."""
-    if not a.shape or a.shape[-1] < 2:
-        return []
-    room = max(2, min((min(width, 120) - 16) // 13, a.shape[-1], 8))
-    at = difference.first[-1]
-    start = max(0, min(at - room // 2, a.shape[-1] - room))
-    head: Any = (*difference.first[:-1], slice(start, start + room))
-    one, two = a[head], b[head]
-    marks = differing(one, two)
-    where = ", ".join([*map(str, difference.first[:-1]), f"{start}:{start + room}"])
-    texts = [pair_words(x.item(), y.item()) for x, y in zip(one, two, strict=True)]
-    wide = max(len(text) for pair in texts for text in pair) + 2
-    lines: list[Block] = [line(f"[{where}], what differs marked with *", "dim", 2)]
-    for place, name in enumerate("ab"):
-        spans: list[tuple[str, str]] = [(f"{name}  ", "dim")]
-        for pair, mark in zip(texts, marks, strict=True):
-            spans.append((f"{pair[place]}{'*' if mark else ' '}".rjust(wide), "hot" if mark else ""))
-        lines.append(Line(tuple(spans), 2, wrap=False))
-    return lines
-
-
 # One divergence looked at closely.
 
 
-def closeup_blocks(closeup: Closeup, width: int, source: Sequence[SourceLine] = ()) -> list[Block]:
+def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[Block]:
     """One divergence: how many elements, which, how far, where."""
     site = closeup.divergence.site
     one, two = closeup.divergence.a, closeup.divergence.b
@@ -157,7 +102,9 @@ def closeup_blocks(closeup: Closeup, width: int, source: Sequence[SourceLine] = 
         blocks.append(Line((("how: ", "dim"), (f"{'; '.join(difference.relation)}.", "")), 2))
     if not difference.elements.differing:
         return blocks
-    return [*blocks, *picture_blocks(difference.picture, width), *_tables(difference)]
+    picture = difference.picture
+    drawn = Figure(lambda _: (), partial(_picture_svg, picture))
+    return [*blocks, drawn, *_tables(difference)]
 
 
 def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
@@ -180,7 +127,7 @@ def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
 
 def _tables(difference: TensorDifference) -> list[Block]:
     """The largest differences, and the histogram of ULPs."""
-    blocks = _listed(difference.largest, difference.elements.differing, "more differ, by no more.")
+    blocks = _listed(difference.largest, difference.elements.differing)
     if difference.ulps:
         most = max(times for _, times in difference.ulps)
         bars = [
@@ -188,24 +135,6 @@ def _tables(difference: TensorDifference) -> list[Block]:
         ]
         heads = (Column(f"ULPs of {difference.unit}", right=True), Column("elements", right=True), Column(""))
         blocks += [line(), Table(heads, tuple(bars))]
-    return blocks
-
-
-def picture_blocks(picture: Picture, width: int) -> list[Block]:
-    """A grid of cells, darker where the difference is larger, on a scale of powers."""
-    room = max(8, min(_WIDTH, width - 6))
-    picture = smaller(picture, (_HEIGHT, room))
-    cells = picture.cells
-    low, high = scale_of(picture)
-    blocks: list[Block] = [line()]
-    shaded = ("".join(_shade(cell, low, high) for cell in row) for row in cells)
-    blocks += [line(text, "", 4, wrap=False) for text in shaded]
-    legend = f"{_EQUAL} equal"
-    if high:
-        legend += f", {_SHADES[-1] if low == high else _SHADES} {scale_words(low, high)}"
-    if any(cell == math.inf for row in cells for cell in row):
-        legend += ", ! not finite in one of them"
-    blocks.append(line(f"{legend}; {axes_words(picture)}; a cell is {cell_words(picture)}", "dim", 4))
     return blocks
 
 
@@ -246,11 +175,26 @@ def axes_words(picture: Picture) -> str:
     return ", ".join(clauses)
 
 
-def _shade(cell: float, low: float, high: float) -> str:
-    if cell == 0:
-        return _EQUAL
-    if cell == math.inf:
-        return "!"
-    if low >= high:
-        return _SHADES[-1]
-    return _SHADES[min(int(math.log(cell / low) / math.log(high / low) * len(_SHADES)), len(_SHADES) - 1)]
+def _place(cell: float, low: float, high: float) -> float:
+    """Where a cell lies on the scale of powers, 0 to 1; 1 where not finite."""
+    return 1.0 if cell == math.inf or low >= high else math.log(cell / low) / math.log(high / low)
+
+
+def _picture_svg(picture: Picture) -> str:
+    """The grid as squares, darker where the difference is larger, from a sixth to 1 in a few shades."""
+    low, high = scale_of(picture)
+    tall, wide = len(picture.cells), len(picture.cells[0])
+    squares = "".join(
+        f'<rect x="{x}" y="{y}" width="1.02" height="1.02" '
+        f'fill-opacity="{1 / 6 + 5 / 6 * round(_place(cell, low, high) * _STEPS) / _STEPS:.2f}"/>'
+        for y, row in enumerate(picture.cells)
+        for x, cell in enumerate(row)
+        if cell
+    )
+    scale = f"{scale_words(low, high)}, " if high else ""
+    label = escape(f"{scale}blank where equal; {axes_words(picture)}; a square is {cell_words(picture)}.")
+    return (
+        f'<figure class="closeup"><svg viewBox="0 0 {wide} {tall}" width="{wide * _CELL}" height="{tall * _CELL}" '
+        f'preserveAspectRatio="none" role="img" aria-label="{label}">{squares}</svg>'
+        f"<figcaption>{label}</figcaption></figure>"
+    )

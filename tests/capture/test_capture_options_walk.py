@@ -15,7 +15,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rules import Schedule
+from introspect_cli.schedule.rules import Schedule, parse_rule
 from introspect_cli.store.read.run import open_run
 
 OPERATORS = {"level": "op", "record": CaptureOptions().record | {Kind.OP_OUTPUT}}
@@ -33,15 +33,9 @@ ALTERED = {
     "probes": {"probes": 3},
     "exclude": {"exclude": ("*.1",)},
     "max_depth": {"max_depth": 0},
-    "steps": {"steps": Schedule.parse("1:")},
+    "steps": {"steps": parse_rule("first(1) | last(1) & when('step == 1')")},
     "until_step": {"until_step": 5},
-    "every_seconds": {"every_seconds": 600},
-    "epochs": {"epochs": "0"},
     "ranks": {"ranks": "0"},
-    "first": {"first": 1},
-    "last": {"last": 1},
-    "when": {"when": "step == 1"},
-    "schedule": {"schedule": "first(1) | last(1)"},
     "max_size": {"max_size": 100_000},
     "until_nan": {"until_nan": True},
     "eval": {"eval": True},

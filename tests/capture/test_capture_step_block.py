@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.recording.step_block import StepBlock
+from introspect_cli.schedule.rules import parse_rule
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write import run_writer
@@ -80,8 +81,7 @@ OPTIONS = {
     "checksums": {"stats": (), "sketch": False},
     "operators": {"level": "op"},
     "whole tensors": {"save_tensors": ("=last",)},
-    "each sample": {"per_sample": True},
-    "a condition": {"when": "loss < 1e9"},
+    "a condition": {"steps": parse_rule("when('loss < 1e9')")},
     "the first nan": {"until_nan": True},
 }
 

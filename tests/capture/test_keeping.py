@@ -20,8 +20,7 @@ import introspect_cli
 from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.options.parse import options_of, parse_size
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.schedule.rule import Moment, When
-from introspect_cli.schedule.rules import Every, EverySeconds, First, Last, Schedule, parse_rule
+from introspect_cli.schedule.rules import ALWAYS, parse_rule
 from introspect_cli.store.format.index import Thinned, add_thinned, parse_thinned
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
@@ -31,52 +30,36 @@ from introspect_cli.store.write.run_writer import StoreWriter
 # --- rules
 
 
-def kept(rule, steps, epoch=None):
+def kept(rule, steps):
     """The steps that are left at the end of a run."""
     alive = {}
-    memory = {}
     for step in range(steps):
-        expiry = rule.bounds(Moment(step, epoch and epoch(step), float(step), {"step": step}, memory))[1]
+        expiry = rule.expiry(step, {"step": step})
         if expiry > step:
             alive[step] = expiry
         alive = {old: until for old, until in alive.items() if until > step}
     return sorted(alive)
 
 
-rules = st.recursive(
-    st.one_of(
-        st.builds(First, st.integers(1, 9)),
-        st.builds(Last, st.integers(1, 9)),
-        st.builds(Every, st.integers(1, 9)),
-        st.sampled_from([Schedule("3:11:2"), When("step > 5 and step < 9"), EverySeconds(7)]),
-    ),
-    lambda inner: st.one_of(st.builds(lambda a, b: a | b, inner, inner), st.builds(lambda a, b: a & b, inner, inner)),
-    max_leaves=5,
-)
 ALONE = {
-    "First": lambda x, steps: range(min(x.steps, steps)),
-    "Last": lambda x, steps: range(max(steps - x.steps, 0), steps),
-    "Every": lambda x, steps: range(0, steps, x.steps),
-    "Schedule": lambda _, steps: range(steps)[3:11:2],
-    "When": lambda _, steps: range(steps)[6:9],
-    "EverySeconds": lambda x, steps: range(0, steps, x.seconds),
+    "first(4)": lambda steps: range(min(4, steps)),
+    "last(3)": lambda steps: range(max(steps - 3, 0), steps),
+    "every(5)": lambda steps: range(0, steps, 5),
+    "steps('3:11:2')": lambda steps: range(steps)[3:11:2],
+    "when('step > 5 and step < 9')": lambda steps: range(steps)[6:9],
 }
 
 
-def meant(rule, steps):
-    """The same, by the rules' own definition: sets of steps, their unions and intersections."""
-    if hasattr(rule, "one"):
-        one, two = meant(rule.one, steps), meant(rule.two, steps)
-        return one | two if rule.sign == "|" else one & two
-    return set(ALONE[type(rule).__name__](rule, steps))
+RULES = st.lists(st.lists(st.sampled_from(list(ALONE)), min_size=1, max_size=3), min_size=1, max_size=3)
 
 
-@given(rules, st.integers(1, 25))
-def test_a_composed_rule_keeps_the_union_or_intersection_and_its_text_means_it_again(rule, steps):
-    assert set(kept(rule, steps)) == meant(rule, steps)
-    again = parse_rule(rule.expression)
-    assert set(kept(again, steps)) == meant(rule, steps)
-    assert again.expression == rule.expression
+@given(RULES, st.integers(1, 25))
+def test_a_composed_rule_keeps_the_union_or_intersection(either, steps):
+    text = " | ".join(" & ".join(both) for both in either)
+    meant = set().union(*(set.intersection(*(set(ALONE[one](steps)) for one in both)) for both in either))
+    assert set(kept(parse_rule(text), steps)) == meant
+    assert kept(parse_rule(str(parse_rule(text))), steps) == sorted(meant)
+    assert parse_rule(text).forgets == ("last" in text)
 
 
 @pytest.mark.parametrize(
@@ -88,16 +71,37 @@ def test_what_is_no_rule_is_reported(text):
         parse_rule(text)
 
 
+def test_options_are_put_together():
+    def kept_by(**given):
+        return str(options_of(given).steps)
+
+    assert kept_by() == ":"
+    assert kept_by(first=10) == "first(10)"
+    assert kept_by(steps="::5", last=3) == "steps('::5') | last(3)"
+    assert kept_by(steps="0:9,20", first=10, last=3) == "steps(':9,20') | first(10) | last(3)"
+    assert kept_by(steps="every(2) & first(8)", last=3) == "every(2) & first(8) | last(3)"
+    with pytest.raises(UsageError, match="no loss is recorded"):
+        options_of({"steps": "when('loss > 3')", "record": "param"})
+    with pytest.raises(UsageError, match="leave out --stats none"):
+        options_of({"until_nan": True, "stats": "none"})
+
+
+def holds(condition, values):
+    return parse_rule(f"when({condition!r})").expiry(0, values) == ALWAYS
+
+
 def test_conditions_are_arithmetic_and_nothing_else():
     usual = {"loss": 4.0, "median": 1.0, "step": 3.0}
-    assert When("loss > 3 * median").holds(usual)
-    assert not When("loss > 5 * median or not step == 3").holds(usual)
-    assert When("loss > 3 * median").holds(usual | {"loss": float("nan")}), "a NaN counts as infinite"
-    assert not When("loss > 3 * median").holds({"loss": 4.0}), "nothing is said of what is usual"
-    assert not When("1 / 0 < 3").holds(usual)
-    for text in ("__import__('os')", "loss.real > 1", "[loss]", "lambda: 1", "los > 3", "loss > 'a'", "loss >", "max"):
+    assert holds("loss > 3 * median", usual)
+    assert holds("max(loss, median) > 3 and not step == 4", usual)
+    assert not holds("loss > 5 * median or not step == 3", usual)
+    assert holds("loss > 3 * median", usual | {"loss": float("nan")}), "a NaN counts as infinite"
+    assert not holds("loss > 3 * median", {"loss": 4.0}), "nothing is said of what is usual"
+    assert not holds("1 / 0 < 3", usual)
+    strange = ("__import__('os')", "loss.real > 1", "[loss]", "lambda: 1", "los > 3", "loss > 'a'", "loss >", "max")
+    for text in (*strange, "9**9**9**9 > loss", "1 << 2 > loss", "max(loss, key=abs)", "(lambda: 1)()"):
         with pytest.raises(UsageError):
-            When(text)
+            parse_rule(f"when({text!r})")
 
 
 def test_sizes_are_read_with_their_units():
@@ -149,7 +153,7 @@ def test_what_is_left_is_as_it_was_written(tmp_path):
         assert [entry.step for entry in run.rank(0).steps] == [0, 49]
     assert pack(tmp_path / "run", tmp_path / "run.zip")
     with open_run(tmp_path / "run.zip") as run:
-        assert str(run.rank(0).thinned[1]) == "step 48 (recorded, then dropped by --last)"
+        assert str(run.rank(0).thinned[1]) == "step 48 (recorded, then dropped by --steps)"
     StoreWriter.create(tmp_path / "run", force=True).close()
 
 
@@ -286,7 +290,7 @@ def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, intros
     assert "dropped 47 of them again" in done.stderr
     assert recorded(tmp_path / "run")[0] == [47, 48, 49, 50]
     shown = introspect("show", "run")
-    assert "not held: 47 steps between 0 and 46 (recorded, then dropped by --last)" in shown.stdout
+    assert "not held: 47 steps between 0 and 46 (recorded, then dropped by --steps)" in shown.stdout
     done = introspect("show", "step", "12", "run")
     assert "does not hold 47 steps between 0 and 46" in done.stderr
 
@@ -317,10 +321,17 @@ def test_of_what_was_dropped_nothing_is_called_equal(tmp_path):
     same = introspect_cli.diff(tmp_path / "a", tmp_path / "b")
     assert same.same
     assert "10 steps that both runs kept agree" in same.sentence
-    answered = "Run b does not hold 30 steps between 0 and 29 (recorded, then dropped by --last): what was there is not"
+    answered = "Run b does not hold 30 steps between 0 and 29 (recorded, then dropped by --steps)"
     assert answered in " ".join(same.result.notes)
     assert same.result.counts.steps_compared == 10
     assert introspect_cli.diff(tmp_path / "b", tmp_path / "c").result.counts.steps_compared == 10
     diverged = introspect_cli.diff(tmp_path / "b", tmp_path / "d")
     assert not diverged.same
     assert "the steps between, which cannot be compared" in diverged.sentence, diverged.sentence
+
+
+def test_what_is_no_condition_is_said_before_anything_runs(tmp_path, introspect):
+    (tmp_path / "train.py").write_text("print(1)")
+    done = introspect("capture", "--steps", "when('los > 3')", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "asks for 'los'; choose from loss, median" in done.stderr

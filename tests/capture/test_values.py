@@ -55,12 +55,11 @@ def test_values_that_were_not_stored_are_a_sentence(introspect, runs):
     assert "holds no values of 0 at any step" in done.stderr
     assert "--save-tensors" in done.stderr
     said = introspect("diff", runs / "bare", runs / "b", "--values").stdout
-    assert "run a has not stored these values whole" in said
+    assert "run a has not stored it whole" in said
 
 
-def test_diff_values_shows_both_and_marks_what_differs(introspect, runs):
+def test_diff_values_lists_what_differs(introspect, runs):
     done = introspect("diff", runs / "a", runs / "b", "--values", "--kinds", "output")
     assert done.returncode == 1, done.stderr
     assert "2 of 6 elements differ (33.3 %), max |a-b| 0.001 at" in done.stdout
-    window = [line for line in done.stdout.splitlines() if line.startswith(("  a  ", "  b  "))]
-    assert [line.count("*") for line in window] == [1, 1]
+    assert done.stdout.count("0.001\n") == 2

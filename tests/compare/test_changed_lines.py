@@ -36,7 +36,7 @@ def changes(document):
     return [(one["place"], one["scope"], one["likely"]) for one in document["code"]["changes"]]
 
 
-@pytest.mark.parametrize("options", [(), ("--record", "param,grad,loss"), ("--every-seconds", "3600")])
+@pytest.mark.parametrize("options", [(), ("--record", "param,grad,loss"), ("--first", "1")])
 def test_the_changed_line_of_a_forward_comes_first_and_what_only_prints_is_not_likely(said, options):
     document, text = said(
         MODEL.replace("self.b(torch", "1.01 * self.b(torch"),

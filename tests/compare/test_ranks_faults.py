@@ -6,8 +6,6 @@ All runs come from two launches; a fault that needs no second run is told by `ch
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from artefacts import artefact
 from launches import DISTRIBUTED, SCRIPT, finish, lacks, needs, together
@@ -15,7 +13,7 @@ from launches import DISTRIBUTED, SCRIPT, finish, lacks, needs, together
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.health.check import check
-from introspect_cli.health.peers import Peers
+from introspect_cli.health.equal import peers_of
 from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.store.read.run import open_run
@@ -123,4 +121,4 @@ def test_a_setting_that_one_rank_alone_has_is_noted(runs):
 )
 def test_peers_are_given_the_same_samples(sharing, peers):
     numbers = range(2 if sharing == [{0, 1}] else 4)
-    assert Peers(SimpleNamespace(numbers=numbers, groups=[frozenset(group) for group in sharing])).groups == peers
+    assert peers_of(numbers, [frozenset(group) for group in sharing]) == peers

@@ -26,16 +26,12 @@ from train_ranks import Tokens
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 ONE = ("--ranks", "one-per-replica")
-SAMPLES = ("--per-sample",)
 RUNS = {
     "single": (1, "single", ()),
     "ddp": (2, "ddp", ()),
     "ddp-one": (2, "ddp", ONE),
     "manual-one": (2, "manual", ONE),
-    "single-samples": (1, "single", SAMPLES),
-    "ddp-samples": (2, "ddp", SAMPLES),
     "rolled": (2, "ddp --fault rolled", ()),
-    "rolled-samples": (2, "ddp --fault rolled", SAMPLES),
 }
 ASKED = {
     "fsdp2": (2, "fsdp2", ()),
@@ -135,22 +131,6 @@ def test_one_rank_for_each_part_can_be_asked_of_a_comparison(runs):
     assert read_selection(ranks="all") == read_selection()
     with pytest.raises(UsageError, match="which ranks are copies of one another is not known in either run"):
         compared(runs, "single", "single", replicas=True)
-
-
-def test_samples_are_compared_whichever_rank_has_them(runs):
-    """Rank 0 has every other sample; the order of a batch is another in each layout."""
-    result = compared(runs, "single-samples", "ddp-samples")
-    assert result.verdict is Verdict.SAME, result.sentence
-    first = compared(runs, "single-samples", "ddp-samples", kinds=frozenset({Kind.BATCH}))
-    assert (first.verdict, first.counts.within, first.counts.equal) == (Verdict.SAME, 0, first.counts.records)
-
-
-def test_a_batch_of_the_same_tokens_in_another_order_is_another_batch(runs):
-    """Its extrema and means are the same, so without samples it is taken for the same."""
-    result = compared(runs, "single-samples", "rolled-samples")
-    assert result.verdict is Verdict.DIVERGED
-    assert (result.first.step, result.first.site.kind) == (0, Kind.BATCH)
-    assert "Of 8 samples of a, 6 are in b too." in result.evidence
 
 
 @pytest.mark.parametrize("layout", sliced(["gpipe", "1f1b"], ["1f1b"]))

@@ -11,8 +11,9 @@ import reference_rows as reference
 import torch
 from summaries import taken
 
+from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
-from introspect_cli.capture.recording.retention import Retention
 from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.format.arrow import Message
@@ -205,7 +206,7 @@ class Rank:
 def recording(monkeypatch):
     cuda, rank, summarizer = Cuda(), Rank(), Summarizer()
     on_a_device(summarizer, monkeypatch, cuda)
-    recorder = Recorder(summarizer, rank, None, Retention(Schedule.parse("0:99")))
+    recorder = Recorder(summarizer, rank, None, Keeping(CaptureOptions(steps=Schedule.parse("0:99")), rank, None))
     yield cuda, rank, recorder
     summarizer.close()
 

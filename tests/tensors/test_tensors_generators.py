@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from introspect_cli.capture.start import PYTHON, numpy_owner
+from introspect_cli.capture.start import PYTHON
 from introspect_cli.tensors.generators import Generators
 
 DRAWS = {
@@ -100,11 +100,6 @@ def swap_words():
     random.setstate((version, (*words[:100], words[101], words[100], *words[102:]), spare))
 
 
-def swap_numpy_words():
-    kind, words, *rest = np.random.get_state()  # noqa: NPY002 - as above
-    np.random.set_state((kind, np.concatenate([words[:9], words[10:8:-1], words[11:]]), *rest))  # noqa: NPY002 - as above
-
-
 def other_seed_and_the_same_words():
     state = torch.get_rng_state()
     state[0] ^= 1
@@ -126,19 +121,12 @@ CHANGES = {
         "words in the middle": swap_words,
         "a seed": lambda: random.seed(5),
     },
-    "numpy": {
-        "a draw": lambda: np.random.rand(2),  # noqa: NPY002 - as above
-        "a normal number, of which one stays to spare": lambda: np.random.randn(1),  # noqa: NPY002 - as above
-        "the one to spare": lambda: np.random.randn(1),  # noqa: NPY002 - as above
-        "words in the middle": swap_numpy_words,
-        "a seed": lambda: np.random.seed(5),  # noqa: NPY002 - as above
-    },
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_whatever_changes_a_state_makes_it_stand_otherwise_and_nothing_else_does(watching, name):
-    owner = {"torch": torch.default_generator, "python": PYTHON, "numpy": numpy_owner()}[name]
+    owner = {"torch": torch.default_generator, "python": PYTHON}[name]
     other = random.random if name == "torch" else lambda: torch.rand(1)
     seen = [watching.stand(name, owner)]
     assert seen[0] is not None

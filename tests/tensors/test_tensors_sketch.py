@@ -41,7 +41,7 @@ def keys(indices):
 def ratios(shape, change, trials, mean=0.0):
     """Estimated distance over true distance, for each trial."""
     generator = torch.Generator().manual_seed(3)
-    made = Summarizer(threads=1)
+    made = Summarizer(alone=True)
     true = []
     for _ in range(trials):
         x = torch.randn(shape, generator=generator) + mean
@@ -96,7 +96,7 @@ def test_the_estimate_is_near_the_truth_for_large_tensors(change, shape):
 
 def test_noise_in_the_last_bit_is_seen_and_measured():
     generator = torch.Generator().manual_seed(4)
-    made, true = Summarizer(threads=1), []
+    made, true = Summarizer(alone=True), []
     for _ in range(100):
         x = torch.randn(100_000, generator=generator)
         y = torch.nextafter(x, torch.where(torch.rand(x.shape, generator=generator) < 0.5, torch.inf, -torch.inf))

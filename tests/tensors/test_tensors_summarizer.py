@@ -6,7 +6,6 @@ import gc
 import math
 import os
 import threading
-import time
 import warnings
 import weakref
 
@@ -33,7 +32,7 @@ def _seed():
 
 @pytest.fixture
 def summarizer():
-    made = Summarizer(threads=2)
+    made = Summarizer()
     yield made
     made.close()
 
@@ -60,7 +59,7 @@ def read(table, row):
 
 def fresh(tensor):
     """The answer of a summarizer that has seen nothing."""
-    made = Summarizer(threads=1)
+    made = Summarizer(alone=True)
     found = one(made, tensor)
     made.close()
     return found
@@ -403,27 +402,6 @@ def test_several_threads_summarise_at_once(summarizer):
         assert read(table, slots[number]) == fresh(tensor)
 
 
-def tasks():
-    """Threads of this process as the system counts them."""
-    return set(os.listdir("/proc/self/task"))
-
-
-def test_threads_are_not_the_scripts_and_end():
-    before, known = threading.active_count(), tasks() if os.path.isdir("/proc/self/task") else None
-    made = Summarizer(threads=4)
-    for _ in range(2):
-        made.add(torch.randn(1 << 20))
-    shown, running = threading.active_count(), tasks() if known is not None else None
-    made.close()
-    made.close()
-    assert shown == before
-    if known is not None:
-        assert len(running - known) == 3
-        deadline = time.monotonic() + 600
-        while tasks() & (running - known):
-            assert time.monotonic() < deadline
-
-
 @pytest.fixture
 def two_threads():
     before = torch.get_num_threads()
@@ -433,9 +411,8 @@ def two_threads():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("threads", [2, None])
-def test_a_forked_child_waits_for_nobody(threads, two_threads):
-    summarizer = Summarizer(threads=threads)
+def test_a_forked_child_waits_for_nobody(two_threads):
+    summarizer = Summarizer()
     x = torch.randn(1 << 20)
     for _ in range(3):
         wanted = one(summarizer, x.clone())
@@ -646,7 +623,7 @@ def test_a_change_in_the_memory_of_an_expanded_tensor_is_seen():
 
 def test_chunks_of_many_tensors_stay_in_the_memory_for_them():
     """Each of many tensors has a chunk that is not full; there was room for full chunks only, and the heap broke."""
-    engine = Engine(1)
+    engine = Engine(alone=True)
     count, number = kernels.CHUNK + 1, 200
     guard = np.full((4 * number, 32), 7, dtype=np.uint64)
     engine._make_room(number * count)
@@ -660,4 +637,3 @@ def test_chunks_of_many_tensors_stay_in_the_memory_for_them():
     engine.batch(items, 0)
     assert (guard[room:] == 7).all()
     assert (rows == rows[0]).all()
-    engine.close()

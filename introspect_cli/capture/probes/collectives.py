@@ -115,7 +115,6 @@ class CollectiveProbe(GuardedProbe):
                 entering = self._outermost(functools.partial(self._functional, signature, word))
                 compiling = torch.compiler.is_compiling
                 self._patches.watch(functions, name, self._guarded, entering, compiling=compiling, raised=True)
-        self.hear(self._context.clock.on_tick, self._ticked)
         super().install()
 
     def remove(self) -> None:
@@ -131,12 +130,12 @@ class CollectiveProbe(GuardedProbe):
             with suppress(OSError):
                 (self._folder / IN_FLIGHT).unlink()
 
-    def _ticked(self) -> None:
-        with self._guarded:
-            self._counts.clear()
-            self._pending.clear()
-            if self._notes >= 0:
-                os.ftruncate(self._notes, 0)
+    def on_tick(self) -> None:
+        """Count anew, and let go of what nobody has waited for."""
+        self._counts.clear()
+        self._pending.clear()
+        if self._notes >= 0:
+            os.ftruncate(self._notes, 0)
 
     def _watching(self, operator: Any, facts: Facts) -> Callable[..., Any]:
         def run(keys: Any, *args: Any, **kwargs: Any) -> Any:

@@ -63,7 +63,7 @@ class GradientProbe:
 
         A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
         """
-        elsewhere = self._elsewhere.get(tensor)
+        elsewhere = self._elsewhere.get(tensor) if self._elsewhere.entries else None
         if isinstance(elsewhere, str):
             self._recorder.missing(site, elsewhere)
             return

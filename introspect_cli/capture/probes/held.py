@@ -113,26 +113,17 @@ class Plan:
     def __init__(self, sites: list[int], positions: Sequence[int], states: list[dict[str, Any]]) -> None:
         """Remember the keys, not what is kept under them."""
         self.sites = numbers_of(sites)
-        self._positions = positions
+        self._are_all = positions == range(len(states))
         self._keys = list(chain.from_iterable(states))
         self._lengths = numbers_of(map(len, states))
 
     def is_recorded(self, recorder: Recorder, stepping: Stepping) -> bool:
         """Have all of it recorded in one call; False, and nothing is done, where that has to be done in Python."""
         state, parameters = stepping.optimizer.state, stepping.parameters
-        if type(state) not in _STATES or self._positions != range(len(parameters)):
+        if type(state) not in _STATES or not self._are_all:
             return False
         known = parameters, state, self._lengths, self._keys, torch.Tensor
         return recorder.collected(KERNELS.record_state, self.sites, *known)
-
-    def values(self, positions: Sequence[int], states: list[Any]) -> list[torch.Tensor] | None:
-        """The tensors kept now, in the order of the sites; None where anything else is kept than was."""
-        if set(map(type, states)) != {dict} or positions != self._positions or list(map(len, states)) != self._lengths:
-            return None
-        if list(chain.from_iterable(states)) != self._keys:
-            return None
-        values = list(chain.from_iterable(map(dict.values, states)))
-        return values if all(issubclass(cls, torch.Tensor) for cls in set(map(type, values))) else None
 
 
 class OptimizerRecords:
@@ -169,10 +160,6 @@ class OptimizerRecords:
         positions, states = held.states(stepping.optimizer)
         if is_placed:
             positions, states = self._placed(stepping, positions, states, phase)
-        values = None if plan is None else plan.values(positions, states)
-        if plan is not None and values is not None:
-            self._recorder.tensors(plan.sites, values)
-            return
         kept = [self._state_of(held.names[at], state, phase) for at, state in zip(positions, states, strict=True)]
         sites = [site for of, _ in kept for site in of]
         tensors = [tensor for _, inside in kept for tensor in inside]

@@ -43,15 +43,15 @@ class LossProbe(GuardedProbe):
         for name in ("backward", "grad"):
             entering = functools.partial(self._starting, name)
             self._patches.watch(torch.autograd, name, self._guarded, entering, compiling=torch.compiler.is_compiling)
-        self.hear(self._context.clock.on_tick, self._ticked)
-        self.hear(self._context.clock.on_look, self._look_again)
         super().install()
 
-    def _ticked(self) -> None:
+    def on_tick(self) -> None:
+        """Count backward passes anew."""
         self._calls = 0
 
-    def _look_again(self) -> None:
-        with self._guarded, unobserved():
+    def on_look(self) -> None:
+        """Record the leaves as the script leaves them."""
+        with unobserved():
             self._leaves.look_again()
 
     def _starting(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:

@@ -67,8 +67,10 @@ class ModuleValues:
         self, state: ModuleState, phase: Phase, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Record what a call is given, by position and by name."""
-        for position, value in enumerate(args):
-            self.value(state, phase, Kind.INPUT, call, _position(position), value)
+        for path, value in zip(_POSITIONS, args, strict=False):
+            self.value(state, phase, Kind.INPUT, call, path, value)
+        for position in range(len(_POSITIONS), len(args)):
+            self.value(state, phase, Kind.INPUT, call, f"[{position}]", args[position])
         for name, value in kwargs.items():
             self.value(state, phase, Kind.INPUT, call, f"[{name!r}]", value)
 
@@ -76,7 +78,14 @@ class ModuleValues:
         """Record whatever goes into a call or comes out of it, tensors in it at their paths."""
         cls = type(value)
         if cls is torch.Tensor or issubclass(cls, torch.Tensor):
-            self._tensor(state, phase, kind, call, prefix, value)
+            placed = torch_distributed.share(value, prefix, self._styles(state, kind, value)) if state.tagged else None
+            if kind in self.kinds:
+                site = state.sites.get((phase, kind, prefix, call))
+                if site is None:
+                    site = self._context.site(state, phase, kind, prefix, call)
+                if placed is not None or self._recorder.at_once(site, value) < 0:
+                    self._recorder.tensor(site, value if placed is None else placed)
+            self._follow(state, phase, kind, call, prefix, value, placed)
             return
         if value is None:
             return
@@ -99,13 +108,6 @@ class ModuleValues:
             if issubclass(type(leaf), torch.Tensor):
                 self._follow(state, phase, kind, call, prefix + path, leaf)
 
-    def _tensor(self, state: ModuleState, phase: Phase, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
-        placed = torch_distributed.share(value, path, self._styles(state, kind, value)) if state.tagged else None
-        if kind in self.kinds:
-            site = self._context.site(state, phase, kind, path, call)
-            self._recorder.tensor(site, value if placed is None else placed)
-        self._follow(state, phase, kind, call, path, value, placed)
-
     @staticmethod
     def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
         """What a style may tell of a tensor: of an input, and of an output that no node of autograd tells of."""
@@ -126,7 +128,9 @@ class ModuleValues:
         """Have a tensor's gradient watched, and tell who listens of the tensor."""
         gradient = self._gradient_of.get(kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
-            site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
+            site = state.sites.get((Phase.BACKWARD, gradient, path, call))
+            if site is None:
+                site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
             recomputed = phase is Phase.RECOMPUTE
             if placed is not None and placed.part.source == "tag" and not placed.part.owed and not recomputed:
                 self._gradients.watch_share(value, site, placed.shape, placed.part)
@@ -145,10 +149,6 @@ def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) 
             styled = bool(state.styles or state.gives)
             state.tagged |= styled or any(torch_distributed.from_call(value) is not None for value in args)
     return state.tagged
-
-
-def _position(number: int) -> str:
-    return _POSITIONS[number] if number < len(_POSITIONS) else f"[{number}]"
 
 
 _MOST_CONTAINERS = 20_000

@@ -35,6 +35,7 @@ class RngProbe(GuardedProbe):
 
     name = "rng"
     lost = "states of random generators are"
+    kind = Kind.RNG
 
     def __init__(self, context: Context, began: dict[str, bytes | None]) -> None:
         super().__init__(context, then=self.remove)
@@ -45,37 +46,31 @@ class RngProbe(GuardedProbe):
         self._site = functools.cache(self._new_site)
         self._backends = _backends()
 
-    def install(self) -> None:
-        """Listen for the start of steps."""
-        if Kind.RNG in self._context.kinds:
-            self.hear(self._context.clock.on_begin, self._record)
-        super().install()
-
     def remove(self) -> None:
         """Stop listening."""
         super().remove()
         self._context.draws.stop()
 
-    def _record(self) -> None:
-        with self._guarded:
-            draws, devices = self._context.draws, [pair for pairs in self._backends for pair in pairs()]
-            draws.begin(devices)
-            for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
-                state = self._state(name, owner, ask)
-                if state is None:
-                    continue
-                if state.state == self._began.get(name):
-                    draws.leave_untouched(name)
-                    self._recorder.value(self._site(name), UNTOUCHED)
-                else:
-                    self._recorder.tensor(self._site(name), state.tensor)
-            self._recorder.tensor(self._site("torch"), self._state_of_torch())
-            for device, generator in devices:
-                self._recorder.tensor(self._site(device), generator.get_state())
-            if self._made is None:  # what the script makes later is not looked for: that would take long in each step
-                self._made = script_generators()
-            for name, generator in self._made.items():
-                self._recorder.value(self._site(name), state_word(generator))
+    def on_begin(self) -> None:
+        """A step begins: its generators' states go on record."""
+        draws, devices = self._context.draws, [pair for pairs in self._backends for pair in pairs()]
+        draws.begin(devices)
+        for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
+            state = self._state(name, owner, ask)
+            if state is None:
+                continue
+            if state.state == self._began.get(name):
+                draws.leave_untouched(name)
+                self._recorder.value(self._site(name), UNTOUCHED)
+            else:
+                self._recorder.tensor(self._site(name), state.tensor)
+        self._recorder.tensor(self._site("torch"), self._state_of_torch())
+        for device, generator in devices:
+            self._recorder.tensor(self._site(device), generator.get_state())
+        if self._made is None:  # what the script makes later is not looked for: that would take long in each step
+            self._made = script_generators()
+        for name, generator in self._made.items():
+            self._recorder.value(self._site(name), state_word(generator))
 
     def _state(self, name: str, owner: object, ask: Callable[[], bytes | None]) -> _Recorded | None:
         """A generator's state, as bytes: asked for only where it is another than the last time, as that takes long."""

@@ -43,7 +43,6 @@ class VjpProbe(GuardedProbe):
     def install(self) -> None:
         """Listen for values."""
         self._modules.values.listen(self._value)
-        self.hear(self._context.clock.on_tick, self._ticked)
         super().install()
 
     def remove(self) -> None:
@@ -51,7 +50,8 @@ class VjpProbe(GuardedProbe):
         super().remove()
         self._earlier.clear()
 
-    def _ticked(self) -> None:
+    def on_tick(self) -> None:
+        """Let go of the step's values."""
         self._earlier.clear()
         self._calls.clear()
 

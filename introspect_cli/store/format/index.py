@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 Entries = NDArray[np.void]
 
-OPTIONS = {"last": "--last", "max_size": "--max-size", "rule": "--schedule"}
+OPTIONS = {"last": "--steps", "max_size": "--max-size", "rule": "--steps"}
 """What drops steps, and the option that asks for it."""
 
 _MOST_STEPS = 1 << 62
