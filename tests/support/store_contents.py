@@ -120,9 +120,7 @@ class Source:
         rng = self.rng
         shape = tuple(rng.choice(_SIZES[:6]) for _ in range(rng.randrange(4)))
         if self.bad():
-            shape = rng.choice(
-                ((2**62,), (1,) * 900, (0,) * 64, (2**62, 0), (2**31, 2**31), (2**40, 2**40), (2**63 - 1,))
-            )
+            shape = rng.choice(_SHAPES)
         return Layout(
             shape, self.text(_DTYPES), self.text(("cpu", "cuda:0", "")), self.text(("contiguous", "expanded", ""))
         )
