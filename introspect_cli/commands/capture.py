@@ -135,7 +135,6 @@ Examples:
   introspect capture --steps 0:10,100::100 --record input,output,grad train.py
   introspect capture --last 100 --until-nan train.py
   introspect capture --against runA --stop train.py
-  introspect capture --steps 'first(9) | last(9)' --publish mlflow train.py
   introspect capture --seed 0 --deterministic -m project.train --epochs 2""",
 )
 @capture_options

@@ -14,7 +14,6 @@ Examples:
   introspect check runA
   introspect check --list --rule 'loss-*'
   introspect check --ignore one-batch --fail-on error runA
-  introspect check --rule 'loss-*' --format json runA
   introspect check --copies run             (thousands of ranks, in seconds)
 
 Exit status: 0 nothing found, 1 a finding at the level of --fail-on or worse, 2 no rule had the data it needs.""",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,6 @@ class Shown:
 class Again:
     """The options that belong to revisions."""
 
-    repeat: bool
     fresh: bool
     links: tuple[str, ...]
 
@@ -93,7 +92,6 @@ Examples:
   introspect diff runA runB --values      (captured with --save-tensors)
   introspect diff runA checkpoint-40      (or two checkpoints: .pt, ...)
   introspect diff main my-branch -- train.py --epochs 1
-  introspect diff HEAD~3 . -- --record param,grad,loss train.py
 
 Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
@@ -121,7 +119,6 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("--map/--no-map", "want_map", default=False, help="Show modules by steps, shaded by distance.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence.")
-@click.option("--repeat", is_flag=True, help="With revisions: run A twice first, and say whether it repeats.")
 @click.option("--fresh", is_flag=True, help="With revisions: capture again what was captured before.")
 @link_option
 @engine_option
@@ -157,15 +154,14 @@ def diff(
     if command and a is None:  # `--` stands before runs, as it may where a name begins with a dash
         a, b, more, command = command[0], next(iter(command[1:]), None), command[2:], None
     if command is None and any(vars(again).values()):
-        raise UsageError("--repeat, --fresh and --link belong to revisions: name what to run after `--`.")
+        raise UsageError("--fresh and --link belong to revisions: name what to run after `--`.")
     if command is not None and more:
         raise UsageError("give two revisions: leave the rest out.")
     try:
         if command is None:
             a, b = pair_of(*(None if word is None else str(chosen(word)) for word in (a, b)))
         else:
-            a, b, noise = _captured(a, b, command, compared, shown, again)
-            compared = replace(compared, noise=noise)
+            a, b = _captured(a, b, command, compared, shown, again)
         verdict = _group((a, b, *more), compared, shown) if more else _compare(a, b, compared, shown)
     except IntrospectError as error:
         named = [] if command is not None else _revisions(a, b)
@@ -179,8 +175,8 @@ def diff(
 
 def _captured(
     a: str | None, b: str | None, command: tuple[str, ...], compared: Comparing, shown: Shown, again: Again
-) -> tuple[str, str, tuple[str, ...]]:
-    """Capture what of a and b is a revision; both runs, and repetitions of a."""
+) -> tuple[str, str]:
+    """Capture what of a and b is a revision; both runs."""
     from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
@@ -193,7 +189,7 @@ def _captured(
     runs = [_run_of(word) for word in (a, b)]
     if None not in runs:
         tell(f"{a} and {b} are runs, so {' '.join(command)} is not run")
-        return str(runs[0]), str(runs[1]), compared.noise
+        return str(runs[0]), str(runs[1])
     options, words = split_words(capture, command)
     # what the process that compares while b runs does not know of is asked of the whole of it
     known = Comparing(rtol=compared.rtol, noise=compared.noise)

@@ -16,9 +16,8 @@ from introspect_cli.exit_codes import SAME
     epilog="""\b
 Examples:
   introspect report --open                      (the last run, in the browser)
-  introspect report runA -o report.html
   introspect report runA runB --noise runA2 -o report.html
-  introspect report runA runB --modules 'blocks.*' -o blocks.html""",
+  introspect report runA runB -o report.html""",
 )
 @click.argument("run", type=RunType(), required=False)
 @click.argument("run_b", type=RunType(), required=False)
