@@ -67,7 +67,7 @@ LATER = frozenset({"found"})
 """Columns that most frozen rows have not: they are compared where a row or `should_be.yaml` has them."""
 
 
-OTHER_NAMES = frozenset({"ranks", "faults", "splits", "refactorings", "ports", "checkpoints", "resumed"})
+OTHER_NAMES = frozenset({"ranks", "faults", "splits", "refactorings", "ports", "checkpoints", "resumed", "scenes"})
 """Questions about runs in which a value has two names, parts, calls or numbers of a step: no claim is derived again."""
 
 
