@@ -12,6 +12,7 @@ import cases
 import claims
 import configurations
 import decisions
+import kept_runs
 import pytest
 import yaml
 
@@ -67,6 +68,7 @@ def asked(folder, globs):
     for words in (("make", DIRECTORY), ("ask", DIRECTORY, "-o", folder / "now.jsonl", "--claims")):
         done = run(*words, *chosen)
         assert done.returncode == 0, done.stdout + done.stderr
+    kept_runs.forget(DIRECTORY)
     return folder / "now.jsonl"
 
 
