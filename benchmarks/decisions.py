@@ -18,6 +18,7 @@ the code of another working tree, put it first on the path: `PYTHONPATH=TREE pyt
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gzip
 import io
 import itertools
@@ -289,7 +290,7 @@ import torch.distributed.tensor.parallel, torch.distributed.pipelining, torch.di
 
 
 def make(directory: Path, runs: dict[str, Any], jobs: int, forks: Forks) -> int:
-    """Make the runs that are not there; several processes may do so at once."""
+    """Make the runs that are not there, one process after the other."""
     folder = directory / recorder_key()
     folder.mkdir(parents=True, exist_ok=True)
     failed = []
@@ -306,7 +307,8 @@ def make(directory: Path, runs: dict[str, Any], jobs: int, forks: Forks) -> int:
         except Exception as error:  # all that fail are listed
             failed.append(f"{name}: {error!r}"[:300])
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with (folder / "making").open("w") as lock, ThreadPoolExecutor(jobs) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         list(pool.map(made, [name for name, run in runs.items() if not run.needs]))
         list(pool.map(made, [name for name, run in runs.items() if run.needs]))
     print(f"{len(runs) - len(failed)} runs are in {folder}")

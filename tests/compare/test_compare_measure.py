@@ -5,9 +5,6 @@ import pytest
 from synthetic import row, sketch, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.reasons.judge import reason_named
-from introspect_cli.compare.settings.differences import Difference
-from introspect_cli.compare.settings.settings import Blame, setting_changes
 from introspect_cli.compare.step.size import proportion
 from introspect_cli.compare.terms.distance import Tensors, distance_of
 from introspect_cli.compare.terms.options import DiffOptions
@@ -80,54 +77,3 @@ def test_a_factor_is_found_and_noise_is_none():
     assert proportion(one, one) is None
     assert proportion(one, np.array(sketch(a + np.float32(0.001)))) is None
     assert proportion(np.zeros(16), one) is None
-
-
-NEUTRAL = (
-    {"packages": {"rich": "1"}, "environment": {"FOO": "x"}},
-    {"packages": {"rich": "2"}, "environment": {"FOO": "y"}},
-)
-
-
-@pytest.mark.parametrize(
-    ("reason", "rounding", "a", "b", "strongest"),
-    [
-        ("optimizer", False, {"command": {"argv": ["--name", "x"]}}, {"command": {"argv": ["--name", "y"]}}, "lr"),
-        ("module", False, {"packages": {"torch": "2.13"}}, {"packages": {"torch": "2.15"}}, "torch"),
-        ("module", False, {"sources": {"model.py": "1"}}, {"sources": {"model.py": "2"}}, "model.py"),
-        ("own_code", False, {"sources": {"model.py": "1"}}, {"sources": {"model.py": "2"}}, "model.py"),
-        (
-            "batch",
-            False,
-            {"command": {"argv": ["--name", "x", "--workers", "2"]}},
-            {"command": {"argv": ["--name", "y", "--workers", "4"]}},
-            "--workers",
-        ),
-        ("batch", False, {"seeds": {"seed": 1}}, {"seeds": {"seed": 2}}, "seed"),
-        ("rng", False, {"seeds": {"seed": 1}}, {"seeds": {"seed": 2}}, "seed"),
-        (
-            "module",
-            True,
-            {"runtime": {"deterministic_algorithms": True}},
-            {"runtime": {"deterministic_algorithms": False}},
-            "deterministic_algorithms",
-        ),
-        (
-            "module",
-            True,
-            {"runtime": {"flash_sdp": True, "python": "3.11"}},
-            {"runtime": {"flash_sdp": False, "python": "3.12"}},
-            "flash_sdp",
-        ),
-    ],
-)
-def test_the_setting_that_can_explain_a_divergence_comes_first(tmp_path, reason, rounding, a, b, strongest):
-    for path, differing, neutral in (("a", a, NEUTRAL[0]), ("b", b, NEUTRAL[1])):
-        shared = {name: {**value, **differing.get(name, {})} for name, value in neutral.items()}
-        write_run(tmp_path / path, [], settings={**differing, **shared})
-    said = [Difference("hyperparameter", "lr", "0.1", "0.2", "lr")] if reason == "optimizer" else []
-    with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
-        found = setting_changes(one, two, Blame(reason_named(reason), said, rounding=rounding))
-    assert found[0].name == strongest
-    assert found[0].explains
-    assert found[0].weight > max(change.weight for change in found if change.name in {"rich", "FOO", "--name"})
-    assert [change.weight for change in found] == sorted((change.weight for change in found), reverse=True)
