@@ -415,8 +415,7 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
         states = {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}
         best = _step_with(whole, states) or best or _step_with(whole, tensors)
     if best is None:
-        counted = None if new else _step_counted(begins, whole)
-        return None if counted is None else (counted, True)
+        return None
     step, explained = best
     fresh = sum(start_whole.get(tensor) == value for tensor, value in start.items())
     if new and (explained <= fresh or not any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)):
@@ -460,13 +459,6 @@ def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
     if (equal == best).all(axis=1).sum() != 1 or 2 * best[0] < len(goal):
         return None
     return equal.tolist().index(best), best[0]
-
-
-def _step_counted(begins: At, whole: At) -> int | None:
-    """The step of the whole run at whose start its optimizer has counted as far as that of the later run has."""
-    goal = steps_counted(begins, Phase.START)
-    steps = whole.reader.entries["step"].tolist() if goal is not None else ()
-    return next((step + 1 for step in steps if steps_counted(whole.to(step), Phase.OPTIMIZER) == goal), None)
 
 
 def steps_counted(at: At, phase: Phase) -> float | None:

@@ -161,10 +161,10 @@ def test_a_resumed_run_is_compared_from_where_it_goes_on(introspect, tmp_path):
 
 
 def damaged(run):
-    index = run / "rank0" / "index.bin"
-    data = bytearray(index.read_bytes())
-    data[300] ^= 255
-    index.write_bytes(data)
+    log = run / "rank0" / "log.bin"
+    data = bytearray(log.read_bytes())
+    data[70] ^= 255
+    log.write_bytes(data)
 
 
 def newer(run):

@@ -194,7 +194,7 @@ def test_an_exception_ends_the_run_as_it_ends_the_script(folder, ended):
 def test_where_nothing_is_recorded_the_line_to_use_is_reported(folder, ended):
     assert "plain.py ended without importing torch" in ended("plain").stderr
     assert "no python process with introspect-cli was seen below python" in ended("isolated").stderr
-    assert "use `introspect capture -o 'run isolated' train.py` instead" in ended("isolated").stderr
+    assert "`introspect capture -o RUN` in the place of `python`" in ended("isolated").stderr
     assert not (folder / "run plain").exists()
 
 

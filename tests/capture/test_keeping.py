@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from logs import rewrite
 from neutrality import watched
 from store_kills import rows
 from synthetic import batch
@@ -21,7 +23,7 @@ from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.options.parse import options_of, parse_size
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import ALWAYS, parse_rule
-from introspect_cli.store.format.index import Thinned, add_thinned, parse_thinned
+from introspect_cli.store.format.log import DROP, Thinned, add_thinned
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.remote.pack import pack
@@ -132,8 +134,7 @@ def thinned_store(path, steps, drop_after=None, width=20):
 
 def test_what_is_left_is_as_it_was_written(tmp_path):
     store, writer = thinned_store(tmp_path / "run", 50, drop_after=7)
-    size = sum(file.stat().st_size for file in (tmp_path / "run" / "rank0").iterdir() if file.suffix != ".jsonl")
-    assert writer.bytes_written - (tmp_path / "run" / "rank0" / "labels.jsonl").stat().st_size == size
+    assert writer.bytes_written == sum(file.stat().st_size for file in (tmp_path / "run" / "rank0").iterdir())
     with open_run(tmp_path / "run") as run:
         assert run.state is RunState.RUNNING
         reader = run.rank(0)
@@ -172,7 +173,7 @@ def test_a_store_that_cannot_be_thinned_loses_nothing(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match=r"cannot drop steps from .*no space left"):
         writer.thin([3], "last")
     monkeypatch.setattr(os, "rename", fine)
-    assert not [name for name in os.listdir(tmp_path / "run" / "rank0") if name.startswith((".", "records-"))]
+    assert not [name for name in os.listdir(tmp_path / "run" / "rank0") if name.startswith(".")]
     writer.append(9, batch(writer, rows(9, 20)))
     writer.thin([3], "last")
     store.close()
@@ -232,15 +233,15 @@ def test_a_kill_while_steps_are_dropped_loses_no_other(tmp_path, seed):
             assert texts == [repr(value) for _, _, value in rows(step, 200)]
 
 
-def test_what_a_strangers_index_says_of_dropped_steps_is_checked():
-    from introspect_cli.errors import IntrospectError
-    from introspect_cli.store.format.arrow_schema import Malformed
-
-    fine = b'{"generation":2,"thinned":[["last",3,1,9,1]]}'
-    assert parse_thinned(fine) == (2, (Thinned("last", 3, 1, 9, 1),))
-    for bad in (fine.replace(b"2", b"-1"), fine.replace(b'"last"', b'"../x"'), fine.replace(b"9", b"0"), fine[:-1]):
-        with pytest.raises((Malformed, IntrospectError)):
-            parse_thinned(bad)
+@pytest.mark.parametrize("bad", [[["../x", 3, 1, 9, 1]], [["last", -1, 1, 9, 1]], [["last", 3]], [1], 1, None])
+def test_what_a_strangers_log_says_of_dropped_steps_is_checked(tmp_path, bad):
+    _, writer = thinned_store(tmp_path / "run", 4)
+    writer.thin([1], "last")
+    rewrite(
+        tmp_path / "run" / "rank0", lambda f: [f._replace(body=[json.dumps(bad).encode()])] if f.kind == DROP else [f]
+    )
+    with pytest.raises(StoreError, match="dropped steps cannot be"), open_run(tmp_path / "run"):
+        pass
     assert add_thinned((Thinned("last", 3, 1, 9, 1),), "last", [12, 11]) == (Thinned("last", 5, 1, 12, 2),)
 
 

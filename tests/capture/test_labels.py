@@ -184,24 +184,20 @@ def test_the_trainers_numbers_are_those_that_the_model_sees(tmp_path_factory):
 
 
 def test_accelerates_epochs_and_accumulation_are_reported(tmp_path_factory):
-    path, labels, _ = captured(tmp_path_factory, "accelerate", ACCELERATE)
+    _, labels, _ = captured(tmp_path_factory, "accelerate", ACCELERATE)
     assert [each["epoch"] for each in labels.values()] == [0, 0, 1, 1]
     assert all(
         each == {"framework": "accelerate", "epoch": each["epoch"], "accumulation": 2} for each in labels.values()
     )
-    assert (path / "rank0" / "labels.jsonl").exists()
 
 
-def test_labels_are_written_before_their_step_and_a_torn_line_is_none(tmp_path):
-    line = encode_labels(3, {"epoch": 1, "batch": (2, 4), "stage": "train"})
-    assert decode_labels(line, "x") == {3: {"stage": "train", "epoch": 1, "batch": (2, 4)}}
-    assert decode_labels(line + line[:-5], "x") == {3: {"stage": "train", "epoch": 1, "batch": (2, 4)}}
-    with pytest.raises(StoreError, match="line 0 was altered"):
-        decode_labels(line.replace(b'"epoch":1', b'"epoch":2'), "x")
-    with pytest.raises(StoreError, match="line 0 names no step"):
-        decode_labels(encode_labels("three", {}), "x")
+def test_labels_that_no_capture_writes_are_left_out():
+    labels = {"epoch": 1, "batch": (2, 4), "stage": "train"}
+    assert decode_labels(encode_labels(labels), "x") == labels
+    with pytest.raises(StoreError, match="cannot be read"):
+        decode_labels(b"[1]", "x")
     odd = {"epoch": float("inf"), "batch": [1, 2, 3], "stage": "\x1b[31m", "global_step": True, "other": 1}
-    assert decode_labels(encode_labels(1, odd), "x") == {1: {}}
+    assert decode_labels(encode_labels(odd), "x") == {}
 
 
 def test_conditions_on_labels_are_checked():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from laid_out import ALL, ROWS, STATES, TWICE, WHOLE, as_while_it_ran, write
+from laid_out import ALL, ROWS, STATES, TWICE, WHOLE, write
+from logs import rewrite, without
 
 from introspect_cli.engine import Engine, engine_of
 from introspect_cli.health.minority import minority_ranks
-from introspect_cli.store.format.totals import TOTALS
+from introspect_cli.store.format.log import TOTALS
 from introspect_cli.store.read.run import open_run
 
 
@@ -55,7 +56,7 @@ def test_a_part_is_compared_with_copies_of_the_same_part(tmp_path):
 def test_a_rank_that_ended_early_is_not_odd_and_one_without_totals_is_not_passed_over(tmp_path):
     path = write(tmp_path / "run", 4, ALL, changed=lambda step, rank, *_: step > 1 and rank == 3)
     assert checked(path).findings == ()
-    (as_while_it_ran(path / "rank1") / TOTALS).unlink()
+    rewrite(path / "rank1", without(TOTALS))
     result = checked(path)
     assert (result.checked, result.findings) == ((), ())
     assert "totals of each step" in result.unseen[0][1]

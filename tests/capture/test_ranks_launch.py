@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from laid_out import as_while_it_ran
 from launches import TRAINED
+from logs import rewrite, without
 
 from introspect_cli.capture.ranks.launchers import find_launch
+from introspect_cli.store.format.log import END
 from introspect_cli.store.format.sources import Sources
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
@@ -92,8 +93,7 @@ def test_a_rank_without_steps_hides_no_lost_index_of_another(tmp_path):
     path = tmp_path / "run"
     with open_run(path) as run:
         assert run.state is RunState.COMPLETE
-    (as_while_it_ran(path / "rank1") / "index.bin").unlink()
-    (path / "rank1/records.arrow").unlink()
+    rewrite(path / "rank1", without(END))
     with open_run(path) as run:
         assert run.state is RunState.INTERRUPTED
 

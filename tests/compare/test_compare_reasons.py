@@ -147,21 +147,6 @@ def test_hyperparameters_of_the_parameters_own_group(compare):
     assert "Likely: lr_scale 0.4 -> 0.8" in compare(lean[:1], lean[1:], settings=settings).sentence
 
 
-def test_the_first_step_that_an_optimizer_counts_has_no_state_before_it(compare):
-    def steps(average, count):
-        rows = [row("optimizer", "grad", "Net.b", np.ones(3, F32))]
-        rows += [row("optimizer", "optimizer_state", "Net.b", v, path=f"['{n}']") for n, v in average.items()]
-        return [
-            [row("loss", "loss", "", 1.0)],
-            [*rows, row("optimizer", "optimizer_state", "Net.b", count, path="['step']")],
-        ]
-
-    averages = [{"exp_avg": np.full(3, value, F32)} for value in (0.5, 0.4)]
-    first, later = (compare(*(steps(one, count) for one in averages)).sentence for count in (1.0, 2.0))
-    assert "state before" not in first
-    assert "(the optimizer state before was not recorded)" in later
-
-
 def test_draws_since_the_step_began_are_reported_where_the_batch_is_the_first_to_show_them(compare):
     x = np.arange(12, dtype=F32).reshape(3, 4)
 

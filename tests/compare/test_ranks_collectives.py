@@ -50,7 +50,7 @@ def made(folder):
     cases += [f"{layout}{how}" for layout in LAYOUTS for how in ("", "~collectives")]
     cases = [case for case in cases if not lacks(case)]
     said = finish(together(folder, 2, folder, *cases, script=FAULTS), timeout=600)
-    missing = [case for case in cases if not (folder / case / "rank1" / "records.arrow").exists()]
+    missing = [case for case in cases if not (folder / case / "rank1" / "log.bin").exists()]
     assert not missing, (missing, said)
 
 

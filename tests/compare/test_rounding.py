@@ -254,19 +254,3 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.head(self.letters(x)) * self.scale
-
-
-def test_tied_parameters_of_a_module_that_nobody_saw_run_are_equal_and_not_unrecorded(tmp_path, fresh_compiler):
-    def work(scale, *, compiled):
-        torch.manual_seed(0)
-        model = Tied(scale)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = torch.compile(model, backend="eager") if compiled else model
-        run(torch.arange(8)).square().mean().backward()
-        optimizer.step()
-
-    a = captured(tmp_path / "a", lambda: work(1.0, compiled=False))
-    b = captured(tmp_path / "b", lambda: work(1.001, compiled=True))
-    result = compared(a, b)
-    assert result.first.site.fqn == "Tied"
-    assert "Equal: its inputs and its parameters." in result.evidence

@@ -198,7 +198,7 @@ def test_a_file_that_cannot_grow_ends_the_store_at_the_step_before(tmp_path, roo
     heard = []
     handled = signal.signal(signal.SIGXFSZ, lambda number, _: heard.append(number))  # as a script may
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = (tmp_path / "run/rank0/records.arrow").stat().st_size
+    size = (tmp_path / "run/rank0/log.bin").stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, hard))
     try:
         with pytest.raises(StoreError) as caught:
@@ -223,15 +223,13 @@ def test_a_full_disk_ends_the_store_at_the_step_before(tmp_path, monkeypatch):
     store = StoreWriter.create(tmp_path / "run")
     writer = store.rank(0)
     writer.append(0, batch(writer, STEP))
-    records, pwrite = writer._files._files["records.arrow"].fd, os.pwrite
+    pwritev = os.pwritev
 
-    def full(fd, data, offset):
-        if fd != records:
-            return pwrite(fd, data, offset)
-        pwrite(fd, data[:100], offset)  # what still fitted
+    def full(fd, pieces, offset):
+        pwritev(fd, [pieces[0], pieces[1][:100]], offset)  # what still fitted
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwritev", full)
     message = failing_append(writer, 1)
     monkeypatch.undo()
     assert message.startswith("cannot write to ")
@@ -328,9 +326,9 @@ def test_the_store_is_written_and_read_without_torch_or_pyarrow(tmp_path):
 @pytest.mark.parametrize(
     ("where", "limit", "message"),
     [
-        ("write.rank_writer.LIMIT_INDEX", 64 + 4 * 120, "more steps than a store holds"),
+        ("write.log_writer.LIMIT_FRAMES", 7, "more steps than a store holds"),
         ("write.rank_writer.LIMIT_BATCH", 8000, "one step has more records than a store holds"),
-        ("write.names.LIMIT_NAMES", 8000, "more names than a store holds"),
+        ("write.names.LIMIT_NAMES", 4000, "more names than a store holds"),
     ],
 )
 def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypatch, where, limit, message):

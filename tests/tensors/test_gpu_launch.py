@@ -16,7 +16,7 @@ from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
 from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.format.arrow import Message
+from introspect_cli.store.format.columns import Message
 from introspect_cli.store.format.schemas import record_columns
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import devices
@@ -213,7 +213,7 @@ def recording(monkeypatch):
 
 def record(recorder, value):
     site = recorder.site(Site(Phase.FORWARD, Kind.OUTPUT, "Net", 0, ""))
-    recorder.tensor(site, torch.full((5,), float(value)))
+    recorder.emit(site, torch.full((5,), float(value)))
 
 
 def test_a_step_is_written_when_the_next_has_ended(recording):

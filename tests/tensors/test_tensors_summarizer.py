@@ -141,7 +141,7 @@ def test_every_sort_of_tensor_has_an_answer(summarizer, sort):
     assert (found["text"] != "") == (sort in {"sparse", "csr", "csc", "bsr", "jagged", "nested", "packed"})
 
 
-def test_quantized_tensors_by_bits_scale_and_zero_point(summarizer):
+def test_quantized_tensors_by_the_numbers_they_stand_for(summarizer):
     x = torch.randn(50)
     make = torch.quantize_per_tensor
     tensors = [make(x, 0.1, 2, torch.quint8), make(x, 0.1, 2, torch.quint8), make(x, 0.1, 3, torch.quint8)]
@@ -151,7 +151,7 @@ def test_quantized_tensors_by_bits_scale_and_zero_point(summarizer):
     assert found[0] == found[1]
     assert len({entry["checksum"] for entry in found}) == 3
     assert found[0]["stats"]["mean"] == pytest.approx(float(tensors[0].dequantize().double().mean()))
-    scales = [torch.full((50,), 0.1), torch.cat([torch.full((49,), 0.1), torch.tensor([0.2])])]
+    scales = [torch.full((50,), 0.1), torch.cat([torch.full((49,), 0.1), torch.tensor([1.3])])]
     channels = [torch.quantize_per_channel(x, scale, torch.zeros(50), 0, torch.qint8) for scale in scales]
     assert len({one(summarizer, tensor)["checksum"] for tensor in channels}) == 2
 
