@@ -62,6 +62,20 @@ def answer(introspect, a, b, *options):
     return introspect("diff", a / "run", b / "run", *options)
 
 
+def test_an_average_is_compared_where_parameters_were_not_recorded(captured, introspect):
+    lean = {"options": ("--record", "loss,product")}
+    found = answer(introspect, captured(**lean), captured("decay", **lean))
+    assert found.returncode == 1
+    assert "checkpoint-#.pt, relative L2" in found.stdout.splitlines()[0]
+    assert "every tensor that requires gradients" in found.stdout.partition("  unseen")[2].splitlines()[0]
+
+
+def test_what_is_saved_after_the_last_step_is_compared(captured, introspect):
+    found = answer(introspect, captured(), captured("doubled"))
+    assert found.returncode == 1
+    assert "the saved tensor ['weight'] of average.safetensors, relative L2" in found.stdout
+
+
 def test_what_is_saved_in_steps_that_are_not_recorded_is_not_called_equal(captured, introspect):
     """Checkpoints are saved after steps 1 and 3, so as a part of steps 2 and 4; the first differs."""
     lean = {"options": ("--steps", "0,1,4")}
