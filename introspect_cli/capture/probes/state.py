@@ -133,7 +133,7 @@ class StateProbe(GuardedProbe):
             for name in names:
                 call = self._given[name.fqn, phase] = self._given.get((name.fqn, phase), -1) + 1
                 sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
-            self._recorder.tensors(sites, list(tensors))
+            self._recorder.emit_many(sites, list(tensors))
             self._written.recorded(list(tensors))
 
     def on_restart(self, kept: int | None) -> None:
@@ -312,7 +312,7 @@ class StateProbe(GuardedProbe):
     def _write(
         self, sites: Sequence[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]
     ) -> None:
-        self._recorder.tensors(*self._context.parts.each(sites, tensors, tensors, site_of))
+        self._recorder.emit_many(*self._context.parts.each(sites, tensors, tensors, site_of))
         self._written.recorded(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
