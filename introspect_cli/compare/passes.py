@@ -75,7 +75,16 @@ from introspect_cli.compare.terms.distance import (
 from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import generator_of, owner_of
 from introspect_cli.compare.terms.reach import farther
-from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.sites import (
+    FLOWING_BACK,
+    MODULE_KINDS,
+    Alignment,
+    Ids,
+    Mask,
+    kind_code,
+    of_kinds,
+    phase_code,
+)
 from introspect_cli.compare.terms.table import (
     ABSENT,
     DEAD,
@@ -89,7 +98,7 @@ from introspect_cli.compare.terms.table import (
     Learned,
     Table,
 )
-from introspect_cli.compare.terms.watched import MODULE_KINDS, lists, ordered, stopped_within
+from introspect_cli.compare.terms.watched import lists, ordered, stopped_within
 from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.records import Kind, Phase, Status
@@ -595,7 +604,6 @@ def unsettled_note(learned: Learned) -> list[str]:
 # --- what nothing rests on
 
 
-_BACK = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT)
 _AFTER_FORWARD = [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)]
 
 
@@ -655,15 +663,15 @@ def _back(table: Table, comparison: Comparison) -> Ids:
     left = _of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, phase=Phase.OPTIMIZER)
     if not _agree(table, taken) or (table.diverging & left).any():
         return np.empty(0, np.int64)
-    back, losses = differ & _of(table, *_BACK, phase=Phase.BACKWARD), _of(table, Kind.LOSS)
+    back, losses = differ & _of(table, *FLOWING_BACK, phase=Phase.BACKWARD), _of(table, Kind.LOSS)
     scaled = np.flatnonzero(differ & (losses | back))
     if (differ & losses).any():
         times = factor_of(table, scaled, comparison.options.rtol * bool(back.any()))
-        if not np.isfinite(times) or (_of(table, *_BACK).any() and not back.any()):
+        if not np.isfinite(times) or (_of(table, *FLOWING_BACK).any() and not back.any()):
             return np.empty(0, np.int64)
     if comparison.splits is None or not comparison.splits.differ:
         return scaled
-    flowing = np.flatnonzero(differ & _of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *_BACK))
+    flowing = np.flatnonzero(differ & _of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
     other = np.not_equal(*_amounts(table, flowing, comparison))
     return np.concatenate([scaled, flowing[other] if (losses & ~differ).any() else flowing[:0]])
 
