@@ -167,12 +167,12 @@ def matched(
     for rows, reason in (
         (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.RECORDS),
         (blind & counts[:both], Because.NOT_OBSERVED),
-        (differs & ~counts[:both], Because.NOT_COMPARED),
+        (differs & ~counts[:both], Because.RECORDS),
     ):
         state[:both][rows], because[:both][rows] = NOT_SEEN, reason
 
     blind = np.concatenate([_blind(a, alone_a), _blind(b, alone_b)])
-    for rows, reason in ((blind, Because.NOT_OBSERVED), (~counts[both:], Because.NOT_COMPARED)):
+    for rows, reason in ((blind, Because.NOT_OBSERVED), (~counts[both:], Because.RECORDS)):
         state[both:][rows], because[both:][rows] = ABSENT, reason
     return Table(
         alignment=alignment,
@@ -277,8 +277,7 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     states = [site.kind is Kind.RNG and site.phase is Phase.START and generator_of(site) in begin for site in sites]
     rows = rows[np.array(batches, np.bool_) | np.array(states, np.bool_)]
     alone = table.one_sided[rows]
-    table = table.marked(rows[alone], ABSENT, Because.RESTORED)
-    return table.marked(rows[~alone], NOT_SEEN, Because.RESTORED)
+    return table.marked(rows[alone], ABSENT).marked(rows[~alone], NOT_SEEN)
 
 
 def _without_unsaved(table: Table) -> Table:
@@ -614,7 +613,7 @@ def dead(table: Table, comparison: Comparison) -> Table:
     for edge in (_sparse, _back, _inputs, _batches):
         rows = edge(table, comparison)
         alone = table.one_sided[rows]
-        table = table.marked(rows[~alone], DEAD, Because.DEAD).marked(rows[alone], ABSENT, Because.DEAD)
+        table = table.marked(rows[~alone], DEAD).marked(rows[alone], ABSENT)
     return table
 
 
