@@ -101,7 +101,7 @@ from introspect_cli.compare.terms.table import (
 from introspect_cli.compare.terms.watched import lists, ordered, stopped_within
 from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.wholes import autocasts
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def matched(
 
     differs = a.checksum[row_a] != b.checksum[row_b]
     state[:both][differs] = DIFFERENT
-    blind = _blind(a, row_a) | _blind(b, row_b)
+    blind = _blind(a, row_a) | _blind(b, row_b) | _expanded(a, b, row_a, row_b, differs)
     for rows, reason in (
         (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.RECORDS),
         (blind & counts[:both], Because.NOT_OBSERVED),
@@ -215,6 +215,16 @@ def _blind(batch: StepBatch, rows: Ids) -> Mask:
     if partial.any():
         unseen |= partial & (batch.checksum[rows] == 0)
     return unseen
+
+
+def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
+    """Rows that one run read element by element and of which the other only tells what is in memory."""
+    status_a, status_b = a.status[rows_a], b.status[rows_b]
+    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
+    for at in np.flatnonzero(unlike):
+        texts = a.text[rows_a[at]], b.text[rows_b[at]]
+        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
+    return unlike
 
 
 def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
@@ -316,17 +326,28 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     """Of sites that one run alone has in a step, those that the other could not have seen.
 
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
-    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several.
+    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several. And a
+    model that has gradients, of which nothing ran, ran unseen: `forward` of a compiled one, called by name.
     """
     blind = other.status == int(Status.NOT_OBSERVED)
     kinds = alignment.kind
-    unseen = np.zeros(len(sites), np.bool_)
+    roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
+    ran = (kinds[other_sites] == kind_code(Kind.LOSS)).any()  # else an optimizer steps once more
+    silent = _roots_of(alignment, other_sites, {Kind.GRAD} if ran else ())
+    silent = (silent - _roots_of(alignment, other_sites, MODULE_KINDS)) & _roots_of(alignment, sites, MODULE_KINDS)
+    began = (alignment.phase[sites] == phase_code(Phase.START)) & of_kinds(kinds[sites], {Kind.PARAM, Kind.BUFFER})
+    unseen = (began | of_kinds(kinds[sites], MODULE_KINDS)) & np.array([root in silent for root in roots], np.bool_)
     for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
         hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
         if hidden:
             there = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
             unseen |= there & of_kinds(kinds[sites], inside)
     return np.asarray(unseen)
+
+
+def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:
+    """The models of which there is anything of some kinds."""
+    return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
 
 
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:

@@ -163,9 +163,9 @@ batches = _before(Thing.BATCHES, (Kind.BATCH,), _DATA)
 
 
 def loading(step: Step, place: Place) -> list[Evidence]:
-    """What a batch was drawn from, where that differs."""
-    drawn = step.known(step.of(Kind.RNG, _DATA, place.site.fqn), place.order)
-    return [Evidence(Thing.EVERYTHING, drawn)] if drawn is Known.DIFFERS else []
+    """What a batch was made of, where that differs: what modules gave before, as a loader may run them, and draws."""
+    made = [*step.of(Kind.OUTPUT, FORWARD).tolist(), *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
+    return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
 
 
 # --- the forward pass
