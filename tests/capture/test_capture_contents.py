@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.naming.contents import holders_in, tensors_in
-from introspect_cli.capture.probes.attributes import Standing
+from introspect_cli.capture.probes.attributes import HeldBefore
 from introspect_cli.records import Kind
 
 BOTH = frozenset({Kind.PARAM, Kind.BUFFER})
@@ -78,7 +78,7 @@ def test_a_changed_attribute_is_noticed(change):
     module = nn.LayerNorm(2)
     held = vars(module)
     sizes = {"_forward_hooks": len(held["_forward_hooks"]), "_modules": len(held["_modules"])}
-    standing = Standing(weakref.ref(module), len(held), {"eps": held["eps"], "training": True}, sizes)
+    standing = HeldBefore(weakref.ref(module), len(held), {"eps": held["eps"], "training": True}, sizes)
     assert standing.holds()
     change(module)
     assert standing.holds() is (change is change_nothing)

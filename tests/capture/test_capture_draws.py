@@ -245,7 +245,7 @@ def test_states_that_stand_as_they_did_are_recorded_as_if_they_were_asked_for(tm
         draw_here_and_there()
     random.setstate(before[0])
     np.random.set_state(before[1])  # noqa: NPY002 - as above
-    monkeypatch.setattr("introspect_cli.tensors.generators.Generators.stand", lambda *_: None)
+    monkeypatch.setattr("introspect_cli.tensors.generators.Generators.mark", lambda *_: None)
     with watched(tmp_path / "asked"):
         draw_here_and_there()
     reused = states(tmp_path / "reused")
