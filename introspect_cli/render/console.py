@@ -117,11 +117,6 @@ class Screen:
         return "".join(_ASCII.get(char, char) for char in content).encode("ascii", "backslashreplace").decode()
 
 
-def rich_lines(blocks: Iterable[Block], width: int) -> Iterator[Text]:
-    """The blocks for a console that somebody else owns, such as a notebook's: texts of rich, styled, never markup."""
-    return map(_styled, lines_of(blocks, width))
-
-
 def _styled(line: Line, shown: Callable[[str], str] = str) -> Text:
     text = Text(" " * line.indent)
     for content, style in line.spans:

@@ -8,7 +8,6 @@ import random
 import signal
 import time
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from logs import rewrite
 from neutrality import watched
 from store_kills import rows
-from synthetic import batch, row
+from synthetic import batch
 from torch import nn
 
 import introspect_cli
@@ -278,14 +277,6 @@ def test_a_ring_keeps_the_last_steps(tmp_path):
     assert [(each.why, each.count, each.first, each.last) for each in thinned] == [("last", 53, 2, 54)]
 
 
-def test_a_schedule_of_rules_is_named_by_its_option(tmp_path):
-    with watched(tmp_path / "run", **asked(steps="first(1) | last(3) & every(2)")):
-        train(40)
-    steps, thinned = recorded(tmp_path / "run")
-    assert steps == [0, 38]
-    assert str(thinned[0]).endswith("dropped by --steps)")
-
-
 def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, introspect):
     (tmp_path / "train.py").write_text(
         "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Linear(3, 1)\n"
@@ -303,14 +294,6 @@ def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, intros
     assert "not held: 47 steps between 0 and 46 (recorded, then dropped by --steps)" in shown.stdout
     done = introspect("show", "step", "12", "run")
     assert "does not hold 47 steps between 0 and 46" in done.stderr
-
-
-def test_a_condition_keeps_the_step_that_made_the_spike(tmp_path):
-    with watched(tmp_path / "run", **asked(steps="when('loss > 10 * median')", first=1)):
-        train(40, spike=30)
-    steps, thinned = recorded(tmp_path / "run")
-    assert steps[:2] == [0, 30]
-    assert thinned == (), "what was never written was not dropped"
 
 
 def test_a_run_stays_below_its_size_with_its_first_and_latest_steps(tmp_path):
@@ -353,14 +336,3 @@ def test_what_is_no_condition_is_said_before_anything_runs(tmp_path, introspect)
     done = introspect("capture", "--steps", "when('los > 3')", "train.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert "asks for 'los'; choose from loss, median" in done.stderr
-
-
-def test_sketches_and_rows_of_a_thinned_store_are_arrays_as_ever(tmp_path):
-    store = StoreWriter.create(tmp_path / "run")
-    writer = store.rank(0)
-    for step in range(4):
-        writer.append(step, batch(writer, [row("forward", "output", "A", np.full(5, float(step)))]))
-    writer.thin([1, 2], "max_size")
-    store.close()
-    with open_run(tmp_path / "run") as run:
-        assert [float(run.rank(0).read(step).floats["mean"][0]) for step in (0, 3)] == [0.0, 3.0]

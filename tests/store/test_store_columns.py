@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +13,8 @@ from opcapture import captured
 from synthetic import row, write_run
 
 from introspect_cli.cli import introspect
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, ModuleInfo
-from introspect_cli.render.cards import first_table
 from introspect_cli.statistics import STATISTICS, Statistic
 from introspect_cli.store.format import schemas
 from introspect_cli.store.format.batch import StepBatch, short_texts
@@ -99,50 +93,6 @@ def exported(path):
     (table,) = path.rglob("*.csv")
     with table.open(newline="") as lines:
         return list(csv.DictReader(lines))
-
-
-WITH_WIDTH = """
-import sys
-from introspect_cli import statistics
-statistics.DERIVED_STATS["width"] = "max - min"
-from introspect_cli.store.read import step_reader
-step_reader.FORMULAS["width"] = lambda c: c["max"] - c["min"]
-from introspect_cli.cli import main
-main()
-"""
-"""The command, with one more statistic that follows from others: a line in `statistics` and in `store.step_reader`."""
-
-
-def test_a_derived_statistic_takes_a_line_in_two_files(with_peak, tmp_path):
-    """Of a run that was captured before there was any: in a process of its own, as a version of its own."""
-
-    def run(*words):
-        return subprocess.run(
-            [sys.executable, "-c", WITH_WIDTH, *words], capture_output=True, text=True, check=True
-        ).stdout
-
-    shown = json.loads(run("show", "history", "Linear", str(with_peak), "--stat", "width", "--format", "json"))
-    run("export", str(with_peak), "--format", "csv", "-o", str(tmp_path / "out"))
-    rows = [row for row in exported(tmp_path / "out") if row["width"]]
-    assert rows
-    assert all(float(row["width"]) == float(row["max"]) - float(row["min"]) for row in rows)
-    assert shown["stat"] == "width"
-    values = {value for each in shown["histories"] for value in each["values"] if value is not None}
-    assert values
-    assert values <= {float(row["width"]) for row in rows}
-
-
-def test_runs_with_and_without_a_statistic_compare(with_peak, tmp_path):
-    plain = captured(tmp_path / "plain", train)
-    with open_run(with_peak) as a, open_run(plain) as b:
-        assert compare_runs(a, b, DiffOptions()).first is None
-
-
-def test_a_report_shows_every_statistic_of_what_diverged_first(with_peak, tmp_path):
-    other = captured(tmp_path / "other", lambda: train(0.2))
-    with open_run(with_peak) as a, open_run(other) as b:
-        table, _ = first_table(compare_runs(a, b, DiffOptions()).first)
-    assert {"peak", "absmin", "l2"} <= {name for name, *_ in table.rows}
 
 
 @pytest.fixture

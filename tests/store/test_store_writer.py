@@ -37,13 +37,6 @@ def test_an_existing_run_is_refused_without_force(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_killed_run_is_refused_without_force(tmp_path):
-    path = write_run(tmp_path / "run", [STEP], complete=False)
-    with pytest.raises(StoreError, match="holds a run already"):
-        StoreWriter.create(path)
-    StoreWriter.create(path, force=True).close()
-
-
 @pytest.mark.parametrize("force", [False, True])
 def test_what_is_not_a_run_is_never_replaced(tmp_path, force):
     (tmp_path / "precious").mkdir()
@@ -345,23 +338,3 @@ def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypat
         assert run.last_step == 2
         assert [len(run.rank(0).read(step)) for step in range(3)] == [len(STEP)] * 3
     assert verify_run(tmp_path / "run").sound
-
-
-def test_threads_that_write_one_document_lose_none(tmp_path):
-    with StoreWriter.create(tmp_path / "run") as store:
-        failed = []
-
-        def write(number):
-            try:
-                for turn in range(200):
-                    store.write_settings("optimizers", {"thread": number, "turn": turn})
-            except StoreError as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failed == []
-        assert os.listdir(tmp_path / "run" / "settings") == ["optimizers.yaml"]

@@ -36,22 +36,8 @@ from introspect_cli.store.write.run_writer import StoreWriter
 
 TENSOR = 0xFEED
 INTERESTING = (
-    0,
-    1,
-    2,
-    7,
-    8,
-    0x7F,
-    0x80,
-    0xFF,
-    0x7FFF,
-    0xFFFF,
-    0x7FFFFFFF,
-    0x80000000,
-    0xFFFFFFFF,
-    2**63 - 1,
-    2**64 - 1,
-)
+    0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1,
+)  # fmt: skip
 SLOW = 5.0  # seconds; an ordinary reading takes a hundredth
 
 

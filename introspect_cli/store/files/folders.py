@@ -137,11 +137,6 @@ class Appended(Handle):
         os.ftruncate(self.fd, length)
         self.length = length
 
-    def cut(self) -> None:
-        """Leave out what a write that failed has left behind."""
-        if self.is_ours() and self.size() > self.length:
-            os.ftruncate(self.fd, self.length)
-
 
 class Directory(ABC):
     """A directory of a run, on disk or in object storage.
@@ -377,15 +372,14 @@ def read_shared(run: Directory, name: str, length: int, asked_by: str) -> bytes:
         raise DamageError(asked_by, f"{SHARED}/{name}, which it names, is missing") from None
     except OSError as error:
         raise unreadable(path, error) from None
+    return checked_shared(data, name, path)
+
+
+def checked_shared(data: bytes, name: str, path: str) -> bytes:
+    """The bytes of a file that ranks share, if they are what its name says."""
     if content_digest(data) != name.rpartition("-")[2]:
         raise DamageError(path, "it is not what its digest says")
     return data
-
-
-def check_shared(folder: Directory, name: str) -> None:
-    """Make sure that a file which ranks share holds what its name says."""
-    if content_digest(folder.read_file(name, LARGEST)) != name.rpartition("-")[2]:
-        raise DamageError(f"{folder.path}/{name}", "it is not what its digest says")
 
 
 # --- locks

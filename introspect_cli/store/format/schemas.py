@@ -13,8 +13,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import STATISTICS
@@ -221,9 +219,3 @@ def record_columns(
         *(WHOLE_COLUMNS if whole else ()),
         TEXT,
     )
-
-
-@lru_cache(maxsize=16)
-def row_bytes(schema: Schema) -> int:
-    """Bytes a row takes at least, without what is inside its texts and lists."""
-    return sum(4 * c.width or (np.dtype(c.type).itemsize if c.type[0] in "|<" else 4) for c in schema)

@@ -18,6 +18,7 @@ from introspect_cli.store.files.folders import (
     CHILDREN,
     HEADS,
     LABEL,
+    LARGEST,
     LIMIT_DOCUMENT,
     LOCK,
     MANIFEST,
@@ -29,7 +30,7 @@ from introspect_cli.store.files.folders import (
     TENSORS,
     DamageError,
     Directory,
-    check_shared,
+    checked_shared,
     is_locked,
     outside_cause,
     reason,
@@ -142,7 +143,7 @@ class _Check:
             self._documents += self._each(place, SETTINGS, SETTINGS_NAME, check)
             self._tensors += self._each(place, TENSORS, _TENSOR_NAME, _check_tensor)
             self._each(place, SOURCES, SOURCE_NAME, decode)
-        self._each(self._folder, SHARED, SHARED_NAME, check_shared)
+        self._each(self._folder, SHARED, SHARED_NAME, _check_shared)
         if not self._is_child:  # they have none themselves
             self._children()
         return VerifyReport(
@@ -281,6 +282,10 @@ def _check_document(run_id: object, folder: Directory, name: str) -> None:
     data = folder.read_file(name, LIMIT_DOCUMENT)
     documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
     documents.load(data, f"{folder.path}/{name}")
+
+
+def _check_shared(folder: Directory, name: str) -> None:
+    checked_shared(folder.read_file(name, LARGEST), name, f"{folder.path}/{name}")
 
 
 def _check_tensor(folder: Directory, name: str) -> None:

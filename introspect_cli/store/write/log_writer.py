@@ -286,12 +286,6 @@ class LogWriter:
         self._file.shorten(self.written.length)
         self._torn = False
 
-    def cut(self) -> None:
-        """Leave the file ending where the last write that succeeded ended."""
-        if os.getpid() == self._pid:
-            with suppress(OSError):  # what follows the last whole frame is not read anyway
-                self._file.cut()
-
     def end(self) -> None:
         """Mark the end of the records.
 

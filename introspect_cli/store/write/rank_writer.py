@@ -197,7 +197,8 @@ class RankWriter:
         step = self.last_step
         ends = f"step {step}" if step is not None else "its beginning: no step was written"
         self.failure = f"cannot write to {self._log.folder.path}: {why}; the store ends at {ends}"
-        self._log.cut()
+        with suppress(OSError, StoreError):  # what follows the last whole frame is not read anyway
+            self._log.guard()
         raise StoreError(self.failure)
 
     def close(self) -> None:
