@@ -49,9 +49,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
+from functools import wraps
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,6 +86,7 @@ from introspect_cli.compare.terms.table import (
     ONLY_B,
     WITHIN,
     Because,
+    Learned,
     Table,
 )
 from introspect_cli.compare.terms.watched import MODULE_KINDS, lists, ordered, stopped_within
@@ -98,7 +101,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.sites import Columns, Ids, Mask
-    from introspect_cli.compare.terms.table import Learned
     from introspect_cli.records import Layout
     from introspect_cli.store.format.batch import StepBatch
 
@@ -842,3 +844,42 @@ def _counted_as(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int,
             return batch  # that call has other values
         sites[row] = new
     return replace(batch, site=sites.astype(batch.site.dtype))
+
+
+# --- the passes
+
+
+def separate(table: Table, comparison: Comparison) -> Table:
+    """The table with a mark on random states, and on what one run alone has since the other has no such thing."""
+    if comparison.causes is None:
+        return table
+    random, alone = (mask[table.site] for mask in comparison.causes)
+    return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))
+
+
+Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
+
+
+def _plain(change: Callable[[Table, Comparison], Table]) -> Pass:
+    """A pass that learns nothing."""
+
+    @wraps(change)
+    def run(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+        return change(table, comparison), learned
+
+    return run
+
+
+PASSES: tuple[Pass, ...] = (
+    _plain(cover),  # first, since no later pass may take what a run could not have recorded for a divergence
+    combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
+    tolerate,  # before causes are told from values, so that what is let pass is neither
+    unsettle,  # after it, since only where differences are let pass may those of rounding alone be
+    _plain(dead),  # after it, since what rests on a value may be within tolerance
+    _plain(separate),  # last: marks what diverges still
+)
+"""What each opened step goes through, in this order, after `pair` has put its records side by side: table and what was
+learned in, table and what was learned out.
+
+Of the first step that diverges then, `choose` finds the divergence that leads, and `judge` explains it.
+"""

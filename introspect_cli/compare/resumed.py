@@ -88,7 +88,7 @@ def is_gap(sides: Sides, pair: Table) -> bool:
 def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
     """Whether the first step on record says how it began; one before which others were dropped need not."""
     options = manifest.get("options", {})
-    if not reader.thinned and not any(options.get(name) for name in ("when", "epochs", "schedule")):
+    if not reader.thinned and "when" not in str(options.get("steps")):
         return True
     sites, numbers = reader.sites, batch.site.tolist()
     tensors = {kind.value for kind in STATE_KINDS}
@@ -197,7 +197,7 @@ def resumed(sides: Sides, offset: int) -> Carried:
 
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
-_SELECTING = ("steps", "every_seconds", "epochs", "first", "last", "when", "schedule", "max_size")
+_SELECTING = ("steps", "first", "last", "max_size")
 """Options of a capture that may leave out the steps before its first."""
 LOOKED_AT = 200
 """Steps from there on of which learning rates, batches and random states are held against each other."""

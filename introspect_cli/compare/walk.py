@@ -16,14 +16,11 @@ that differs is told with its cause; where many have one cause (the parameters o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.passes import combine, cover, dead, dead_note, evaluates, matched, pair, tolerate, unsettle
+from introspect_cli.compare.passes import PASSES, dead_note, evaluates, matched, pair
 from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.resumed import PLACE, Carried, is_gap, kept, resumed
@@ -71,14 +68,6 @@ _AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
 _AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
 _OUTSIDE = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 """Phases whose values code outside of modules makes: its draws are not on record."""
-
-
-def separate(table: Table, comparison: Comparison) -> Table:
-    """The table with a mark on random states, and on what one run alone has since the other has no such thing."""
-    if comparison.causes is None:
-        return table
-    random, alone = (mask[table.site] for mask in comparison.causes)
-    return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))
 
 
 class Lead(NamedTuple):
@@ -280,34 +269,6 @@ def shows(site: Site, part: Part) -> bool:
 
 
 # --- step by step
-
-
-Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
-
-
-def _plain(change: Callable[[Table, Comparison], Table]) -> Pass:
-    """A pass that learns nothing."""
-
-    @wraps(change)
-    def run(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-        return change(table, comparison), learned
-
-    return run
-
-
-PASSES: tuple[Pass, ...] = (
-    _plain(cover),  # first, since no later pass may take what a run could not have recorded for a divergence
-    combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
-    tolerate,  # before causes are told from values, so that what is let pass is neither
-    unsettle,  # after it, since only where differences are let pass may those of rounding alone be
-    _plain(dead),  # after it, since what rests on a value may be within tolerance
-    _plain(separate),  # last: marks what diverges still
-)
-"""What each opened step goes through, in this order, after `pair` has put its records side by side: table and what was
-learned in, table and what was learned out.
-
-Of the first step that diverges then, `choose` finds the divergence that leads, and `judge` explains it.
-"""
 
 
 class Walk:
