@@ -159,8 +159,8 @@ def rules() -> str:
     every = rules_document(choose((), ()))["rules"]
     lines = (f"- **{rule['rule']}** ({rule['level']}): {escaped(rule['about'])}." for rule in every)
     about = (
-        "What `introspect check` looks for. `introspect check --list` says from which numbers on, and what usually "
-        "causes it, as each finding does."
+        "What `introspect check` looks for. `introspect check --list` says from which numbers on, and each finding what "
+        "usually causes it."
     )
     return page("Health rules", about, lines)
 
