@@ -158,10 +158,7 @@ def rules() -> str:
     """Every rule of `introspect check`."""
     every = rules_document(choose((), ()))["rules"]
     lines = (f"- **{rule['rule']}** ({rule['level']}): {escaped(rule['about'])}." for rule in every)
-    about = (
-        "What `introspect check` looks for. `introspect check --list` says from which numbers on, and each finding what "
-        "usually causes it."
-    )
+    about = "What `introspect check` looks for. `check --list` says from which numbers on, each finding what usually causes it."
     return page("Health rules", about, lines)
 
 

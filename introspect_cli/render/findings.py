@@ -45,9 +45,10 @@ def page_blocks(result: DiffResult) -> list[Block]:
         if shown:
             blocks += changes_blocks(replace(code, ranked=shown, in_comments=(), in_names=(), unread=()))
         rest = replace(code, ranked=code.ranked[len(shown) : _MOST])
-        more = f"{count(len(code.ranked) - len(shown), 'more changed statement')} in {count(code.files, 'file')}"
-        likely = len(code.likely) - len(shown)
-        blocks.append(Fold(f"{more}, {likely or 'none'} of them likely", tuple(changes_blocks(rest))))
+        if rest.ranked or rest.in_comments or rest.in_names or rest.unread:
+            more = f"{count(len(code.ranked) - len(shown), 'more changed statement')} in {count(code.files, 'file')}"
+            likely = len(code.likely) - len(shown)
+            blocks.append(Fold(f"{more}, {likely or 'none'} of them likely", tuple(changes_blocks(rest))))
     if resumed is not None and result.first is not None:
         blocks.append(line(head_of(resumed)))
     return [*blocks, *findings_blocks(result, everything=True)]
