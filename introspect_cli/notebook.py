@@ -114,7 +114,7 @@ class RunView:
 
 
 class _Shown:
-    """What has blocks can be shown as text and by rich."""
+    """What has blocks can be shown as text."""
 
     def _blocks(self) -> list[Block]:
         raise NotImplementedError
@@ -123,12 +123,6 @@ class _Shown:
         from introspect_cli.render.blocks import lines_of
 
         return "\n".join((" " * line.indent + line.text).rstrip() for line in lines_of(self._blocks(), 120))
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from introspect_cli.render.console import rich_lines
-
-        del console
-        return rich_lines(self._blocks(), options.max_width)
 
 
 class Findings(_Shown):

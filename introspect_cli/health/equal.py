@@ -511,8 +511,8 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
     observed(hits or ranks.run.manifests, "settings of each rank")
     yield from hits
     numbers = ranks.numbers if ranks.run.manifests else ()
-    every = {rank: {name: ranks.run.settings_of(rank).get(name) for name in _SETTINGS} for rank in numbers}
-    flat = {rank: dict(_flat("", documents)) for rank, documents in every.items()}
+    every = {rank: ranks.run.settings_of(rank) for rank in numbers}
+    flat = {rank: dict(_flat("", {name: held.get(name) for name in _SETTINGS})) for rank, held in every.items()}
     settings = {rank: values for rank, values in flat.items() if values}  # others were cut off before they wrote any
     base = min(settings, default=0)
     for rank, held in settings.items():

@@ -212,6 +212,12 @@ def line(text: str = "", style: str = "", indent: int = 0, *, wrap: bool = True)
     return Line(((text, style),) if text else (), indent, wrap)
 
 
+def section(title: str, blocks: Iterable[Block]) -> list[Block]:
+    """Blocks below a blank line and a heading; none without any."""
+    inside = list(blocks)
+    return [line(), line(title, "heading"), *inside] if inside else []
+
+
 def rest_of(total: int, shown: int, where: str = "", indent: int = 0, *, what: str = "more") -> list[Block]:
     """`and 3 more (--all lists them)`, where not all is shown."""
     named = f" ({where})" if where else ""

@@ -10,13 +10,13 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.judge import reason_named
-from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.compare.terms.words import what
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind
 from introspect_cli.render.blocks import Block, Column, Fold, Table, cut, distance, line, number, shape, statistic
+from introspect_cli.render.diff_text import why_lines
 from introspect_cli.render.divergence_text import glance
 from introspect_cli.render.findings import page_blocks
 from introspect_cli.render.markup import card, html_of, text
@@ -47,7 +47,7 @@ def first_screen(result: DiffResult) -> str:
         both = f'<p class="quiet">Training: {one}. Evaluation: {two}.</p>'
     return (
         f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>{both}'
-        f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result)}</div>'
+        f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result, first)}</div>'
         f"{found}{strip(result)}"
     )
 
@@ -115,20 +115,11 @@ def _later(result: DiffResult, first: Divergence) -> str:
     return told if largest else ""
 
 
-def _why(result: DiffResult) -> str:
-    """What the sentence says after the place, the settings that explain it, and where the cause lies."""
-    why = result.why or result.sentence
-    listed = [f"<li><code>{text(describe(one), 160)}</code></li>" for one in result.settings if one.explains][:4]
-    more = f'<p class="sentence">{text(why[0].upper() + why[1:])}</p>'
-    if listed:
-        told = "Settings that differ and can explain it:"
-        more += f'<p class="quiet">{told}</p><ul class="plain">{"".join(listed)}</ul>'
-    elif result.settings:
-        more += f'<p class="quiet">{count(len(result.settings), "setting")} differ; none is known to explain it.</p>'
-    first = result.first
-    follows = first is None or (first.role is not Role.ORIGIN and first.reason != "resumed")
-    blamed = "unknown: not everything was recorded" if first is None or follows else reason_named(first.reason).place
-    return card("Why", text(blamed), (), more)
+def _why(result: DiffResult, first: Divergence) -> str:
+    """Where the cause lies, and what a terminal says of it."""
+    follows = first.role is not Role.ORIGIN and first.reason != "resumed"
+    blamed = "unknown: not everything was recorded" if follows else reason_named(first.reason).place
+    return card("Why", text(blamed), (), html_of(why_lines(result) if result.head else [line(result.sentence)]))
 
 
 def _counted(result: DiffResult) -> Block:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer.causes import candidate_words
 from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
-from introspect_cli.render.blocks import Block, Line, distance, line, rest_of
+from introspect_cli.render.blocks import Block, Line, distance, line, rest_of, section
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table
 from introspect_cli.render.findings import findings_blocks
 from introspect_cli.texts import clean, count
@@ -45,10 +45,10 @@ def diff_blocks(
     blocks += why_lines(result) if short else [line(f"- {clean(text)}", indent=2) for text in result.evidence]
     by_rank = result.candidates if len(result.candidates) > 1 else ()
     if by_rank:
-        blocks += [line(), line("First on each rank, by step and phase (no other order is known):", "heading")]
         shown = by_rank if everything else by_rank[:_SHOWN_RANKS]
-        blocks.append(divergence_table(shown, ranks=True))
-        blocks += rest_of(len(by_rank), len(shown), "--all lists them", what="more ranks")
+        rest = rest_of(len(by_rank), len(shown), "--all lists them", what="more ranks")
+        title = "First on each rank, by step and phase (no other order is known):"
+        blocks += section(title, [divergence_table(shown, ranks=True), *rest])
     blocks += findings_blocks(result, everything=everything, settings=everything or not short)
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
@@ -63,16 +63,10 @@ def diff_blocks(
         if verbose:
             blocks += detail_blocks(result)
         blocks += _rest(result, len(by_rank) + len(listed), more)
-    if result.notes:
-        blocks.append(line())
-        blocks += [
-            line(f"Note: {clean(note)}", "unsure" if result.verdict is not Verdict.SAME else "")
-            for note in result.notes
-        ]
-    if result.suggestions:
-        blocks += [line(), line("Modules that look alike under different names; to compare them:", "heading")]
-        blocks += [line(clean(str(renaming)), indent=2, wrap=False) for renaming in result.suggestions]
-    return blocks
+    style = "" if result.verdict is Verdict.SAME else "unsure"
+    blocks += [line()] * bool(result.notes) + [line(f"Note: {clean(note)}", style) for note in result.notes]
+    renamings = (line(clean(str(renaming)), indent=2, wrap=False) for renaming in result.suggestions)
+    return [*blocks, *section("Modules that look alike under different names; to compare them:", renamings)]
 
 
 # --- the answer in short

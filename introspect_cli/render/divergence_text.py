@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness
@@ -16,6 +17,7 @@ from introspect_cli.render.blocks import (
     distance,
     line,
     number,
+    section,
     shape,
     site_text,
     table_of,
@@ -199,19 +201,13 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
         return [line("Nothing is known of the source files: a run has no digests of them (--no-source).")]
     blocks: list[Block] = []
     for nearness in Nearness:
-        changes = [one for one in code.ranked if one.nearness is nearness]
-        if changes:
-            blocks += [line(), line(f"{HEADS[nearness]}:", "heading")]
-            for one in changes:
-                blocks += change_lines(one)
-    for name in code.in_comments:
-        blocks.append(line(f"{clean(name)} changed, in comments alone.", "dim"))
-    for name in code.in_names:
-        blocks.append(line(f"{clean(name)} changed, in the names of variables alone.", "dim"))
-    for name, why in code.unread:
-        blocks.append(line(f"{clean(name)} changed: {_WHY.get(why, why)}.", "dim"))
-    if not blocks:
-        return [line(f"No source file on record differs ({count(code.compared, 'file')} compared).")]
+        changes = (change_lines(one) for one in code.ranked if one.nearness is nearness)
+        blocks += section(f"{HEADS[nearness]}:", chain.from_iterable(changes))
+    others = [(name, ", in comments alone") for name in code.in_comments]
+    others += [(name, ", in the names of variables alone") for name in code.in_names]
+    others += [(name, f": {_WHY.get(why, why)}") for name, why in code.unread]
+    blocks += [line(f"{clean(name)} changed{how}.", "dim") for name, how in others]
+    blocks = blocks or [line(f"No source file on record differs ({count(code.compared, 'file')} compared).")]
     return blocks[1:] if blocks[0] == line() else blocks
 
 
@@ -219,7 +215,8 @@ def change_lines(one: Ranked) -> Iterator[Line]:
     """Both sides of a change, with the line above."""
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope and change.unit != "value" else ""
-    moved = f"  (moved from line {change.a.first})" if change.unit == "moved" and change.a is not None else ""
+    sides = change.a is not None and change.b is not None and change.a.first != change.b.first
+    moved = f"  ({'moved from ' * (change.unit == 'moved')}line {change.a.first} of a)" if sides and change.a else ""
     yield Line(((clean(change.place), "name"), (f"{scope}{moved}", "dim")), indent=2)
     if change.unit == "file":
         only = "a" if change.b is None else "b" if change.a is None else ""

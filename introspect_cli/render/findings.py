@@ -13,9 +13,9 @@ from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.step.structure import SHOWN, clause_of
 from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.result import DiffResult, SettingChange, Verdict
-from introspect_cli.render.blocks import Block, Fold, Line, line, rest_of
+from introspect_cli.render.blocks import Block, Fold, Line, line, rest_of, section
 from introspect_cli.render.divergence_text import changes_blocks
-from introspect_cli.render.plain import divergence_document, plain
+from introspect_cli.render.plain import plain
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -41,14 +41,13 @@ def page_blocks(result: DiffResult) -> list[Block]:
     blocks: list[Block] = []
     code, resumed = result.code, result.resumed
     if code is not None and result.first is not None and (code.ranked or code.in_comments or code.in_names):
-        shown = code.likely[:_LIKELY]
-        if shown:
-            blocks += changes_blocks(replace(code, ranked=shown, in_comments=(), in_names=(), unread=()))
-        rest = replace(code, ranked=code.ranked[len(shown) : _MOST])
-        if rest.ranked or rest.in_comments or rest.in_names or rest.unread:
-            more = f"{count(len(code.ranked) - len(shown), 'more changed statement')} in {count(code.files, 'file')}"
-            likely = len(code.likely) - len(shown)
-            blocks.append(Fold(f"{more}, {likely or 'none'} of them likely", tuple(changes_blocks(rest))))
+        shown = replace(code, ranked=code.likely[:_LIKELY])
+        blocks += changes_blocks(shown) if shown.ranked or code.in_comments or code.in_names else []
+        rest = code.ranked[len(shown.ranked) : _MOST]
+        more = f"{count(len(code.ranked) - len(shown.ranked), 'more changed statement')} in {count(code.files, 'file')}"
+        likely = len(code.likely) - len(shown.ranked) or "none"
+        folded = changes_blocks(replace(code, ranked=rest, in_comments=(), in_names=(), unread=()))
+        blocks += [Fold(f"{more}, {likely} of them likely", tuple(folded))] if rest else []
     if resumed is not None and result.first is not None:
         blocks.append(line(head_of(resumed)))
     return [*blocks, *findings_blocks(result, everything=True)]
@@ -68,13 +67,14 @@ def _resumed_blocks(result: DiffResult, _everything: bool) -> list[Block]:
     resumed = result.resumed
     if resumed is None:
         return []
-    title = f"What run {resumed.run} begins with, against step {resumed.at} of {resumed.whole}:"
-    blocks: list[Block] = [line(), line(title, "heading")]
-    for state in (Restored.NO, Restored.YES, Restored.UNSEEN):
-        parts = together([part for part in resumed.parts if part.state is state])
-        if parts:
-            blocks.append(line(clean(f"{state.value}: {'; '.join(parts)}"), "bad" if state is Restored.NO else "", 2))
-    return blocks
+    styles = {Restored.NO: "bad", Restored.YES: "", Restored.UNSEEN: ""}
+    by_state = {state: together([part for part in resumed.parts if part.state is state]) for state in styles}
+    lines = [
+        line(clean(f"{state.value}: {'; '.join(parts)}"), styles[state], 2)
+        for state, parts in by_state.items()
+        if parts
+    ]
+    return section(f"What run {resumed.run} begins with, against step {resumed.at} of {resumed.whole}:", lines)
 
 
 # --- what rests on nothing that differs
@@ -89,19 +89,15 @@ def _origins_blocks(result: DiffResult, everything: bool) -> list[Block]:
     """Every origin, where there are several; the parts of a checkpoint are listed as such."""
     if not _several(result) or (not everything and all(origin.part for origin in result.origins)):
         return []
-    blocks: list[Block] = [line(), line("Independent divergences (nothing they depend on differs):", "heading")]
-    return [*blocks, *(line(clean(origin.sentence), indent=2) for origin in result.origins)]
+    origins = (line(clean(origin.sentence), indent=2) for origin in result.origins)
+    return section("Independent divergences (nothing they depend on differs):", origins)
 
 
 def _origins_document(result: DiffResult) -> list[dict[str, Any]] | None:
     if not _several(result) and not any(origin.part for origin in result.origins):
         return None
     return [
-        {
-            "sentence": origin.sentence,
-            "part": origin.part or None,
-            "divergence": divergence_document(origin.divergence) if origin.divergence else None,
-        }
+        {"sentence": origin.sentence, "part": origin.part or None, "divergence": plain(origin.divergence)}
         for origin in result.origins
     ]
 
@@ -116,11 +112,9 @@ def _structure_blocks(result: DiffResult, everything: bool) -> list[Block]:
     if not changes or (in_sentence and not any(change.evidence for change in changes)):
         return []
     shown = changes if everything else changes[:_SHOWN_STRUCTURE]
-    blocks: list[Block] = [line(), line("What differs besides numbers:", "heading")]
-    for change in shown:
-        rests_on = f" ({change.evidence})" if change.evidence else ""
-        blocks.append(line(clean(f"{clause_of(change)}{rests_on}"), indent=2))
-    return [*blocks, *rest_of(len(changes), len(shown), "--all lists them", 2)]
+    clauses = (f"{clause_of(change)}{f' ({change.evidence})' if change.evidence else ''}" for change in shown)
+    rest = rest_of(len(changes), len(shown), "--all lists them", 2)
+    return section("What differs besides numbers:", [*(line(clean(each), indent=2) for each in clauses), *rest])
 
 
 # --- how the source files differ
@@ -162,12 +156,13 @@ def _lines(side: Side | None) -> dict[str, Any] | None:
 
 def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
     """The first settings that differ, where they may be why one run ends earlier."""
-    counts, settings = result.counts, result.settings
+    counts, told = result.counts, {one.change.file for one in result.code.ranked} if result.code is not None else ()
+    settings = [one for one in result.settings if one.source != "sources" or one.name not in told]
     if not settings or not (everything or (result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b)):
         return []
     shown = settings if everything else settings[:_SHOWN_SETTINGS]
-    blocks: list[Block] = [line(), line("Settings that differ:", "heading"), *map(_setting, shown)]
-    return [*blocks, *rest_of(len(settings), len(shown), "--settings lists them", 2)]
+    rest = rest_of(len(settings), len(shown), "--settings lists them", 2)
+    return section("Settings that differ:", [*map(_setting, shown), *rest])
 
 
 def settings_blocks(result: DiffResult) -> list[Block]:
@@ -176,9 +171,7 @@ def settings_blocks(result: DiffResult) -> list[Block]:
         return [line("No setting that both runs kept differs.")]
     blocks: list[Block] = []
     for title, chosen in (("These can explain the divergence:", True), ("Other settings that differ:", False)):
-        changes = [change for change in result.settings if change.explains is chosen]
-        if changes:
-            blocks += [line(), line(title, "heading"), *map(_setting, changes)]
+        blocks += section(title, [_setting(change) for change in result.settings if change.explains is chosen])
     return blocks[1:]
 
 

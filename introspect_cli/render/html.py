@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from functools import partial
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from introspect_cli.render.findings import settings_blocks
 from introspect_cli.render.graph import graph_svg
 from introspect_cli.render.markup import card, html_of, style, text
 from introspect_cli.render.page_data import Page, page_data
+from introspect_cli.render.show_text import facts_of, notes_of
 from introspect_cli.render.values_text import closeup_blocks
 from introspect_cli.texts import clean, count
 
@@ -70,12 +70,12 @@ def page_html(page: Page) -> str:
         "rests": rests_on(result) if result is not None else [],
         "settings": settings_blocks(result) if result is not None else [],
         "findings": checks,
-        "runs": [_ran(page)],
+        "runs": _ran(page),
         "ops": [*_picture(page.graph), *_ops(page.ops, page.ops_step, two=result is not None)] if page.ops else [],
     }
     values = {
         "policy": policy,
-        "title": escape(" and ".join(clean(path, 80) for path in page.paths)),
+        "title": escape(" and ".join(clean(run.path, 80) for run in page.runs)),
         "heading": "Where they diverge" if result is not None else "The run",
         "style": style(),
         "screen": first_screen(result) if result is not None else _summary(page),
@@ -91,13 +91,11 @@ def page_html(page: Page) -> str:
 
 def _summary(page: Page) -> str:
     """Cards of a single run: what ran, its loss, what was found."""
-    facts, check = dict(page.facts[0]), page.checks[0]
+    run, check = page.runs[0], page.checks[0]
+    facts = dict(facts_of(run))
+    told = [(name, facts[name]) for name in ("ran", "started", "on", "ended") if facts.get(name)]
     cards: list[tuple[str, str, list[tuple[str, str]]]] = [
-        (
-            "What ran",
-            f"{count(int(facts.get('steps', 0)), 'step')}, {facts.get('state', '')}",
-            [(name, facts[name]) for name in ("command", "started", "torch", "exception") if name in facts],
-        )
+        ("What ran", f"{count(run.steps, 'step')}, {run.state}", told),
     ]
     loss = next((curve for curve in page.curves[0] if curve.kind == "loss"), None)
     if loss is not None:
@@ -117,17 +115,14 @@ def _summary(page: Page) -> str:
     return f'<div class="cards">{"".join(drawn)}</div>'
 
 
-def _fact(side: dict[str, str], name: str) -> str:
-    return side.get(name, "")
-
-
-def _ran(page: Page) -> Table:
-    """What ran, side by side."""
-    sides = [dict(named) for named in page.facts]
-    heads = [f"{letter}: {clean(path, 120)}" for letter, path in zip("ab", page.paths, strict=False)]
-    columns: list[tuple[Column, Callable[[str], str]]] = [(Column(""), str)]
-    columns += [(Column(head), partial(_fact, side)) for head, side in zip(heads, sides, strict=True)]
-    return table_of(dict.fromkeys(name for side in sides for name in side), columns, caption="What ran")
+def _ran(page: Page) -> list[Block]:
+    """What ran, side by side, and what of it is not on record."""
+    sides = [dict(facts_of(run)) for run in page.runs]
+    heads = [f"{letter}: {clean(run.path, 120)}" for letter, run in zip("ab", page.runs, strict=False)]
+    names = [name for name in dict.fromkeys(name for side in sides for name in side) if name != "run"]
+    rows = [(name, *(side.get(name, "") for side in sides)) for name in names]
+    table = Table((Column(""), *map(Column, heads)), tuple(row for row in rows if any(row[1:])), (), "What ran")
+    return [table, *(note for run in page.runs for note in notes_of(run))]
 
 
 def _ops(ops: tuple[OpRow, ...], step: int, *, two: bool) -> list[Block]:

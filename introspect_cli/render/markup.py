@@ -48,7 +48,7 @@ def _span(span: Span) -> str:
     content, style = span
     tag = _TAGS.get(style, "span")
     said = text(content).replace(".", ".<wbr>") if tag == "code" else text(content)
-    return f'<{tag} class="{style}">{said}</{tag}>' if style else said
+    return f'<{tag} class="{style}">{said}</{tag}>' if style and said else said
 
 
 def _table(table: Table) -> str:

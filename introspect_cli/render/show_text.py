@@ -39,7 +39,7 @@ _SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
 
 def overview_blocks(run: Overview) -> list[Block]:
     """What a run is, or a checkpoint."""
-    facts = _facts_of_checkpoint(run) if isinstance(run.manifest.get("checkpoint"), dict) else _facts(run)
+    facts = facts_of(run)
     wide = max(len(name) for name, _ in facts)
     blocks: list[Block] = [
         Line(
@@ -52,21 +52,25 @@ def overview_blocks(run: Overview) -> list[Block]:
         for name, text in facts
         if text
     ]
+    return [*blocks, *notes_of(run)]
+
+
+def notes_of(run: Overview) -> list[Block]:
+    """What a run lacks."""
     unobserved = run.manifest.get("not_observed")
-    notes = [
-        *run.endings,
-        *(f"not held: {clause}" for clause in run.thinned),
-        *(str(text) for text in (unobserved if isinstance(unobserved, (list, tuple)) else ())),
-    ]
+    notes = [*run.endings, *(f"not held: {clause}" for clause in run.thinned)]
+    notes += map(str, unobserved) if isinstance(unobserved, (list, tuple)) else ()
     if run.not_observed:
         notes.append(f"{count(run.not_observed, 'record')} of the first step could not be observed")
-    blocks += [line(f"Note: {clean(text)}", "unsure") for text in notes]
-    return blocks
+    return [line(f"Note: {clean(text)}", "unsure") for text in notes]
 
 
-def _facts(run: Overview) -> list[tuple[str, str]]:
+def facts_of(run: Overview) -> list[tuple[str, str]]:
+    """What a run is, or a checkpoint: names and values, some of them empty."""
     manifest = run.manifest
-    kinds = sorted(run.kinds.items(), key=lambda item: (-item[1], item[0]))
+    if isinstance(manifest.get("checkpoint"), dict):
+        return _facts_of_checkpoint(run)
+    kinds, seed = sorted(run.kinds.items(), key=lambda item: (-item[1], item[0])), perturbed_by(manifest)
     facts = [
         ("run", run.path),
         ("ran", _command(manifest)),
@@ -79,11 +83,8 @@ def _facts(run: Overview) -> list[tuple[str, str]]:
         ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
         ("seen", f"calls of {count(run.called, 'module')}{_unseen(manifest)}" if run.called else ""),
-        ("perturbed", _perturbed(manifest)),
-        (
-            "first step",
-            ", ".join(f"{amount} {kind}" for kind, amount in kinds),
-        ),
+        ("perturbed", "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"),
+        ("first step", ", ".join(f"{amount} {kind}" for kind, amount in kinds)),
     ]
     if run.labels:
         facts.insert(7, ("named", ", ".join(_named(*run.labels))))
@@ -118,16 +119,9 @@ def _where(run: Overview) -> str:
     return "in storage" if "://" in run.path and not run.path.endswith(".zip") else "on disk"
 
 
-def _perturbed(manifest: dict[str, Any]) -> str:
-    """That the initial parameters were moved; "" for an ordinary run."""
-    seed = perturbed_by(manifest)
-    return "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"
-
-
 def _command(manifest: dict[str, Any]) -> str:
     argv = manifest.get("argv")
-    words = [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
-    return " ".join(words) or str(manifest.get("script", ""))
+    return " ".join(map(str, argv if isinstance(argv, (list, tuple)) else ())) or str(manifest.get("script", ""))
 
 
 def _ending(run: Overview) -> str:

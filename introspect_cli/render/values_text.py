@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from html import escape
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,13 +83,10 @@ def pair_words(one: Any, two: Any) -> tuple[str, str]:
 def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[Block]:
     """One divergence: how many elements, which, how far, where."""
     site = closeup.divergence.site
-    one, two = closeup.divergence.a, closeup.divergence.b
-    layout = one.layout if one is not None else two.layout if two is not None else None
+    layouts = [side.layout for side in (closeup.divergence.a, closeup.divergence.b) if side is not None]
     title = f"step {closeup.divergence.step}: {what(site)}"
-    dtype = layout.dtype if layout is not None else ""
-    if one is not None and two is not None and one.layout.dtype != two.layout.dtype:
-        dtype = f"{one.layout.dtype} in a, {two.layout.dtype} in b"
-    sizes = f"  {shape(layout.shape)} {dtype}" if layout is not None else ""
+    sizes = f"  {shape(layouts[0].shape)} {' in a, '.join(dict.fromkeys(layout.dtype for layout in layouts))}"
+    sizes += " in b" * (len({layout.dtype for layout in layouts}) > 1)
     blocks: list[Block] = [Line(((clean(title), "heading"), (clean(sizes), "dim"))), *_inputs_of(closeup, source)]
     difference = closeup.difference
     if difference is None:
@@ -96,10 +94,8 @@ def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[
         stats = statistics_words(closeup.divergence)
         return [*blocks, line(f"Its recorded statistics: {stats}.", "", 2)] if stats else blocks
     blocks.append(line(f"{elements_words(difference.elements)}.", "", 2))
-    if difference.where:
-        blocks.append(Line((("which: ", "dim"), (f"{'; '.join(difference.where)}.", "")), 2))
-    if difference.relation:
-        blocks.append(Line((("how: ", "dim"), (f"{'; '.join(difference.relation)}.", "")), 2))
+    for label, clauses in (("which", difference.where), ("how", difference.relation)):
+        blocks += [Line(((f"{label}: ", "dim"), (f"{'; '.join(clauses)}.", "")), 2)] if clauses else []
     if not difference.elements.differing:
         return blocks
     picture = difference.picture
@@ -113,15 +109,9 @@ def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
     for place in source:
         spans = (f"run by {clean(place.place)} in {place.name}", "dim"), (f"  {clean(place.text, 160)}", "name")
         blocks.append(Line(spans if place.text else spans[:1], 2, wrap=False))
-    states = {
-        state: [clean(given.text) for given in closeup.given if given.state == state]
-        for state in ("equal", "differs", "not recorded")
-    }
-    for state, texts in states.items():
-        if texts:
-            verb = {"equal": "are equal", "differs": "differ", "not recorded": "were not recorded"}[state]
-            label = f"of its inputs {verb if len(texts) > 1 else verb.replace('are', 'is').replace('were', 'was')}: "
-            blocks.append(Line(((label, "dim"), ("; ".join(texts), "")), 2))
+    for state, label in (("equal", "equal"), ("differs", "different"), ("not recorded", "not recorded")):
+        texts = [clean(given.text) for given in closeup.given if given.state == state]
+        blocks += [Line(((f"inputs {label}: ", "dim"), ("; ".join(texts), "")), 2)] if texts else []
     return blocks
 
 
@@ -138,63 +128,39 @@ def _tables(difference: TensorDifference) -> list[Block]:
     return blocks
 
 
-def scale_of(picture: Picture) -> tuple[float, float]:
-    """The smallest and the largest finite |a - b| that is drawn; one number where they read alike, 0.0 for none."""
+def _picture_svg(picture: Picture) -> str:
+    """The grid as squares, darker where the difference is larger, from a sixth to 1 in a few shades of a log scale."""
     finite = [cell for row in picture.cells for cell in row if 0 < cell < math.inf]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    return (high, high) if number(low, 2) == number(high, 2) else (low, high)
+    told = f"|a-b| {number(low, 2)} to {number(high, 2)}, " if high else ""
+    if number(low, 2) == number(high, 2):
+        low, told = high, "the sign of a zero, " if high == SIGN else f"|a-b| {number(high, 2)}, " * bool(high)
+
+    def square(x: int, y: int, cell: float) -> str:
+        place = 1.0 if cell == math.inf or low >= high else math.log(cell / low) / math.log(high / low)
+        shade = 1 / 6 + 5 / 6 * round(place * _STEPS) / _STEPS
+        return f'<rect x="{x}" y="{y}" width="1.02" height="1.02" fill-opacity="{shade:.2f}"/>'
+
+    cells = [(x, y, cell) for y, row in enumerate(picture.cells) for x, cell in enumerate(row) if cell]
+    tile = f"the largest of {'' if picture.is_even else 'up to '}{'x'.join(map(str, picture.tile))}"
+    tile = "an element" if picture.tile == (1, 1) else tile
+    label = escape(f"{told}blank where equal; {_axes(picture)}; a square is {tile}.")
+    tall, wide = len(picture.cells), len(picture.cells[0])
+    return (
+        f'<figure class="closeup"><svg viewBox="0 0 {wide} {tall}" width="{wide * _CELL}" height="{tall * _CELL}" '
+        f'preserveAspectRatio="none" role="img" aria-label="{label}">{"".join(starmap(square, cells))}</svg>'
+        f"<figcaption>{label}</figcaption></figure>"
+    )
 
 
-def scale_words(low: float, high: float) -> str:
-    """What the shades stand for: `|a-b| 0.5`, or `|a-b| 0.1 to 2.1`."""
-    if high == SIGN:
-        return "the sign of a zero"
-    return f"|a-b| {number(high, 2)}" if low == high else f"|a-b| {number(low, 2)} to {number(high, 2)}"
-
-
-def cell_words(picture: Picture) -> str:
-    """What a cell stands for."""
-    tall, wide = picture.tile
-    if (tall, wide) == (1, 1):
-        return "an element"
-    return f"the largest of {'' if picture.is_even else 'up to '}{tall}x{wide}"
-
-
-def axes_words(picture: Picture) -> str:
+def _axes(picture: Picture) -> str:
     """Which dimensions are the rows and the columns."""
     if not picture.rows:
         return count(math.prod(picture.sizes[1]), "element")
-    clauses = []
-    for name, dimensions, sizes in zip(
-        ("rows", "columns"), (picture.rows, picture.columns), picture.sizes, strict=True
-    ):
-        which = (
-            f"dimension {dimensions[0]}" if len(dimensions) == 1 else f"dimensions {dimensions[0]} to {dimensions[-1]}"
-        )
-        clauses.append(f"{name} are {which} ({'x'.join(map(str, sizes))})")
+    axes = ("rows", picture.rows, picture.sizes[0]), ("columns", picture.columns, picture.sizes[1])
+    which = {True: "dimension {0}", False: "dimensions {0} to {1}"}
+    clauses = (
+        f"{name} are {which[len(of) == 1].format(of[0], of[-1])} ({'x'.join(map(str, sizes))})"
+        for name, of, sizes in axes
+    )
     return ", ".join(clauses)
-
-
-def _place(cell: float, low: float, high: float) -> float:
-    """Where a cell lies on the scale of powers, 0 to 1; 1 where not finite."""
-    return 1.0 if cell == math.inf or low >= high else math.log(cell / low) / math.log(high / low)
-
-
-def _picture_svg(picture: Picture) -> str:
-    """The grid as squares, darker where the difference is larger, from a sixth to 1 in a few shades."""
-    low, high = scale_of(picture)
-    tall, wide = len(picture.cells), len(picture.cells[0])
-    squares = "".join(
-        f'<rect x="{x}" y="{y}" width="1.02" height="1.02" '
-        f'fill-opacity="{1 / 6 + 5 / 6 * round(_place(cell, low, high) * _STEPS) / _STEPS:.2f}"/>'
-        for y, row in enumerate(picture.cells)
-        for x, cell in enumerate(row)
-        if cell
-    )
-    scale = f"{scale_words(low, high)}, " if high else ""
-    label = escape(f"{scale}blank where equal; {axes_words(picture)}; a square is {cell_words(picture)}.")
-    return (
-        f'<figure class="closeup"><svg viewBox="0 0 {wide} {tall}" width="{wide * _CELL}" height="{tall * _CELL}" '
-        f'preserveAspectRatio="none" role="img" aria-label="{label}">{squares}</svg>'
-        f"<figcaption>{label}</figcaption></figure>"
-    )

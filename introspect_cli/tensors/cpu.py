@@ -16,10 +16,10 @@ import torch
 from introspect_cli.tensors import arrays, fallback, parallel
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces
+from introspect_cli.tensors.views import address_of, cut_up, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -171,28 +171,9 @@ class Engine:
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
         is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
         if not (is_strided and self.strided(out.ctypes.data, tensor, code, table, flags)):
-            self._runs(out, self._pieces(tensor) if runs is None else runs, code, table, flags)
-
-    def _pieces(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """As `views.pieces`, and quicker: the kernel copies in the order of the source's memory."""
-        limit = max(1, PIECE_BYTES // tensor.element_size())
-        lazy = tensor.is_conj() or tensor.is_neg()
-        if lazy or tensor.is_contiguous() or not can_copy(tuple(tensor.shape), tensor.element_size()):
-            yield from pieces(tensor, limit)
-            return
-        if are_short(tuple(tensor.shape)):
-            limit = min(limit, k.CHUNK)
-        block = torch.empty(min(limit, tensor.numel()), dtype=tensor.dtype)
-        for offset, view in cut(tensor, limit):
-            count = view.numel()
-            self._copy(view, block.data_ptr())
-            yield offset, block[:count]
-
-    def _copy(self, view: torch.Tensor, target: int) -> None:
-        """Copy a strided view to an address, in row-major order."""
-        plan = copy_plan(tuple(view.shape), view.stride())
-        dims = int(plan[0, -1])
-        self.kernels.copy(address_of(view), dims, view.element_size(), plan.ctypes.data, target)
+            self._runs(
+                out, pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs, code, table, flags
+            )
 
     def _runs(self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int) -> None:
         """Summarise runs and merge their rows, in order."""

@@ -9,8 +9,6 @@ be captured. Its functions take integers only, addresses among them:
 - `again(address, count, known, code, row, team)`: copy the known row if the elements still have its checksum: 1, or 0.
 - `summarise_all(team)`: all items of the team.
 - `merge(rows, count, row)`: rows of disjoint parts, added up in order.
-- `copy(source, dims, size, plan, target)`: a strided box of elements of `size` bytes to contiguous memory. `plan`:
-  address of sizes, strides in the source and strides in the target, MAX_DIMS words each.
 - `summarise_strided(address, pieces, count, number, plans, code, flags, table, parts, blocks, row, team)`: a strided
   tensor of `count` elements into a row: so many pieces and their plans, see `strided`; `parts`: address of a row for
   each piece; `blocks`: of memory for CHUNK elements for each thread.

@@ -147,12 +147,6 @@ PyObject *py_summarise_all(PyObject *, Arguments a, Py_ssize_t n) {
 PyObject *py_merge(PyObject *, Arguments a, Py_ssize_t n) {
     return function<3>(a, n, 1, [](const u64 *w) { return merge((const Row *)w[0], i64(w[1]), (Row *)w[2]), i64(0); });
 }
-PyObject *py_copy(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<5>(a, n, RELEASED, [](const u64 *w) {
-        copy((const char *)w[0], i64(w[1]), i64(w[2]), (const i64 *)w[3], (char *)w[4]);
-        return i64(0);
-    });
-}
 PyObject *py_summarise_strided(PyObject *, Arguments a, Py_ssize_t n) {
     return function<12>(a, n, 2, [](const u64 *w) {
         const Strided tensor{w[0], i64(w[5]), i64(w[6]), (const float *)w[7], (const Piece *)w[1], i64(w[3]), (const i64 *)w[4]};
@@ -189,7 +183,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 }
 
 PyMethodDef METHODS[] = {
-    FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance),
+    FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(merge), FAST(summarise_strided), FAST(glance),
     FAST(columns),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import os
 import re
-import sys
 
 import pytest
 import torch
 import yaml
 from torch import nn
 
-import introspect_cli
 from introspect_cli.capture.environment.redact_files import config as redacted
 from introspect_cli.compare.settings.files import parsed
 
@@ -142,28 +140,6 @@ def test_the_value_or_the_file_that_differs_is_the_likely_cause(captured, tmp_pa
     assert said[1].startswith(cause), answer
 
 
-def test_a_comment_or_another_place_is_no_change(captured, tmp_path, introspect):
-    write_files(tmp_path)
-    replaced("config.yaml", "# of the model", "# of another")(tmp_path)
-    (tmp_path / "elsewhere.pt").write_bytes((tmp_path / "init.pt").read_bytes())
-    (tmp_path / "init.pt").unlink()
-    (tmp_path / "train.py").write_text(SCRIPT.replace("init.pt", "elsewhere.pt"))
-    assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 0
-    answer = introspect("diff", captured, "run", "--settings")
-    assert "config.yaml" not in answer.stdout
-    assert ".pt" not in answer.stdout
-
-
-def test_another_checkpoint_is_named_with_both_names(captured, tmp_path, introspect):
-    write_files(tmp_path)
-    another_checkpoint("init.pt")(tmp_path)
-    (tmp_path / "init.pt").rename(tmp_path / "other.pt")
-    (tmp_path / "train.py").write_text(SCRIPT.replace("init.pt", "other.pt"))
-    assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 0
-    answer = introspect("diff", captured, "run").stdout
-    assert "init.pt and other.pt" in answer
-
-
 def test_what_is_on_record_is_what_was_read(captured):
     found = yaml.safe_load((captured / "settings/files.yaml").read_text())
     assert found["config.yaml"]["line"] == "train.py:10"
@@ -271,29 +247,6 @@ def test_hostile_files_change_nothing_for_the_script_and_hold_up_nobody(tmp_path
     answer = introspect("diff", folders[1] / "run", folders[2] / "run", "--settings").stdout
     assert "laughs.yaml:1: x0: &x0 a -> x0: &x0 b" in answer
     assert "binary.yaml is another file" in answer
-
-
-def test_a_step_that_opens_nothing_runs_nothing_of_this(tmp_path):
-    called = set()
-
-    def watch(frame, event, _argument):
-        name = frame.f_code.co_filename
-        if event == "call" and any(each in name for each in ("read_files", "probes/description", "probes/built")):
-            called.add(frame.f_code.co_name)
-
-    net = nn.Linear(2, 1)
-    loader = torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2)
-    with introspect_cli.recording(net, tmp_path / "run"):
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        for step, x in enumerate(loader):
-            if step == 1:
-                sys.setprofile(watch)
-            net(x).sum().backward()
-            optimizer.step()
-            schedule.step()
-        sys.setprofile(None)
-    assert called == set()
 
 
 BY_LIBRARIES = """

@@ -6,7 +6,7 @@ import sys
 
 import opcapture
 import pytest
-from artefacts import LEAN, launched, said_by
+from artefacts import LEAN, launched
 from launches import DISTRIBUTED, SCRIPT, needs
 from sweeps import sliced
 
@@ -23,10 +23,7 @@ from introspect_cli.store.read.run import open_run
 sys.path.append(str(SCRIPT.parent))
 from train_ranks import Tokens
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 ONE = ("--ranks", "one-per-replica")
 RUNS = {
@@ -99,13 +96,6 @@ def test_ranks_that_were_put_together_give_the_answer_that_they_give_themselves(
     assert "b: 2 ranks put together" in together.notes[0]
 
 
-def test_another_order_of_summation_is_not_called_equal_bits(runs):
-    result = compared(runs, "single", "ddp")
-    assert result.verdict is Verdict.SAME
-    assert result.counts.within > 100
-    assert "only within the tolerance or by extrema and means" in result.sentence
-
-
 @pytest.mark.parametrize(
     ("name", "kept"),
     sliced(
@@ -120,12 +110,6 @@ def test_one_rank_for_each_part_of_the_model_is_recorded(runs, name, kept):
         assert set(run.ranks) - run.left_out == kept
         assert run.endings == []
         assert check(run).findings == ()
-
-
-def test_where_no_wrapper_says_which_ranks_are_copies_that_is_said(runs):
-    said = said_by(runs / "manual-one")
-    assert "no wrapper (DDP, FSDP) said which ranks are copies of one another, so all are recorded" in said
-    assert "no wrapper" not in said_by(runs / "ddp-one")
 
 
 @pytest.mark.parametrize(

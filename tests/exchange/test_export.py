@@ -336,10 +336,10 @@ def test_tensorboard_reads_scalars_and_histograms(introspect, run):
 
 def test_a_histogram_is_framed_as_tensorboard_has_it(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    from introspect_cli.exchange.tensorboard import event, framed, histogram
+    from introspect_cli.exchange.tensorboard import EventFile, histogram
 
     values = np.linspace(-1, 3, 101)
-    (tmp_path / "events.out.tfevents.0.x").write_bytes(framed(event(5, [histogram("w", values)], 5.0)))
+    EventFile(tmp_path / "events.out.tfevents.0.x", 0.0).add(5, [histogram("w", values)], 5.0)
     events = accumulator.EventAccumulator(str(tmp_path))
     events.Reload()
     found = events.Histograms("w")[0]

@@ -137,7 +137,7 @@ def test_the_screen_is_drawn_anew_and_the_command_ends_with_the_run(tmp_path, in
     words = ("capture", "-q", "-o", "run", "train.py")
     training = threading.Thread(target=introspect, args=words)
     training.start()
-    while not (tmp_path / "run" / "rank0" / "index.bin").exists():
+    while not (tmp_path / "run" / "rank0" / "log.bin").exists():
         assert training.is_alive()
         time.sleep(0.01)
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from kernel_values import COMPLEX, EIGHTS, EVERY, FLOATS, INTS, STRIDED, assert_same, by_torch, example
 
 from introspect_cli.records import Part
-from introspect_cli.tensors import cpu, kernels, parallel, places, views
+from introspect_cli.tensors import cpu, kernels, parallel, places
 from introspect_cli.tensors import rows as r
 
 
@@ -55,14 +55,6 @@ def test_strides_do_not_matter(engine, dtype, stride):
     dense = x.contiguous().clone(memory_format=torch.contiguous_format)
     assert_same(compiled(engine, x), by_torch(dense))
     assert_same(by_torch(x), compiled(engine, dense))
-
-
-def test_strided_ones_are_cut_into_pieces(engine, monkeypatch):
-    x = example(torch.float32, (23, 17, 19)).permute(2, 0, 1)
-    for limit in (1, 7, 300, 5000):
-        monkeypatch.setattr(cpu, "PIECE_BYTES", 4 * limit)
-        assert max(piece.numel() for _, piece in views.pieces(x, limit)) <= limit
-        assert_same(compiled(engine, x), by_torch(x.contiguous()))
 
 
 @pytest.mark.parametrize("make", [torch.conj, lambda x: x.conj().imag, lambda x: x.conj().t()])
@@ -151,22 +143,6 @@ def test_flushing_denormals_does_not_change_a_checksum(engine):
     finally:
         torch.set_flush_denormal(False)  # torch's own signature
     assert flushed == (compiled(engine, x)[0, r.RAW], compiled(engine, x.half())[0, r.RAW])
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128], ids=str
-)
-def test_any_order_of_any_dimensions(engine, dtype):
-    generator = torch.Generator().manual_seed(7)
-    for trial in range(60):
-        dims = int(torch.randint(1, 6, (), generator=generator))
-        sizes = torch.randint(1, 20 if dims < 4 else 7, (dims,), generator=generator).tolist()
-        x = example(dtype, tuple(sizes), trial).permute(torch.randperm(dims, generator=generator).tolist())
-        steps = torch.randint(1, 3, (dims,), generator=generator).tolist()
-        x = x[tuple(slice(None, None, step) for step in steps)]
-        if trial % 3 == 0:
-            x = x.unsqueeze(trial % dims).expand(*x.shape[: trial % dims], 5, *x.shape[trial % dims :])
-        assert_same(compiled(engine, x), by_torch(x.contiguous()))
 
 
 def test_a_large_strided_tensor_costs_little_memory(engine):

@@ -124,25 +124,6 @@ def test_a_sketch_is_what_its_formula_says():
     made.close()
 
 
-@pytest.mark.parametrize("width", [16, 64, 100, 768, 4096])
-def test_a_column_goes_to_all_buckets_with_both_signs(width):
-    buckets, signs = keys(np.arange(0, 4096 * width, width, dtype=np.uint64) + np.uint64(5))
-    share = np.bincount(buckets, minlength=16) / 4096
-    assert share.min() > 0.04
-    assert share.max() < 0.085
-    assert abs(signs.mean()) < 0.06
-
-
-def test_complex_numbers_count_as_two():
-    x = torch.randn(300, dtype=torch.complex64)
-    made = Summarizer()
-    made.add(x)
-    made.add(torch.view_as_real(x).contiguous())
-    rows = taken(made).sketch
-    made.close()
-    assert rows[0] == pytest.approx(rows[1], rel=1e-5, abs=1e-6)
-
-
 def test_what_is_not_finite_is_left_out():
     x = torch.randn(5000)
     y = x.clone()

@@ -70,7 +70,7 @@ class OpProbe(GuardedProbe):
         self._places = Places()
         self.calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
         self._writers = Writers(context)
-        self.arguments = OperatorArguments()
+        self.arguments = OperatorArguments(context.facts)
         self._mode = OpMode(self)
 
     def install(self) -> None:
@@ -183,7 +183,7 @@ class OpProbe(GuardedProbe):
                 given = self._given(call, node, row_of(args, path), kwargs)
             elif given is None:
                 given = self._given(call, node, args, kwargs)
-            self._recorder.tensor(site, value, given)
+            self._recorder.emit(site, value, given)
             writers.wrote(site, value)
 
     def wants(self, value: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.guard import Patches
 
@@ -13,25 +13,11 @@ if TYPE_CHECKING:
     from introspect_cli.records import Kind
 
 
-class Probe(Protocol):
-    """Watches one thing.
+class GuardedProbe:
+    """Watches one thing: a guard around its code, what it replaces, and the moments it hears of.
 
     It never raises into the script, draws no random number, keeps no tensor or graph alive, changes no mode and touches
     no value.
-    """
-
-    name: str
-    """As the manifest and messages call it."""
-
-    def install(self) -> None:
-        """Begin to watch."""
-
-    def remove(self) -> None:
-        """Stop watching, and put back what was replaced; also after a failed `install`."""
-
-
-class GuardedProbe:
-    """What nearly all probes share: a guard around their code, what they replace, and the moments they hear of.
 
     A method that is called like a list of `Moments` (`on_root`, `on_tick`) hears of that moment while the probe is
     installed and has not failed; of the ends of steps also after it has, so that it lets go of what it held.

@@ -61,11 +61,7 @@ _BY_HAND = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cau
 
 
 class BeginningProbe(GuardedProbe):
-    """Notes what happens to random generators before the first step.
-
-    Attributes:
-        changed: whether `document` is complete and has not been written yet.
-    """
+    """Notes what happens to random generators before the first step."""
 
     name = "beginning"
     lost = "draws before the first step are"
@@ -83,7 +79,6 @@ class BeginningProbe(GuardedProbe):
         self._read: dict[str, None] = {}
         self._held: list[str] = []
         self._outermost = Outermost()
-        self.changed = False
 
     def install(self) -> None:
         """Note what is read; look at the generators, where states of generators are recorded."""
@@ -125,7 +120,6 @@ class BeginningProbe(GuardedProbe):
             self._looks, self._modules.around = False, None
             self._modules.surround()
 
-    @property
     def document(self) -> dict[str, object]:
         """The events in their order, a line of words each; names are known once the model has been called."""
         if self._generators is None:  # nobody looked for draws
@@ -138,7 +132,8 @@ class BeginningProbe(GuardedProbe):
         self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
         made = script_generators() if self._generators is not None else {}
         self._held = [generator_words(name, generator) for name, generator in made.items()]
-        self.changed = self._generators is not None or bool(self._read)
+        if self._generators is not None or self._read:
+            self._context.facts["beginning"] = self.document
 
     def on_tick(self) -> None:
         """The first step is over; nothing is taken off a list that is being gone through."""

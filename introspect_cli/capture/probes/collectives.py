@@ -245,14 +245,14 @@ class CollectiveProbe(GuardedProbe):
         os.write(
             self._notes, f"{self._recorder.step}\t{fqn}\t{call}\t{described}\t{source}\n".encode("utf-8", "replace")
         )
-        self._recorder.value(site, described)
+        self._recorder.emit(site, described)
         for number, value in enumerate(given):
             suffix = f"{path}.in[{number}]"
             place = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, suffix), info)
             if torch_distributed.on_its_way(value):
-                self._recorder.missing(place, "it is itself the result of a collective that nobody has waited for")
+                self._recorder.gap(place, "it is itself the result of a collective that nobody has waited for")
             else:
-                self._recorder.tensor(place, value)
+                self._recorder.emit(place, value)
         return [
             self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, f"{path}.out[{number}]"), info)
             for number in range(len(results))
@@ -281,12 +281,12 @@ class CollectiveProbe(GuardedProbe):
                 if is_torchs or private_api.writes_to(result.alias) == result.version:
                     results.append(result)
                 else:
-                    self._recorder.missing(result.site, "it was written to before the script waited for it")
+                    self._recorder.gap(result.site, "it was written to before the script waited for it")
 
         def waited(_: object) -> None:
             with unobserved():
                 for site, alias, _ in results:
-                    self._recorder.tensor(site, alias)
+                    self._recorder.emit(site, alias)
 
         return waited
 

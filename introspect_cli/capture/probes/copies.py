@@ -89,7 +89,7 @@ class CopiesProbe(GuardedProbe):
             if way not in self._sites or self._sites[way][0] != paths:
                 sites = [Site(Phase.OPTIMIZER, Kind.PRODUCT, name, 0, path) for path in paths]
                 self._sites[way] = paths, [self._recorder.site(site) for site in sites]
-            self._recorder.tensors(self._sites[way][1], tensors)
+            self._recorder.emit_many(self._sites[way][1], tensors)
 
     def _seek(self) -> None:
         """Look for copies; those that have changed since they were looked at are recorded from now on."""
@@ -109,9 +109,9 @@ class CopiesProbe(GuardedProbe):
             sizes = _shapes({id(one): one for one in tensors})
             if not any(wanted <= sizes for wanted in shapes) or any(self._is_trained(one, held) for one in tensors):
                 continue
-            stand = tuple(zip(map(id, tensors), self._recorder.summarizer.stands(tensors), strict=True))
-            if before.get(way, stand) == stand:
-                self._seen[way] = stand
+            marks = tuple(zip(map(id, tensors), self._recorder.summarizer.marks(tensors), strict=True))
+            if before.get(way, marks) == marks:
+                self._seen[way] = marks
             else:
                 self._moving[way] = _name(way)
 

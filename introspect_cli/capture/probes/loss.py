@@ -106,7 +106,7 @@ class LossProbe(GuardedProbe):
             if isinstance(root, torch.Tensor):
                 path = "" if len(roots) == 1 else f"[{position}]"
                 site = Site(Phase.LOSS, Kind.LOSS, "loss", call, path)
-                self._recorder.tensor(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
+                self._recorder.emit(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
 
 
 _MOST_NODES = 20_000
@@ -176,7 +176,7 @@ class Leaves:
 
     def _record(self, phase: Phase, kind: Kind, name: str, call: int, value: torch.Tensor) -> None:
         if self._context.names.wanted(name):
-            self._recorder.tensor(self._recorder.site(Site(phase, kind, name, call)), value)
+            self._recorder.emit(self._recorder.site(Site(phase, kind, name, call)), value)
 
 
 def _leaves(nodes: list[Any]) -> list[torch.Tensor]:

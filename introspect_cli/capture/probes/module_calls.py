@@ -206,4 +206,4 @@ class ModuleCalls:
                 continue
             if wrapped(child) is None:
                 site = self._context.site(inner, self.stack.phase, Kind.OUTPUT)
-                self._recorder.missing(site, f"inside {how_hidden(module)} {state.fqn}")
+                self._recorder.gap(site, f"inside {how_hidden(module)} {state.fqn}")

@@ -56,7 +56,7 @@ class ModuleValues:
         self.inputs = Kind.INPUT in {*self.kinds, *self._gradient_of}
         self.outputs = Kind.OUTPUT in {*self.kinds, *self._gradient_of}
         self.on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
-        self.nested = NestedClasses()
+        self.nested = NestedClasses(context.facts)
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
         """Tell of every tensor that goes into or comes out of a module, recorded or not."""
@@ -84,26 +84,26 @@ class ModuleValues:
                 if site is None:
                     site = self._context.site(state, phase, kind, prefix, call)
                 if placed is not None or self._recorder.at_once(site, value) < 0:
-                    self._recorder.tensor(site, value if placed is None else placed)
+                    self._recorder.emit(site, value if placed is None else placed)
             self._follow(state, phase, kind, call, prefix, value, placed)
             return
         if value is None:
             return
         if is_plain(cls):
             if kind in self.kinds:
-                self._recorder.value(self._context.site(state, phase, kind, prefix, call), value)
+                self._recorder.emit(self._context.site(state, phase, kind, prefix, call), value)
             return
         try:
             leaves = flatten(value)
         except Exception as error:  # looking into an object of the script's runs code of the script's
             site = self._context.site(state, phase, kind, prefix, call)
-            self._recorder.missing(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
+            self._recorder.gap(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
             return
         self.nested.note(state.fqn, kind, prefix, value)
         if kind in self.kinds:
             shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
             sites = [self._context.site(state, phase, kind, prefix + path, call) for path, _ in shown]
-            self._recorder.nested(sites, [value for _, value in shown])
+            self._recorder.emit_many(sites, [value for _, value in shown])
         for path, leaf in leaves:
             if issubclass(type(leaf), torch.Tensor):
                 self._follow(state, phase, kind, call, prefix + path, leaf)
@@ -158,10 +158,10 @@ _MOST_CONTAINERS = 20_000
 class NestedClasses:
     """The class at each path that holds others, by module and kind of value."""
 
-    def __init__(self) -> None:
-        """Start with nothing noted."""
-        self.document: dict[str, dict[str, dict[str, str]]] = {}
-        self.changed = False
+    def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
+        """Start with nothing noted; `facts` are told of what is."""
+        self._document: dict[str, dict[str, dict[str, str]]] = {}
+        self._facts = facts
         self._seen: set[tuple[str, Kind, str]] = set()
         self._count = 0
 
@@ -173,5 +173,5 @@ class NestedClasses:
         self._seen.add(key)
         classes = {prefix + path: name for path, name in containers(value)}
         self._count += len(classes)
-        self.document.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
-        self.changed = True
+        self._document.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
+        self._facts["nested"] = lambda: self._document

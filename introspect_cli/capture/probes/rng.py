@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class _Recorded(NamedTuple):
     """A generator's state when it was last recorded, and what tells that it is the same."""
 
-    stand: Hashable
+    fingerprint: Hashable
     state: bytes
     tensor: torch.Tensor
 
@@ -60,27 +60,27 @@ class RngProbe(GuardedProbe):
             if state is None:
                 continue
             if state.state == self._began.get(name):
-                draws.leave_untouched(name)
-                self._recorder.value(self._site(name), UNTOUCHED)
+                draws.untouched.add(name)
+                self._recorder.emit(self._site(name), UNTOUCHED)
             else:
-                self._recorder.tensor(self._site(name), state.tensor)
-        self._recorder.tensor(self._site("torch"), self._state_of_torch())
+                self._recorder.emit(self._site(name), state.tensor)
+        self._recorder.emit(self._site("torch"), self._state_of_torch())
         for device, generator in devices:
-            self._recorder.tensor(self._site(device), generator.get_state())
+            self._recorder.emit(self._site(device), generator.get_state())
         if self._made is None:  # what the script makes later is not looked for: that would take long in each step
             self._made = script_generators()
         for name, generator in self._made.items():
-            self._recorder.value(self._site(name), state_word(generator))
+            self._recorder.emit(self._site(name), state_word(generator))
 
     def _state(self, name: str, owner: object, ask: Callable[[], bytes | None]) -> _Recorded | None:
         """A generator's state, as bytes: asked for only where it is another than the last time, as that takes long."""
         draws, last = self._context.draws, self._recorded.get(name)
-        stand = draws.stand(name, owner)
-        if last is None or stand is None or last.stand != stand:
+        fingerprint = draws.fingerprint(name, owner)
+        if last is None or fingerprint is None or last.fingerprint != fingerprint:
             state = ask()
             if state is None:
                 return None
-            last = _Recorded(stand, state, torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            last = _Recorded(fingerprint, state, torch.frombuffer(bytearray(state), dtype=torch.uint8))
             if not draws.moved():  # else another thread draws, and nobody knows before or after
                 self._recorded[name] = last
         return last
@@ -88,9 +88,9 @@ class RngProbe(GuardedProbe):
     def _state_of_torch(self) -> torch.Tensor:
         """The state of torch's generator: five kilobytes, asked for as the others are."""
         draws, last = self._context.draws, self._torch
-        stand = draws.stand("torch", torch.default_generator)
-        if last is None or stand is None or last[0] != stand:
-            last = stand, torch.default_generator.get_state()
+        fingerprint = draws.fingerprint("torch", torch.default_generator)
+        if last is None or fingerprint is None or last[0] != fingerprint:
+            last = fingerprint, torch.default_generator.get_state()
             self._torch = None if draws.moved() else last
         return last[1]
 
@@ -100,21 +100,13 @@ class RngProbe(GuardedProbe):
 
 def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:
     """What finds default generators of accelerators that this torch is built for; asking must not begin their use."""
-    xpu: Any = getattr(torch, "xpu", None)
-    finders: list[tuple[Callable[[], list[tuple[str, torch.Generator]]], bool]] = [
-        (functools.partial(_of, "cuda"), torch.backends.cuda.is_built()),
-        (functools.partial(_of, "xpu"), xpu is not None),
-        (_mps, torch.backends.mps.is_built()),
-    ]
-    return [default for default, is_built in finders if is_built]
+    there = {"cuda": torch.backends.cuda.is_built(), "xpu": hasattr(torch, "xpu"), "mps": torch.backends.mps.is_built()}
+    return [functools.partial(_of, name) for name, is_built in there.items() if is_built]
 
 
 def _of(name: str) -> list[tuple[str, torch.Generator]]:
+    if name == "mps":  # there is no public way to its generator
+        return [("mps", torch.mps._get_default_mps_generator())] if torch.backends.mps.is_available() else []  # noqa: SLF001 - see above
     backend: Any = getattr(torch, name)
     generators = backend.default_generators if backend.is_initialized() else ()
     return [(f"{name}:{number}", generator) for number, generator in enumerate(generators)]
-
-
-def _mps() -> list[tuple[str, torch.Generator]]:
-    # there is no public name for it
-    return [("mps", torch.mps._get_default_mps_generator())] if torch.backends.mps.is_available() else []  # noqa: SLF001

@@ -95,7 +95,7 @@ class ProductProbe(GuardedProbe):
             sites = [
                 self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved
             ]
-            self._recorder.tensors(sites, [tensor for _, tensor in saved])
+            self._recorder.emit_many(sites, [tensor for _, tensor in saved])
 
 
 def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
@@ -185,4 +185,4 @@ class ScriptCallsProbe(GuardedProbe):
             call = self._counts[fqn] = self._counts.get(fqn, -1) + 1
             leaves = [(path, leaf) for path, leaf in flatten(value) if leaf is not None]
             sites = [self._recorder.site(Site(Phase.FORWARD, Kind.VALUE, fqn, call, path)) for path, _ in leaves]
-            self._recorder.nested(sites, [leaf for _, leaf in leaves])
+            self._recorder.emit_many(sites, [leaf for _, leaf in leaves])

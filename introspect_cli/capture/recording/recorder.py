@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from introspect_cli.tensors.summarizer import Summarizer
 
 
-def _not_at_once(_site: int, _tensor: torch.Tensor) -> int:
+_SUMMARISED = (torch.Tensor, Placed)
+
+
+def _not_at_once(_site: int, _value: object) -> int:
     return -1
 
 
@@ -83,7 +86,7 @@ class Recorder:
         self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
         self.intake = None if self.saved.are_wanted else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
-        self.at_once: Callable[[int, torch.Tensor], int] = _not_at_once
+        self.at_once: Callable[[int, Any], int] = _not_at_once
         self._all_at_once: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_at_once
         self._record_at_once(on=True)
 
@@ -115,30 +118,48 @@ class Recorder:
         """Rows recorded in the current step so far."""
         return len(self.step_rows.sites)
 
-    def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
-        """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if given is None and not isinstance(value, Placed):
-            slot = self.at_once(site, value)
-            if slot >= 0:
-                return slot
+    def emit(self, site: int, value: object, given: Given | None = None) -> None:
+        """Record a value at its site: a tensor, with what its operator was given, or a number, a string, a flag."""
+        if given is None and self.at_once(site, value) >= 0:
+            return
         with self._lock:
             if given is not None:
-                row = self.rows
-                slot = -1 if isinstance(value, Placed) else self.at_once(site, value)
-                self.step_rows.given[row] = given
-                if slot >= 0:
-                    return slot
+                self.step_rows.given[self.rows] = given
+            self._slot_of(site, value)
+
+    def emit_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
+        """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
+        with self._lock:
+            slot = self._slot_of(sites[0], value)
+            for site in sites[1:]:
+                self.step_rows.note(site, slot)
+
+    def _slot_of(self, site: int, value: Any) -> int:
+        """Record a value; its slot."""
+        if not issubclass(type(value), _SUMMARISED):
+            slot = self.summarizer.value(plain(value, secret=site in self._sites.secret))
+            self.step_rows.note(site, slot)
+        elif (slot := self.at_once(site, value)) < 0:
             slot = self.summarizer.add(value)
             self.step_rows.note(site, slot)
             self._save(site, slot, value)
-            return slot
+        return slot
 
-    def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
-        """Record many tensors, each at its site."""
+    def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
+        """Record many values in their order, each at its site; tensors in a row are summarised together."""
         with self._lock:
-            short = self._all_at_once(sites, values)
-            if short is not True:
-                self._long(sites, values, short or None)
+            if not all(issubclass(kind, _SUMMARISED) for kind in set(map(type, values))):
+                for together, group in groupby(zip(sites, values, strict=True), _is_tensor):
+                    pairs = list(group)
+                    if together and len(pairs) > 1:
+                        self.emit_many(*zip(*pairs, strict=True))
+                    else:
+                        for pair in pairs:
+                            self.emit(*pair)
+                return
+            done = self._all_at_once(sites, values)
+            if done is not True:
+                self._long(sites, values, done or None)
 
     def _long(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None) -> None:
         slots = self.summarizer.add_all(values, known)
@@ -154,31 +175,7 @@ class Recorder:
                 self._long(sites, done[1], done[0])
             return bool(done)
 
-    def nested(self, sites: Sequence[int], values: Sequence[object]) -> None:
-        """Record the leaves of a nested value in their order: tensors and plain values, the site of each."""
-        with self._lock:
-            for is_tensor, group in groupby(zip(sites, values, strict=True), _is_tensor):
-                places, held = zip(*group, strict=True)
-                if is_tensor and len(held) > 1:  # summarised together
-                    self.tensors(places, held)
-                else:
-                    for site, value in zip(places, held, strict=True):
-                        record: Any = self.tensor if is_tensor else self.value
-                        record(site, value)
-
-    def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
-        """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
-        with self._lock:
-            slot = self.tensor(sites[0], value)
-            for site in sites[1:]:
-                self.step_rows.note(site, slot)
-
-    def value(self, site: int, value: object) -> None:
-        """Record a plain value: a number, a string, a flag."""
-        with self._lock:
-            self.step_rows.note(site, self.summarizer.value(plain(value, secret=site in self._sites.secret)))
-
-    def missing(self, site: int, reason: str) -> None:
+    def gap(self, site: int, reason: str) -> None:
         """Record that a site is there and could not be seen."""
         with self._lock:
             self.step_rows.note(site, self.summarizer.missing(reason))
@@ -258,5 +255,5 @@ class Recorder:
         self.alive = self.wanted = self._backlog.open = False
 
 
-def _is_tensor(leaf: tuple[int, object]) -> bool:
-    return issubclass(type(leaf[1]), torch.Tensor)
+def _is_tensor(pair: tuple[int, object]) -> bool:
+    return issubclass(type(pair[1]), _SUMMARISED)

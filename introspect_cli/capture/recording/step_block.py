@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given
-    from introspect_cli.store.format.arrow import Message
     from introspect_cli.store.format.batch import Array
+    from introspect_cli.store.format.columns import Message
     from introspect_cli.store.write.run_writer import StoreWriter
     from introspect_cli.tensors.columns import EndedRows
     from introspect_cli.tensors.summarizer import Summarizer

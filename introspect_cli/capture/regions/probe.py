@@ -170,11 +170,11 @@ class TapProbe(GuardedProbe):
             return
         site = self._recorder.site(Site(phase, kind, fqn, call, tapped.path), SiteInfo(module_class))
         if tapped.gradient == PLAIN:
-            self._recorder.missing(site, "a plain value inside a compiled region")
+            self._recorder.gap(site, "a plain value inside a compiled region")
             return
-        self._recorder.tensor(site, value)
+        self._recorder.emit(site, value)
         if tapped.gradient == WANTED and gradient >= 0:
-            self._recorder.missing(gradient, _UNSEEN_GRADIENT)
+            self._recorder.gap(gradient, _UNSEEN_GRADIENT)
 
     def _gradient_site(self, tapped: Tapped, fqn: str, module_class: str, call: int) -> int:
         """The site of the gradient of what is tapped; -1 where it is not wanted."""
@@ -198,7 +198,7 @@ class TapProbe(GuardedProbe):
             if waiting:
                 sites += waiting.pop()
         if sites:
-            self._recorder.tensor_at(sites, value)
+            self._recorder.emit_at(sites, value)
 
     def end_region(self, ends: Ends, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """A compiled graph has run forward.
@@ -221,6 +221,6 @@ class TapProbe(GuardedProbe):
                 if text:
                     outside: list[int] = []
                     self._open.setdefault(text, []).append(outside)
-                    self._gradients.record_elsewhere(results[place], outside)
+                    self._gradients.leave(results[place], outside)
                 else:
-                    self._gradients.leave_out(results[place], _SHARE)
+                    self._gradients.leave(results[place], _SHARE)
