@@ -105,7 +105,7 @@ from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.options import DiffOptions
