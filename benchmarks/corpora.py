@@ -142,15 +142,36 @@ def _of_group(title: str, group: dict[str, Any]) -> Iterator[tuple[Question, dic
         maker = Captured(side, told.get("world", 1), before)
         names[name] = name_of(script, maker)
         makers[names[name]] = maker
+    pairs = [*group.get("diff", []), *_scenes(group)]
     for name, told in group.get("several", {}).items():
         some = Several(script, told["world"], tuple(told["runs"].split()))
         makers[name_of(script, some)] = some
         names |= {f"{name}/{each}": f"{name_of(script, some)}/{each}" for each in some.names}
     for name, run in names.items() if group.get("check", True) else ():
         yield Question(f"check {title} {name}", "check", (), (run,)), makers
-    for pair in group["diff"]:
+    for pair in pairs:
         a, b, *options = pair.split()
         yield Question(f"diff {title} {pair}", "diff", (*options, "--limit", "1"), (names[a], names[b])), makers
+
+
+def _scenes(group: dict[str, Any]) -> Iterator[str]:
+    """Pairs of scenes, whose runs are added to the group: `X | Y` are two variants, `X` is held against the scene."""
+    for scene, pairs in group.get("scenes", {}).items():
+        file = scene.partition(".")[0]
+        several = group.setdefault("several", {}).setdefault(file, {"world": 1, "runs": ""})
+        for pair in pairs:
+            variants, *options = pair.split(" --")
+            names = [_scene(scene, each) for each in (["", variants] if "|" not in variants else variants.split("|"))]
+            several["runs"] = " ".join(dict.fromkeys([*several["runs"].split(), *names]))
+            yield " ".join([*(f"{file}/{name}" for name in names), *(f"--{option}" for option in options)])
+
+
+def _scene(scene: str, variant: str) -> str:
+    """The name of a run of a scene: arguments after `~`, ways to capture it after `+`."""
+    words = variant.split()
+    if "." not in scene:
+        scene, words = f"{scene}.{words[0] if words else 'plain'}", words[1:]
+    return "".join([scene, *(f"~{word}" for word in words if word[0] != "+"), *(w for w in words if w[0] == "+")])
 
 
 def _refactorings() -> Iterator[tuple[Question, dict[str, Any]]]:

@@ -18,6 +18,7 @@ the code of another working tree, put it first on the path: `PYTHONPATH=TREE pyt
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gzip
 import io
 import itertools
@@ -38,6 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from kept_runs import recorder_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -66,8 +68,8 @@ LATER = frozenset({"found"})
 """Columns that most frozen rows have not: they are compared where a row or `should_be.yaml` has them."""
 
 
-OTHER_NAMES = frozenset({"ranks", "faults", "splits", "refactorings", "ports", "checkpoints"})
-"""Questions about runs in which one value has two names, several parts or several calls: no claim is derived again."""
+OTHER_NAMES = frozenset({"ranks", "faults", "splits", "refactorings", "ports", "checkpoints", "resumed", "scenes"})
+"""Questions about runs in which a value has two names, parts, calls or numbers of a step: no claim is derived again."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def ask(directory: Path, output: Path, questions: Sequence[Question], jobs: int,
     """
     import introspect_cli.cli
 
-    own = directory / (key or key_of_code())
+    own = directory / (key or recorder_key())
     others = sorted(directory.iterdir(), key=lambda path: -sum(1 for _ in path.iterdir()))
     folders = [own, *(other for other in others if other != own and not key)]
     there = []
@@ -256,29 +258,6 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
 # --------------------------------------------------------------------------------------------------------- making
 
 
-RECORDING = ("capture", "tensors", "script", "schedule", "store/write", "store/format", "records.py", "statistics.py")
-"""The part of the package on which it depends what a run holds."""
-
-
-def key_of_code() -> str:
-    """A checksum of the code that records."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("introspect_cli")
-    assert spec is not None
-    package = Path(next(iter(spec.submodule_search_locations or ())))
-    check = 0
-    for name in RECORDING:
-        place = package / name
-        files = [place] if place.is_file() else [path for path in place.rglob("*") if path.suffix in _CODE]
-        for path in sorted(files):
-            check = zlib.crc32(str(path.relative_to(package)).encode() + path.read_bytes(), check)
-    return f"{check:08x}"
-
-
-_CODE = frozenset({".py", ".cpp", ".h"})
-
-
 def planned(only: Sequence[str] = (), every: int = 1) -> tuple[list[Question], dict[str, Any]]:
     """The questions that are asked for, and how each run that they need is made, in an order in which it can be."""
     from corpora import corpora
@@ -311,8 +290,8 @@ import torch.distributed.tensor.parallel, torch.distributed.pipelining, torch.di
 
 
 def make(directory: Path, runs: dict[str, Any], jobs: int, forks: Forks) -> int:
-    """Make the runs that are not there; several processes may do so at once."""
-    folder = directory / key_of_code()
+    """Make the runs that are not there, one process after the other."""
+    folder = directory / recorder_key()
     folder.mkdir(parents=True, exist_ok=True)
     failed = []
 
@@ -328,7 +307,8 @@ def make(directory: Path, runs: dict[str, Any], jobs: int, forks: Forks) -> int:
         except Exception as error:  # all that fail are listed
             failed.append(f"{name}: {error!r}"[:300])
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with (folder / "making").open("w") as lock, ThreadPoolExecutor(jobs) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         list(pool.map(made, [name for name, run in runs.items() if not run.needs]))
         list(pool.map(made, [name for name, run in runs.items() if run.needs]))
     print(f"{len(runs) - len(failed)} runs are in {folder}")

@@ -41,7 +41,7 @@ def recorder_key() -> str:
     for path in sorted({*_recorders(), *sources}):
         about.update(f"\0{path.relative_to(PACKAGE).as_posix()}\0".encode())
         about.update(path.read_bytes())
-    return about.hexdigest()
+    return about.hexdigest()[:16]
 
 
 def _recorders() -> set[Path]:
@@ -94,7 +94,7 @@ def kept(root: Path, name: str, key: str, make: Callable[[Path], object]) -> Pat
         with (root / f"{name}-{key}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not complete.exists():
-                _forget(root)
+                forget(root)
                 shutil.rmtree(place, ignore_errors=True)  # of a process that was interrupted
                 place.mkdir()
                 make(place)
@@ -104,7 +104,7 @@ def kept(root: Path, name: str, key: str, make: Callable[[Path], object]) -> Pat
     return place
 
 
-def _forget(root: Path) -> None:
+def forget(root: Path) -> None:
     """Remove what nobody asked for in two weeks."""
     for path in root.iterdir():
         if time.time() - path.stat().st_mtime > _WEEKS:

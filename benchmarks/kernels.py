@@ -65,7 +65,7 @@ def wait_for(device: torch.device) -> Callable[[], object]:
 
 def bandwidths(device: torch.device, megabytes: int, within: float) -> Iterator[Row]:
     """Rows about large tensors."""
-    checks, everything, alone = Summarizer(stats=False, sketch=False), Summarizer(), Summarizer(threads=1)
+    checks, everything, alone = Summarizer(stats=False, sketch=False), Summarizer(), Summarizer(alone=True)
     for count in (*SIZES, megabytes << 18):
         x = torch.randn(count, device=device)
         size = x.numel() * 4 / 1e9

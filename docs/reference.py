@@ -110,7 +110,8 @@ def options_of(command: click.Command, context: click.Context) -> Iterator[tuple
     for option in command.get_params(context):
         record = option.get_help_record(context) if isinstance(option, click.Option) else None
         if record is not None and "--help" not in option.opts:
-            text = escaped(record[1].replace("  [", " ["))
+            text = re.sub(r"; x>=\d+\]| \[[\d<=]*x[<>=\d]*\]", lambda limit: "]" * limit[0].startswith(";"), record[1])
+            text = escaped(text.replace("  [", " [").rstrip())
             yield f"- `{record[0]}`: {text}".rstrip(": "), getattr(option, "heading", "")
 
 
@@ -156,11 +157,11 @@ def reasons_page() -> str:
 def rules() -> str:
     """Every rule of `introspect check`."""
     every = rules_document(choose((), ()))["rules"]
-    lines = (
-        f"- **{rule['rule']}** ({rule['level']}): {escaped(rule['about'])}. When {escaped(rule['when'])}."
-        for rule in every
+    lines = (f"- **{rule['rule']}** ({rule['level']}): {escaped(rule['about'])}." for rule in every)
+    about = (
+        "What `introspect check` looks for. `introspect check --list` says from which numbers on, and what usually "
+        "causes it, as each finding does."
     )
-    about = "What `introspect check` looks for. Each finding, and `check --list`, adds what usually causes it."
     return page("Health rules", about, lines)
 
 

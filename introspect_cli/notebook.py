@@ -114,7 +114,7 @@ class RunView:
 
 
 class _Shown:
-    """What has blocks can be shown as text and by rich."""
+    """What has blocks can be shown as text."""
 
     def _blocks(self) -> list[Block]:
         raise NotImplementedError
@@ -123,12 +123,6 @@ class _Shown:
         from introspect_cli.render.blocks import lines_of
 
         return "\n".join((" " * line.indent + line.text).rstrip() for line in lines_of(self._blocks(), 120))
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from introspect_cli.render.console import rich_lines
-
-        del console
-        return rich_lines(self._blocks(), options.max_width)
 
 
 class Findings(_Shown):
@@ -158,10 +152,9 @@ class Findings(_Shown):
         )
 
     def _repr_html_(self) -> str:
-        from introspect_cli.render.html import fragment
-        from introspect_cli.render.html_parts import findings
+        from introspect_cli.render.markup import fragment, html_of
 
-        return fragment(findings((self.result,)))
+        return fragment(html_of(self._blocks()))
 
 
 class Comparison(_Shown):
@@ -209,11 +202,12 @@ class Comparison(_Shown):
 
     def _repr_html_(self) -> str:
         from introspect_cli.render.cards import first_screen, first_table, rests_on
-        from introspect_cli.render.html import fragment
-        from introspect_cli.render.html_parts import settings_table
+        from introspect_cli.render.findings import settings_blocks
+        from introspect_cli.render.markup import fragment, html_of
 
-        table = first_table(self.result.first) if self.result.first is not None else ""
-        return fragment(first_screen(self.result) + table + rests_on(self.result) + settings_table(self.result))
+        table = first_table(self.result.first) if self.result.first is not None else []
+        blocks = [*table, *rests_on(self.result), *settings_blocks(self.result)]
+        return fragment(first_screen(self.result) + html_of(blocks))
 
 
 def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:

@@ -11,9 +11,8 @@ from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
 from introspect_cli.capture.naming.contents import modules_in, wrapped
 from introspect_cli.capture.naming.names import NameFilter, Names
-from introspect_cli.capture.options.parse import parse_pairs, rule_of
+from introspect_cli.capture.options.parse import parse_pairs
 from introspect_cli.capture.probes.attributes import AttributeProbe
-from introspect_cli.capture.probes.autocast import AutocastProbe
 from introspect_cli.capture.probes.beginning import BeginningProbe
 from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
@@ -28,12 +27,10 @@ from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.script import ProductProbe, ScriptCallsProbe
 from introspect_cli.capture.probes.seedings import SeedingProbe
 from introspect_cli.capture.probes.state import StateProbe
+from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
-from introspect_cli.capture.recording.retention import Retention
-from introspect_cli.capture.recording.thinning import Thinning
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rules import Last
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -42,9 +39,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.ops.schema import OperatorArguments
     from introspect_cli.capture.options.capture_options import CaptureOptions
-    from introspect_cli.capture.probes.base import Probe
+    from introspect_cli.capture.probes.base import GuardedProbe
     from introspect_cli.capture.recording.black_box import BlackBox
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
@@ -52,7 +48,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.write.run_writer import StoreWriter
 
 
-STANDALONE: tuple[Callable[[Context], Probe], ...] = (
+STANDALONE: tuple[Callable[[Context], GuardedProbe], ...] = (
     LossProbe,
     ProductProbe,
     ScriptCallsProbe,
@@ -95,23 +91,14 @@ class Probes:
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
-        rule, thinning = rule_of(options), None
-        if options.max_size is not None or any(isinstance(part, Last) for part in rule.parts):
-            share = None if options.max_size is None else options.max_size // ranks
-            why = "last" if options.schedule is None else "rule"
-            thinning = Thinning(self.rank, store, guard.note, max_size=share, why=why, box=box)
-        self.retention = Retention(rule, thinning, box, number=rank, until_nan=options.until_nan)
-        self.recorder = Recorder(
-            self.summarizer, self.rank, store, self.retention, options.save_tensors, store_lost,
-            per_sample=options.per_sample,
-        )  # fmt: skip
+        self.keeping = Keeping(options, self.rank, store, guard.note, box, number=rank, ranks=ranks)
+        save, lost = options.save_tensors, store_lost
+        self.recorder = Recorder(self.summarizer, self.rank, store, self.keeping, save, lost)
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
-        self.retention.epoch = self.context.clock.labels.epoch
-        self.retention.copies = self.context.copies
-        gradients = GradientProbe(self.recorder, guard)
+        self.keeping.copies = self.context.copies
+        gradients = GradientProbe(self.context)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)
-        self.context.clock.on_tick.append(gradients.clear)
         self.context.clock.on_tick.append(self._modules_named)
         self.context.clock.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
@@ -119,14 +106,11 @@ class Probes:
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
         self.beginning = BeginningProbe(self.context, modules)
-        self.autocast = AutocastProbe(self.context)
-        self.seedings = SeedingProbe(self.context, self.beginning)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
-        self._probes: list[Probe] = [
+        self._probes: list[GuardedProbe] = [
             self.children,
             self.beginning,  # before random states: it looks at the generators first when a step begins
-            self.seedings,
-            self.autocast,
+            SeedingProbe(self.context, self.beginning),
             RngProbe(self.context, began),
             state,
             gradients,
@@ -144,7 +128,6 @@ class Probes:
         self.complete_steps = 0
         """Whose records are there, when the script is over."""
         self.notes: list[str] = []
-        self._arguments: OperatorArguments | None = None
         self._compile: CompileProbe | None = None
         if options.compile != "boundary":
             from introspect_cli.capture.regions.compile import CompileProbe
@@ -174,11 +157,6 @@ class Probes:
                 into_compiled=self._compile is not None and self._compile.runs_as_python,
             )
             self._probes.append(ops)
-            self._arguments = ops.arguments
-            if self._compile is not None and options.compile == "keep":
-                from introspect_cli.capture.regions.operators import CompiledOps
-
-                self._compile.look_at_operators(CompiledOps(self.context, taps, ops))
 
     def tap_compiled(self, module: nn.Module) -> None:
         """Tap what a compiled module wraps, if it is one and has not been compiled yet."""
@@ -188,18 +166,10 @@ class Probes:
 
     def new_settings(self) -> Iterator[tuple[str, object]]:
         """Documents of settings that have changed since this was last asked, by name."""
-        for name, settings in (
-            ("optimizers", self.optimizers.settings),
-            ("nested", self._modules.values.nested),
-            ("beginning", self.beginning),
-            ("seedings", self.seedings),
-            ("autocast", self.autocast),
-            ("built", self._built),
-            *((("operators", self._arguments),) if self._arguments is not None else ()),
-        ):
-            if settings.changed:
-                settings.changed = False
-                yield name, settings.document
+        facts = self.context.facts
+        while facts:
+            name = next(iter(facts))
+            yield name, facts.pop(name)()
 
     @property
     def ran_unseen(self) -> dict[str, dict[str, list[str]]]:
@@ -242,9 +212,8 @@ class Probes:
         clock.finish()
         if not clock.has_optimizer:
             self.complete_steps = recorder.steps_written
-        if self.retention.thinning is not None:
-            self.retention.thinning.finish(recorder.step - 1)
-        for sentence in self.retention.unmatched(launched=launched):
+        self.keeping.finish(recorder.step - 1)
+        for sentence in self.keeping.unmatched(launched=launched):
             self._guard.note(sentence)
 
     def close(self) -> None:

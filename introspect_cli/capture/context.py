@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.draws import Draws
 from introspect_cli.capture.frames import Places
@@ -14,6 +14,8 @@ from introspect_cli.capture.steps.clock import StepClock
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.naming.names import Names
     from introspect_cli.capture.naming.states import Named
@@ -46,6 +48,7 @@ class Context:
         leaf_names: what the script calls the tensors that its last backward pass led to, by identity, where it runs no
             module; good as long as somebody holds them.
         saved_unseen: names of files that were saved in steps that are not recorded.
+        facts: by name, what gives each document of settings that has changed since it was last written.
         clock: the step: when it begins and ends, and what it is for.
     """
 
@@ -64,6 +67,7 @@ class Context:
         self.pipelines = Pipelines(names)
         self.leaf_names: dict[int, str] = {}
         self.saved_unseen: dict[str, None] = {}
+        self.facts: dict[str, Callable[[], Any]] = {}
         self.clock = StepClock(recorder, names, self.parts, guard, wants_eval=wants_eval)
         self.clock.on_root.append(self.data_parallel.look)
 

@@ -27,7 +27,7 @@ from introspect_cli.tensors.views import unobserved
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.capture.recording.recorder import Recorder
 
@@ -42,9 +42,12 @@ class Draws:
         """Watch nothing until a step begins."""
         self._recorder = recorder
         self._generators = Generators()
-        self._untouched: set[str] = set()
+        self.untouched: set[str] = set()
+        """Generators that are as the process found them: their states mean nothing."""
         self._thread = 0
         self._shared = False
+        self.fingerprint = self._generators.stand
+        """What tells whether a generator is as it was when an earlier step began; None where nothing does."""
         self.moved = self._generators.moved
         """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
 
@@ -56,17 +59,9 @@ class Draws:
     def begin(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
         """A step begins: the states go on record; `devices` are names and generators of accelerators in use."""
         self._generators.look(devices)
-        self._untouched.clear()
+        self.untouched.clear()
         self._thread = threading.get_ident()
         self.moved = self._generators.moved
-
-    def stand(self, name: str, owner: object) -> Hashable:
-        """What tells whether a generator stands as it did when an earlier step began; None where nothing does."""
-        return self._generators.stand(name, owner)
-
-    def leave_untouched(self, name: str) -> None:
-        """A generator is as the process found it: its state means nothing."""
-        self._untouched.add(name)
 
     def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
         """Record the states of the generators that have moved.
@@ -81,13 +76,13 @@ class Draws:
             self._shared = True  # two threads draw in turns: nobody can say which of them it was
         for name, state in self._generators.take():
             site = self._recorder.site(Site(phase, Kind.RNG, fqn, call, name + DRAWN_BEFORE * before))
-            if name in self._untouched:
-                self._untouched.discard(name)
-                self._recorder.value(site, UNTOUCHED)
+            if name in self.untouched:
+                self.untouched.discard(name)
+                self._recorder.emit(site, UNTOUCHED)
                 continue
             with unobserved():
                 words = torch.frombuffer(bytearray(state.to_bytes(8, "little")), dtype=torch.uint8)
-                self._recorder.tensor(site, words)
+                self._recorder.emit(site, words)
 
     def stop(self) -> None:
         """Look no more."""

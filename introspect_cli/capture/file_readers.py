@@ -1,4 +1,4 @@
-"""What opens files past python's `open`: the system's own call, and libraries with readers written in C.
+"""What opens files past python's `open`: libraries with readers written in C.
 
 Each is replaced where scripts call it, once its library is imported, and calls the original first; then the file at
 that path is looked at as any other. What is a class stays one for `isinstance`, and what is asked of a stand-in
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
         def path(self, frame: FrameType, path: object) -> None:
             """A library has opened a file itself."""
 
-        def read(self, frame: FrameType | None, descriptor: int, path: str) -> None:
-            """Look at a file that is open."""
-
 
 _READERS: Final = (
     ("pyarrow", "", "memory_map", "path"),
@@ -60,8 +57,7 @@ class Readers:
         self._imports = ImportWatch({**callbacks, "safetensors": self._safetensors_imported})
 
     def install(self) -> None:
-        """Stand in for `os.open` at once, and for a library's reader when it is imported."""
-        self._patches.replace(os, "open", SystemOpen(self._files, os.open))
+        """Stand in for a library's reader when it is imported."""
         self._imports.install()
 
     def remove(self) -> None:
@@ -112,47 +108,23 @@ class Readers:
                 self._patches.replace(module, "safe_open", stand_in_for(opened, self._files))
 
 
-class _AsTheOriginal:
-    """Answers as what it stands in for, to which it is equal."""
-
-    _original: Any
-
-    def __eq__(self, other: object) -> bool:
-        return other is self or other is self._original
-
-    def __hash__(self) -> int:
-        return hash(self._original)
-
-    def __repr__(self) -> str:
-        return repr(self._original)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
-
-
-class SystemOpen(_AsTheOriginal):
-    """Stands in for `os.open`; in a set of functions, as `os.supports_dir_fd` is, it is the original."""
-
-    def __init__(self, files: ReadFiles, original: Callable[..., int]) -> None:
-        self._files, self._original = files, original
-
-    def __call__(self, *args: Any, **kwargs: Any) -> int:
-        """As the original."""
-        descriptor: int = self._original(*args, **kwargs)
-        if self._files.is_on and len(args) > 1 and type(args[1]) is int and not args[1] & _NOT_ONLY_READ and not kwargs:
-            with self._files.guarded:
-                path = args[0] if type(args[0]) in {str, bytes} else str(args[0]) if isinstance(args[0], Path) else ""
-                self._files.read(sys._getframe(1), descriptor, os.fsdecode(path))  # noqa: SLF001 - as python documents it
-        return descriptor
-
-
-_NOT_ONLY_READ = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_PATH", 0)
-
-
-class _StandIn(_AsTheOriginal, type):
+class _StandIn(type):
     """A class that makes what another one makes, and counts that as its instances."""
 
+    _original: Any
     reader: Any
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls._original
+
+    def __hash__(cls) -> int:
+        return hash(cls._original)
+
+    def __repr__(cls) -> str:
+        return repr(cls._original)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls._original, name)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         handle = cls._original(*args, **kwargs)
@@ -173,6 +145,3 @@ def stand_in_for(original: type, files: ReadFiles) -> type:
     named = {"__module__": original.__module__, "__doc__": original.__doc__, "__qualname__": original.__qualname__}
     uncounted(_StandIn.__call__)
     return _StandIn(original.__name__, (), {**named, "_original": original, "reader": files})
-
-
-uncounted(SystemOpen.__call__)

@@ -87,11 +87,11 @@ _NOTHING_RECORDED: Final[dict[str, Any]] = {
 
 def _recorded(probes: Probes) -> dict[str, Any]:
     """What the manifest says of what was recorded."""
-    context, box = probes.context, probes.retention.box
+    context, box = probes.context, probes.keeping.box
     return {
         "steps": probes.complete_steps,
         **({"perturbed": probes.perturbed.document} if probes.perturbed is not None else {}),
-        **({"left_out": True} if probes.retention.left_out else {}),
+        **({"left_out": True} if probes.keeping.left_out else {}),
         **({"kept_around": box.written} if box is not None else {}),
         "pipeline": context.pipelines.manifest,
         "data_parallel": context.data_parallel.ranks,

@@ -284,26 +284,18 @@ class _Looked:
 
     def optimizer(self, optimizer: Any) -> str:
         """A hash of the parameters an optimizer holds, their gradients, and its state."""
+        from introspect_cli.tensors.flatten import flatten
+
         parts = [type(optimizer).__name__]
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parts.append(self.tensor(parameter))
                 if parameter.grad is not None:
                     parts.append(self.tensor(parameter.grad))
-                parts += self.values(optimizer.state.get(parameter, {}))
+                for path, leaf in flatten(optimizer.state.get(parameter, {})):
+                    plain = repr(leaf) if isinstance(leaf, (bool, int, float, str)) else ""
+                    parts += [path, self.tensor(leaf) if hasattr(leaf, "detach") else plain]
         return _digest(part.encode() for part in parts)
-
-    def values(self, state: Any) -> list[str]:
-        """Hashes of the tensors and plain values in an optimizer's state."""
-        import torch
-
-        if isinstance(state, torch.Tensor):
-            return [self.tensor(state)]
-        if isinstance(state, dict):
-            return [part for key, value in state.items() for part in (repr(key), *self.values(value))]
-        if isinstance(state, (list, tuple)):
-            return [part for value in state for part in self.values(value)]
-        return [repr(state)] if isinstance(state, (bool, int, float, str)) else []
 
     def module(self, module: Any) -> str:
         """A hash of a module's parameters and buffers."""

@@ -2,7 +2,7 @@
 
 Each is looked up once, here, with a fallback; `tests/capture/test_private_api.py` notices when one moves. Those of
 `torch.distributed` are in `torch_distributed`. Attributes of objects, and what `tensors` needs, which may not
-import this file, stand where they are used and are listed below in `ELSEWHERE`; the tests find any other underscore of
+import this file, stand where they are used and are listed in the test of this file, which finds any other underscore of
 torch's.
 """
 
@@ -16,7 +16,6 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _python_dispatch as python_dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,33 +92,6 @@ COMPILERS: tuple[Any, ...] = tuple(
 )
 """What calls a backend with a graph, for `torch.compile` of each backend. Without it, taps do not see the gradients of
 inputs inside a region."""
-
-without_modes: Any = getattr(python_dispatch, "_disable_current_modes", contextlib.nullcontext)
-"""Takes all dispatch modes off for a while. Without it, modes of the script's own see what we ask a graph's calls."""
-
-_enter_autocast: Any = getattr(torch.amp.autocast_mode, "_enter_autocast", None)
-_exit_autocast: Any = getattr(torch.amp.autocast_mode, "_exit_autocast", None)
-
-
-def autocast_ends(target: Any, args: tuple[Any, ...], entered: list[Any]) -> bool:
-    """Enter or leave autocast where a call in a compiler's graph does; whether it does.
-
-    Without it, operators inside such a region are not told.
-    """
-    if target is None or target not in (_enter_autocast, _exit_autocast):
-        return False
-    if target is _enter_autocast:
-        entered.append(_enter_autocast(*args))
-    elif entered:
-        _exit_autocast(entered.pop())
-    return True
-
-
-def leave_autocast(entered: list[Any]) -> None:
-    """Leave what was entered and not left."""
-    while entered:
-        _exit_autocast(entered.pop())
-
 
 DYNAMO_GRAPH_MARK = "compile_subgraph_reason"
 """Attribute of graph modules that Dynamo runs. Without it, eager backends show an extra `GraphModule`."""
@@ -243,41 +215,3 @@ def compiled_entries() -> frozenset[int]:
     backends, entries = compiler[0]
     is_empty = not backends or (len(backends) == 1 and None in backends.values())
     return _NOTHING if is_empty else entries
-
-
-ELSEWHERE = {
-    "torch.compiler._is_compiling_flag": "`is_compiling()` in a call of a module without two frames of torch's",
-    "torch.nn.Module._parameters": "the public view builds a name for each; without it nothing can be named",
-    "torch.nn.Module._buffers": "as _parameters",
-    "torch.nn.Module._modules": "as _parameters; the public view also leaves out modules met twice",
-    "torch.nn.Module._forward_hooks": "taps find their own hooks by it; without it they cannot be taken off",
-    "torch.nn.Module._forward_pre_hooks": "as _forward_hooks",
-    "torch.Tensor._version": "counts in-place writes; without it steps of compiled optimizers are not noticed",
-    "torch.Tensor._backward_hooks": "tells whether a leaf has our hook; without it, one would get a second",
-    "torch.autograd.graph.Node._register_hook_dict": "hooks that the script does not see; without it, it sees them",
-    "torch.Tensor._is_zerotensor": "tells zeros without memory; without it nothing but small tensors is observed",
-    "torch.Tensor._values": "values of a sparse tensor as stored; without it such tensors are not observed",
-    "torch.Tensor._indices": "as _values",
-    "torch.Tensor._nested_tensor_size": "sizes in a nested tensor; without it such tensors are not observed",
-    "torch.nested._internal.nested_tensor.NestedTensor._offsets": "jagged tensors; without it they are not observed",
-    "torch.nested._internal.nested_tensor.NestedTensor._lengths": "as _offsets",
-    "torch.distributed.tensor.DTensor._local_tensor": "the shard; without it distributed tensors are not observed",
-    "torch.autograd.graph.Node._sequence_nr": "ties a backward operator to its forward; without it they are not tied",
-    "torch._C._len_torch_function_stack": "whether the script watches functions; without it nothing is observed",
-    "torch._C._functorch.is_functorch_wrapped_tensor": "tells tensors of transforms; without it nothing is observed",
-    "torch._C.DisableTorchFunction": "keeps our operations from the script's modes; without it the script sees them",
-    "torch._C._DisableTorchDispatch": "as DisableTorchFunction",
-    "torch._C._DisableAutocast": "keeps our operations from autocast; without it statistics may be rounded",
-    "torch._C._is_any_autocast_enabled": "spares us _DisableAutocast where there is none; without it, each is used",
-    "torch._ops.OpOverload": "the type of an operator with its overload; there is no public one",
-    "torch._is_functional_tensor": "tells tensors without data; without it they are recorded as an error",
-    "torch._subclasses.fake_tensor.FakeTensor": "as _is_functional_tensor",
-    "torch._C._aoti.unsafe_alloc_void_ptr_from_tensor": "where a tensor lies; without it each takes twice as long",
-    "torch._C._dispatch_keys": "tells lazy negation without a call; else each small tensor is asked",
-    "torch._C._data_address": "tells where elements are; without it, lazy copies get memory of their own",
-    "torch._C.Generator._cdata": "where the generator lies; without it, who draws within a step is not observed",
-    "torch._C._cuda_getDevice": "in CUDA builds; without it the public function, ten times as slow, is asked",
-    "torch._C._cuda_getCurrentRawStream": "as _cuda_getDevice",
-    "torch.mps._get_default_mps_generator": "random states on Apple's accelerator; without it they are not observed",
-}
-"""Private names used outside these files: what for, and what is lost without each."""

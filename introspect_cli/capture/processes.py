@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 from dataclasses import dataclass
 from enum import Enum
@@ -158,18 +157,3 @@ def _shell(path: Path) -> list[str]:
     if line.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ")):
         return [str(path)]
     return ["sh"] if path.suffix in {".sh", ".bash"} else []
-
-
-def instead(words: Sequence[str], *, module: bool, output: str) -> str:
-    """The command line that captures without following, as far as it is known."""
-    capture = ["-m", "introspect_cli", "capture", "-o", output]
-    at = next((place for place, word in enumerate(words[1:], 1) if word.endswith(".py")), None)
-    name = os.path.basename(words[0])  # noqa: PTH119 - text
-    if at is None:
-        return "put `introspect capture -o RUN` in the place of `python` where the script is started"
-    line = [*(("python", "-m") if module else ()), *words[:at], *capture, *words[at:]]
-    if name in {"python", "python3"}:
-        line = ["introspect", "capture", "-o", output, *words[at:]]
-    if name == "deepspeed":
-        line = [*words[:at], "--module", *capture[1:], *words[at:]]
-    return f"use `{shlex.join(line)}` instead"

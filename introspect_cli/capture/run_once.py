@@ -105,7 +105,7 @@ def _gradients(probes: Any, model: Any) -> None:
         name = probes.names.parameters.of(parameter)
         if name is not None and name.watched and parameter.grad is not None:
             site = probes.context.site(name, Phase.OPTIMIZER, Kind.GRAD)
-            probes.recorder.tensor(site, parameter.grad)
+            probes.recorder.emit(site, parameter.grad)
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class Session:
         self.words: list[str] = []
         self._unsent: list[str] = []
         self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable, launch=launch)
-        self._terminal = Terminal(launch, quiet=options.quiet, progress=options.progress)
+        self._terminal = Terminal(launch, quiet=options.quiet)
         self._guard = guard = Guard(self._terminal.say)
         self._settings = guard.around("settings", "settings are")
         self._end = guard.around("session", "the end of the run is")
@@ -196,7 +196,6 @@ class Session:
                 self._documents.write_all()
                 if self.launch is None:
                     self._manifest |= without_others(self.options, self._guard)
-            self._terminal.progress(step, probes.rank.rows_written, probes.rank.bytes_written)
         if is_first:
             self._publishers.first_step_over(self._terminal.say)
         if self._reference.look(probes.recorder, self._terminal.say):
@@ -204,8 +203,8 @@ class Session:
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
             # last, or whoever has started the launcher.
             raise SystemExit(0 if self.rank or self._followed else DIVERGED)
-        if probes.retention.nan_at is not None:
-            self._terminal.say(f"step {probes.retention.nan_at} made a NaN; the script is ended (--until-nan)")
+        if probes.keeping.nan_at is not None:
+            self._terminal.say(f"step {probes.keeping.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
         if self.options.until_step is not None and step > self.options.until_step:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
@@ -235,7 +234,6 @@ class Session:
         self._closed = True
         self._guard.script_is_over = True
         self._installed.close()
-        self._terminal.clear()
         if (probes := self.probes) is not None:
             probes.remove(over=True)
             with self._writing(self._end):
@@ -271,7 +269,7 @@ class Session:
         published = self._publishers.finish()
         self.words += published
         self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]
-        box = probes.retention.box if probes is not None else None
+        box = probes.keeping.box if probes is not None else None
         before = len(box.written) if box is not None else 0
         self.words += self._reference.finish(probes.recorder if probes is not None else None)
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge

@@ -1,11 +1,9 @@
-"""What a capture says on stderr: warnings, a progress line for who asks for one, and at the end what was recorded."""
+"""What a capture says on stderr: warnings, and at the end what was recorded."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.records import Kind
@@ -19,60 +17,21 @@ if TYPE_CHECKING:
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.store.write.launch import Launch
 
-_INTERVAL = 0.5
-_FIRST = 2.0
-
 
 class Terminal:
-    """Sentences, and one line that is rewritten in place: steps, rate, records, bytes.
+    """Writes sentences to stderr."""
 
-    The line would spoil what a script writes to its stderr itself, so it is there for who asks for it alone.
-    """
-
-    def __init__(self, launch: Launch | None, *, quiet: bool, progress: bool) -> None:
-        """Say nothing where `quiet`, and show no progress where stderr is no terminal."""
+    def __init__(self, launch: Launch | None, *, quiet: bool) -> None:
+        """Say nothing where `quiet`."""
         self._quiet = quiet
         self._who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
-        try:
-            self._shown = progress and not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        except (AttributeError, ValueError):
-            self._shown = False
-        self._began = time.monotonic()
-        self._next = self._began + _FIRST
-        self._drawn = False
 
     def say(self, sentence: str) -> None:
         """Write a line; one that cannot be written is lost."""
-        self.clear()
         if not self._quiet:
-            with contextlib.suppress(OSError, ValueError, UnicodeError):
+            with contextlib.suppress(AttributeError, OSError, ValueError, UnicodeError):
                 sys.stderr.write(f"{self._who}: {sentence}\n")
                 sys.stderr.flush()
-
-    def progress(self, step: int, records: int, size: int) -> None:
-        """Redraw, at most twice a second, and not at all in captures that are over at once."""
-        if not self._shown:
-            return
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + _INTERVAL
-        rate = step / max(now - self._began, 1e-9)
-        self._draw(f"\r\x1b[2Kintrospect: step {step:,} · {rate:.1f}/s · {records:,} records · {human_size(size)}\r")
-        self._drawn = True
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self._drawn:
-            self._drawn = False
-            self._draw("\r\x1b[2K")
-
-    def _draw(self, text: str) -> None:
-        try:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        except (OSError, ValueError, UnicodeError):
-            self._shown = False
 
 
 def nothing(path: Path, *, installed: bool) -> str:
@@ -99,8 +58,8 @@ def summary(
     if launch is not None:
         size += f"; this is rank {launch.rank} of {launch.world_size}"
     rest = " and what came after" if manifest.get("remainder") else ""
-    if probes.retention.thinning is not None and (dropped := probes.retention.thinning.dropped):
-        rest += f" and dropped {dropped:,} of them again"
+    if probes.keeping.dropped:
+        rest += f" and dropped {probes.keeping.dropped:,} of them again"
     if (moved := probes.perturbed) is not None:
         which = f"{count(moved.elements, 'number')} in {count(moved.parameters, 'parameter')}"
         rest += f" after --perturb {moved.seed} moved {which} by one rounding"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from introspect_cli.capture.options.capture_options import CaptureOptions, described
-from introspect_cli.capture.options.option import AGAIN, HEADINGS, HOW, Option
+from introspect_cli.capture.options.option import AGAIN, HEADINGS, HOW, SHORT, WHEN, Option
 from introspect_cli.capture.options.parse import options_of
 from introspect_cli.capture.processes import command_of
 from introspect_cli.commands.shared import RunType
@@ -21,6 +21,11 @@ from introspect_cli.script.target import Target, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+_SHORT = (
+    "The first N steps, beside those asked for otherwise.",
+    "The last N steps, beside those: older ones are dropped as the run goes on.",
+)
 
 
 class GroupedOption(click.Option):
@@ -82,6 +87,9 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     """All options: those that are fields, and those that steer this command only."""
     for name, option in described():
         yield from_field(name, option, getattr(CaptureOptions, name))
+        if name == "steps":
+            for word, text in zip(SHORT, _SHORT, strict=True):
+                yield _declared(WHEN, text, f"--{word}", metavar="N", type=int)
     yield _declared(HOW, "Run the module named next, as `python -m` does.", "-m", "module", is_flag=True)
     yield _declared(
         AGAIN,
@@ -127,7 +135,6 @@ Examples:
   introspect capture --steps 0:10,100::100 --record input,output,grad train.py
   introspect capture --last 100 --until-nan train.py
   introspect capture --against runA --stop train.py
-  introspect capture --first 10 --every-seconds 600 --publish mlflow train.py
   introspect capture --seed 0 --deterministic -m project.train --epochs 2""",
 )
 @capture_options

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.commands.shared import say
+from introspect_cli.commands.shared import exit_code, say
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
@@ -37,6 +36,9 @@ def repeat(
     """Capture the script several times; 0 if all runs are the same, 1 if two differ, 2 if that could not be told."""
     from introspect_cli.capture.neutrality import run_child
     from introspect_cli.capture.ranks.launchers import fresh_run
+    from introspect_cli.compare.groups import group_runs
+    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.exchange.checkpoints import opened
 
     base = options.output or fresh_run(target)
     outputs = [base.with_name(f"{base.name}-{number}") for number in range(1, times + 1)]
@@ -49,36 +51,16 @@ def repeat(
             raise StoreError(
                 f"run {number + 1} of {times} recorded nothing in {output}; it ended with code {codes[-1]}"
             )
-    code, sentence = _compared(outputs)
+    with opened(*outputs) as runs:
+        groups = group_runs(runs, DiffOptions(limit=1))
+    sentence = f"{groups.sentence} {groups.differences[0].sentence if groups.differences else ''}".rstrip()
+    code = exit_code(groups.verdict)
     if code == SAME and len(set(codes)) > 1:
-        code, sentence = DIVERGED, f"not deterministic: the exit codes are {', '.join(map(str, codes))}"
-    say(f"introspect: {sentence}", err=True)
+        code, sentence = DIVERGED, f"The exit codes are {', '.join(map(str, codes))}."
+    said = {SAME: "deterministic", DIVERGED: "not deterministic", UNDECIDED: "cannot tell"}[code]
+    say(f"introspect: {said}: {sentence}", err=True)
     say(f"introspect: the runs are in {', '.join(map(str, outputs))}", err=True)
     return code
-
-
-def _compared(outputs: Sequence[Path]) -> tuple[int, str]:
-    """Compare every run with the first; a difference found decides."""
-    from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.result import Verdict
-    from introspect_cli.store.read.run import open_run
-
-    steps, undecided, differs = 0, "", ""
-    with open_run(outputs[0]) as first:
-        for number, output in enumerate(outputs[1:], 2):
-            with open_run(output) as other:
-                result = compare_runs(first, other, replace(DiffOptions(), limit=1), [])
-            if result.verdict is Verdict.DIVERGED or result.counts.diverged:
-                differs = differs or f"not deterministic: run {number} differs from run 1. {result.sentence}"
-            if result.verdict is Verdict.UNDECIDED:
-                undecided = undecided or f"cannot tell: {result.sentence}"
-            steps = result.counts.steps_compared
-    if differs:
-        return DIVERGED, differs
-    if undecided:
-        return UNDECIDED, undecided
-    return SAME, f"deterministic: {len(outputs)} runs agree in all {steps:,} steps"
 
 
 def _refuse_existing(outputs: Sequence[Path], options: CaptureOptions) -> None:

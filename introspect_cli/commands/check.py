@@ -7,8 +7,6 @@ import click
 from introspect_cli.commands.shared import RunType, answer, engine_option, formats, last_runs
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
-_WIDEST = 80  # of the list of rules, which is read as help is
-
 
 @click.command(
     epilog="""\b
@@ -16,7 +14,6 @@ Examples:
   introspect check runA
   introspect check --list --rule 'loss-*'
   introspect check --ignore one-batch --fail-on error runA
-  introspect check --rule 'loss-*' --format json runA
   introspect check --copies run             (thousands of ranks, in seconds)
 
 Exit status: 0 nothing found, 1 a finding at the level of --fail-on or worse, 2 no rule had the data it needs.""",
@@ -66,17 +63,13 @@ def check(
 
     chosen = choose(rules, ignore)
     if listed:
-        answer(
-            format_,
-            lambda: rules_document(chosen),
-            lambda screen: rules_blocks(chosen, min(screen.width, _WIDEST)),
-        )
+        answer(format_, lambda: rules_document(chosen), lambda: rules_blocks(chosen))
         return SAME
     if copies and (rules or ignore):
         raise UsageError("--copies applies no rules: leave out --rule and --ignore.")
     with open_any(run or last_runs(1)[0]) as opened, engine_of(engine) as at_work:
         result = minority_ranks(opened, at_work.total) if copies else check_run(opened, chosen, at_work.elsewhere)
-    answer(format_, lambda: check_document(result), lambda _: check_blocks(result))
+    answer(format_, lambda: check_document(result), lambda: check_blocks(result))
     if result.reaches(Level(fail_on)):
         return DIVERGED
     return SAME if result.checked else UNDECIDED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,6 @@ class Shown:
 class Again:
     """The options that belong to revisions."""
 
-    repeat: bool
     fresh: bool
     links: tuple[str, ...]
 
@@ -93,7 +92,6 @@ Examples:
   introspect diff runA runB --values      (captured with --save-tensors)
   introspect diff runA checkpoint-40      (or two checkpoints: .pt, ...)
   introspect diff main my-branch -- train.py --epochs 1
-  introspect diff HEAD~3 . -- --record param,grad,loss train.py
 
 Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
@@ -121,7 +119,6 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("--map/--no-map", "want_map", default=False, help="Show modules by steps, shaded by distance.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence.")
-@click.option("--repeat", is_flag=True, help="With revisions: run A twice first, and say whether it repeats.")
 @click.option("--fresh", is_flag=True, help="With revisions: capture again what was captured before.")
 @link_option
 @engine_option
@@ -157,15 +154,14 @@ def diff(
     if command and a is None:  # `--` stands before runs, as it may where a name begins with a dash
         a, b, more, command = command[0], next(iter(command[1:]), None), command[2:], None
     if command is None and any(vars(again).values()):
-        raise UsageError("--repeat, --fresh and --link belong to revisions: name what to run after `--`.")
+        raise UsageError("--fresh and --link belong to revisions: name what to run after `--`.")
     if command is not None and more:
         raise UsageError("give two revisions: leave the rest out.")
     try:
         if command is None:
             a, b = pair_of(*(None if word is None else str(chosen(word)) for word in (a, b)))
         else:
-            a, b, noise = _captured(a, b, command, compared, shown, again)
-            compared = replace(compared, noise=noise)
+            a, b = _captured(a, b, command, compared, shown, again)
         verdict = _group((a, b, *more), compared, shown) if more else _compare(a, b, compared, shown)
     except IntrospectError as error:
         named = [] if command is not None else _revisions(a, b)
@@ -179,8 +175,8 @@ def diff(
 
 def _captured(
     a: str | None, b: str | None, command: tuple[str, ...], compared: Comparing, shown: Shown, again: Again
-) -> tuple[str, str, tuple[str, ...]]:
-    """Capture what of a and b is a revision; both runs, and repetitions of a."""
+) -> tuple[str, str]:
+    """Capture what of a and b is a revision; both runs."""
     from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
@@ -193,7 +189,7 @@ def _captured(
     runs = [_run_of(word) for word in (a, b)]
     if None not in runs:
         tell(f"{a} and {b} are runs, so {' '.join(command)} is not run")
-        return str(runs[0]), str(runs[1]), compared.noise
+        return str(runs[0]), str(runs[1])
     options, words = split_words(capture, command)
     # what the process that compares while b runs does not know of is asked of the whole of it
     known = Comparing(rtol=compared.rtol, noise=compared.noise)
@@ -240,16 +236,18 @@ def _group(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Verdict
     options = shown.options(compared)
     with opened(*compared.noise) as noise, engine_of(shown.engine) as at_work, opened(*paths) as runs:
         groups = group_runs(runs, options, noise, at_work.elsewhere)
-    answer(shown.format_, lambda: groups_document(groups), lambda _: groups_blocks(groups))
+    answer(shown.format_, lambda: groups_document(groups), lambda: groups_blocks(groups))
     return groups.verdict
 
 
 def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
     from introspect_cli.compare.checkpoints.moment import as_moments
+    from introspect_cli.compare.closeup import closeup
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.engine import engine_of
     from introspect_cli.exchange.checkpoints import opened, written
     from introspect_cli.records import Kind
+    from introspect_cli.render.blocks import line
     from introspect_cli.render.diff_text import diff_blocks
     from introspect_cli.render.divergence_text import changes_blocks
     from introspect_cli.render.findings import settings_blocks
@@ -267,26 +265,25 @@ def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
             from introspect_cli.commands.page import graph_at
 
             graph = graph_at((one, two), first.step, options)
-        first = first if shown.values else None
-        stored = (_stored(one, first.a), _stored(two, first.b)) if first is not None else None
+        seen = closeup(one, two, first) if shown.values and first is not None else None
     if graph is not None and shown.output:
         from introspect_cli.render.graph import draw
 
         draw(graph, shown.output, f"{a} against {b}: operators")
 
-    def blocks(screen: Any) -> Iterator[Any]:
+    def blocks() -> Iterator[Any]:
         if shown.settings_only or shown.changes_only:
             yield from settings_blocks(result) if shown.settings_only else changes_blocks(result.code)
             return
         yield from diff_blocks(result, everything=shown.everything, verbose=shown.verbose, grouped=shown.grouped)
-        if first is not None and stored is not None:
-            from introspect_cli.render.values_text import side_by_side
+        if seen is not None:
+            from introspect_cli.render.values_text import closeup_blocks
 
-            yield from side_by_side(first, *stored, screen.width)
+            yield from (line(), *closeup_blocks(seen))
         if shown.want_map:
             from introspect_cli.render.plots_text import map_blocks
 
-            yield from map_blocks(result, screen.width)
+            yield from map_blocks(result)
         if graph is not None and not shown.output:
             from introspect_cli.render.graph import graph_blocks
 
@@ -294,8 +291,3 @@ def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
 
     answer(shown.format_, lambda: diff_document(result), blocks)
     return result.verdict
-
-
-def _stored(run: Any, summary: Any) -> Any:
-    """The tensor that a run has stored of a record; None without one."""
-    return run.tensor(summary.checksum) if summary is not None and summary.checksum else None

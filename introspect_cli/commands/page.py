@@ -15,6 +15,7 @@ from introspect_cli.health.check import check_tables
 from introspect_cli.health.history import curves, depth, pack
 from introspect_cli.health.reading import read_table
 from introspect_cli.inspect.data_flow import Graph, graph_of, prune
+from introspect_cli.inspect.overview import overview
 from introspect_cli.records import Kind
 from introspect_cli.render.graph import marked
 from introspect_cli.render.html import page_html
@@ -49,8 +50,7 @@ def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
     ops = _ops(runs, rank, step, step - shifts[1] if shifts and step is not None else step)
     bare = DiffOptions(**{**vars(options), "limit": 0})
     page = Page(
-        paths=tuple(str(run.path) for run in runs),
-        facts=tuple(_facts(run) for run in runs),
+        runs=tuple(map(overview, runs)),
         result=result,
         checks=tuple(
             check_tables(str(run.path), list(by_rank.values())) for run, by_rank in zip(runs, tables, strict=True)
@@ -105,23 +105,3 @@ def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tu
         sides.append({record.site: record for record in records if record.site.kind is Kind.OP_OUTPUT})
     a, b = sides[0], sides[1] if len(sides) > 1 else {}
     return tuple((a.get(site), b.get(site)) for site in dict.fromkeys([*a, *b]))
-
-
-def _facts(run: Run) -> tuple[tuple[str, str], ...]:
-    """What ran, on what, how it ended."""
-    manifest = run.manifest
-    runtime = run.settings.document("runtime")
-    argv = manifest.get("argv")
-    facts = {
-        "command": " ".join(map(str, argv)) if isinstance(argv, list) else manifest.get("imported_from", ""),
-        "state": run.state.value,
-        "exit code": manifest.get("exit_code", ""),
-        "exception": manifest.get("exception", ""),
-        "started": manifest.get("started", ""),
-        "ended": manifest.get("ended", ""),
-        "steps": run.steps,
-        "ranks": len(run.ranks),
-        "not observed": "; ".join(map(str, manifest.get("not_observed") or ())),
-    }
-    facts |= {name: runtime[name] for name in ("python", "torch", "cuda") if runtime.get(name)}
-    return tuple((name, str(value)) for name, value in facts.items() if value not in ("", None))

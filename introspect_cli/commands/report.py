@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import RunType, Selecting, force_option, last_runs, rtol_option, say, selecting
+from introspect_cli.commands.shared import Comparing, RunType, comparing, force_option, last_runs, say
 from introspect_cli.exit_codes import SAME
 
 
@@ -16,38 +16,31 @@ from introspect_cli.exit_codes import SAME
     epilog="""\b
 Examples:
   introspect report --open                      (the last run, in the browser)
-  introspect report runA -o report.html
   introspect report runA runB --noise runA2 -o report.html
-  introspect report runA runB --modules 'blocks.*' -o blocks.html""",
+  introspect report runA runB -o report.html""",
 )
 @click.argument("run", type=RunType(), required=False)
 @click.argument("run_b", type=RunType(), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
 @click.option("--open", "browse", is_flag=True, help="Open it in the browser; without -o, a temporary file.")
-@click.option(
-    "--noise", multiple=True, type=RunType(), metavar="RUN", help="A run that should equal RUN; drawn as a band."
-)
-@rtol_option
 @force_option("a file")
-@selecting("steps", "kinds", "modules", "ranks")
+@comparing
 def report(
     run: str | None,
     run_b: str | None,
     output: Path | None,
     *,
     browse: bool,
-    noise: tuple[str, ...],
-    rtol: float,
     force: bool,
-    selected: Selecting,
+    compared: Comparing,
 ) -> int:
     """Make a page about RUN, or about RUN and RUN_B; without them, about the last run below introspect-runs/.
 
-    The page is one file that needs no network. A selection narrows the comparison, not the curves.
+    The page is one file that needs no network. The options of `diff` narrow the comparison, not the curves; --noise is
+    drawn as a band.
     """
     from introspect_cli.commands.page import page_of
     from introspect_cli.compare.checkpoints.moment import is_checkpoint
-    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import opened
     from introspect_cli.render.blocks import write_whole
@@ -57,15 +50,14 @@ def report(
         raise UsageError("say where the page goes: -o report.html, or --open to see it in the browser")
     if output is not None and output.exists() and not force:
         raise UsageError(f"{output} exists: choose another name with -o, or --force to replace it")
-    selection = selected.read()
-    if selection.narrowed and run_b is None:
-        raise UsageError("--steps, --kinds, --modules and --ranks narrow a comparison: name two runs with them")
+    if run_b is None and compared != Comparing(noise=compared.noise):
+        raise UsageError("the options of diff say how to compare: name two runs with them")
     named = [run or last_runs(1)[0], *([run_b] if run_b else [])]
-    with opened(*named) as runs, opened(*noise) as others:
+    with opened(*named) as runs, opened(*compared.noise) as others:
         if run_b is None and is_checkpoint(runs[0]):
             held = f"`introspect show step 0 {named[0]}` lists what is in it"
             raise UsageError(f"{named[0]} is a checkpoint, which has no history to draw: {held}; or name two")
-        text = page_of(runs, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol))
+        text = page_of(runs, others, compared.options(want_map=True, limit=200))
     if output is None:
         output = Path(tempfile.mkdtemp(prefix="introspect-")) / "report.html"
     try:

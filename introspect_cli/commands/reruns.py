@@ -96,14 +96,14 @@ def bisect(
             raise UsageError(f"--changes runs the command that RUN_A recorded: leave {rest[0]!r} out")
         a, b = map(Path, changes)
         proof = prove(a, b, options, output, until_step, tell, most_runs=max_runs, keep=keep)
-        answer(format_, lambda: proof_document(proof), lambda _: proof_blocks(proof))
+        answer(format_, lambda: proof_document(proof), lambda: proof_blocks(proof))
         return DIVERGED if proof.proven else UNDECIDED
     from introspect_cli.rerun.bisect import Plan
     from introspect_cli.rerun.bisect import bisect as find
 
     plan = Plan(str(good), bad, options, rest, until_step, setup, links, keep, output, max_runs)
     culprit = find(plan, tell)
-    answer(format_, lambda: culprit_document(culprit), lambda _: culprit_blocks(culprit))
+    answer(format_, lambda: culprit_document(culprit), lambda: culprit_blocks(culprit))
     return DIVERGED if culprit.commit else UNDECIDED
 
 
@@ -211,6 +211,5 @@ def zoom(
     one, two = map(Path, pair_of(a, b))
     noise = tuple(map(Path, compared.noise))
     zoomed = look(one, two, compared.options(), output, links, tell, noise)
-    screen = Screen()
-    screen.draw(zoom_blocks(zoomed, screen.width))
+    Screen().draw(zoom_blocks(zoomed))
     return exit_code(zoomed.verdict)

@@ -45,7 +45,7 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
 
     places = _places(directories)
     search = find_runs(places)
-    answer(format_, lambda: runs_document(search), lambda _: runs_blocks(search, [str(place) for place in places]))
+    answer(format_, lambda: runs_document(search), lambda: runs_blocks(search, [str(place) for place in places]))
     return SAME
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.result import Verdict
     from introspect_cli.render.blocks import Block
-    from introspect_cli.render.console import Screen
     from introspect_cli.selection import Selection
 
 _SELECTING: dict[str, Callable[[Any], Any]] = {
@@ -251,13 +250,12 @@ def compared_as(words: Sequence[str]) -> tuple[DiffOptions, tuple[str, ...]]:
     return asked.options(), asked.noise
 
 
-def answer(format_: str, document: Callable[[], Any], blocks: Callable[[Screen], Iterable[Block]]) -> None:
+def answer(format_: str, document: Callable[[], Any], blocks: Callable[[], Iterable[Block]]) -> None:
     """Write an answer to stdout: drawn, or as a document in JSON or YAML; only what was asked for is made."""
     if format_ == "table":
         from introspect_cli.render.console import Screen
 
-        screen = Screen()
-        screen.draw(blocks(screen))
+        Screen().draw(blocks())
         return
     from introspect_cli.render.json import to_json, to_yaml
 

@@ -70,7 +70,7 @@ def run(run: str | None, format_: str) -> int:
 
     with ExitStack() as stack:
         about = overview(_opened(stack, run))
-    answer(format_, lambda: overview_document(about), lambda _: overview_blocks(about))
+    answer(format_, lambda: overview_document(about), lambda: overview_blocks(about))
     return SAME
 
 
@@ -90,7 +90,7 @@ def tree(run: str | None, format_: str, *, unfold: bool, depth: int | None, rank
 
     with ExitStack() as stack:
         rows = module_tree(_opened(stack, run), fold=not unfold, rank=rank, depth=depth)
-    answer(format_, lambda: tree_document(rows), lambda _: tree_blocks(rows))
+    answer(format_, lambda: tree_document(rows), lambda: tree_blocks(rows))
     return SAME
 
 
@@ -115,7 +115,7 @@ def step(step: str, run: str | None, selected: Selecting, format_: str, *, rank:
     answer(
         format_,
         lambda: records_document(records, number, labels),
-        lambda _: records_blocks(records, number, labels),
+        lambda: records_blocks(records, number, labels),
     )
     return SAME
 
@@ -146,11 +146,8 @@ def history(
         by_run = [history_document(each, stat) for each in series]
         return by_run[0] if len(by_run) == 1 else dict(zip("ab", by_run, strict=True))
 
-    def blocks(screen: Any) -> Any:
-        ways = {"ascii_only": not screen.unicode}
-        if len(series) == 1:
-            return history_blocks(series[0], stat, screen.width, **ways)
-        return pair_blocks(paired(series[0], series[1]), stat, screen.width, **ways)
+    def blocks() -> Any:
+        return history_blocks(series[0], stat) if len(series) == 1 else pair_blocks(paired(series[0], series[1]), stat)
 
     answer(format_, document, blocks)
     return SAME
@@ -174,7 +171,7 @@ def values(fqn: str, run: str | None, selected: Selecting, step: str | None, for
         opened = _opened(stack, run)
         number = None if step is None else one_step(step, opened, rank)
         stored = stored_values(opened, fqn, check_selection(selected.read(), [opened]), step=number, rank=rank)
-    answer(format_, lambda: values_document(stored), lambda screen: values_blocks(stored, screen.width))
+    answer(format_, lambda: values_document(stored), lambda: values_blocks(stored))
     return SAME
 
 
@@ -210,7 +207,7 @@ def graph(
     if output:
         draw(flow, output, f"{opened.path}: operators")
     else:
-        answer(format_, lambda: graph_document(flow), lambda _: graph_blocks(flow))
+        answer(format_, lambda: graph_document(flow), lambda: graph_blocks(flow))
     return SAME
 
 
@@ -224,5 +221,5 @@ def settings(run: str | None, format_: str) -> int:
 
     with ExitStack() as stack:
         held = dict(_opened(stack, run).settings)
-    answer(format_, lambda: settings_document(held), lambda _: settings_blocks(held))
+    answer(format_, lambda: settings_document(held), lambda: settings_blocks(held))
     return SAME

@@ -24,17 +24,15 @@ if TYPE_CHECKING:
 \b
 Examples:
   introspect export runA --format parquet -o tables
-  introspect export runA --format yaml --steps 0,3 -o reports
   introspect export runA --format csv --modules 'blocks.*.attn' -o attention
-  introspect export runA --format json-tree --steps 0 --prune-layers -o trees""",
+  introspect export runA --format json-tree --steps 0 -o trees""",
 )
 @click.argument("run", type=RunType())
 @click.option("--format", "format_", type=click.Choice(list(FORMATS)), required=True, help="What to write; see below.")
 @click.option("-o", "--output", type=click.Path(), required=True, help="Directory to write to; new or empty.")
 @selecting("steps", "kinds", "modules", "ranks")
-@click.option("--prune-layers", is_flag=True, help="json-tree: keep the first and the last of repeated layers.")
 @engine_option
-def export(run: str, format_: str, output: str, *, prune_layers: bool, engine: str, selected: Selecting) -> int:
+def export(run: str, format_: str, output: str, *, engine: str, selected: Selecting) -> int:
     """Write RUN as tables, reports, trees or TensorBoard events."""
     from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError
@@ -46,7 +44,7 @@ def export(run: str, format_: str, output: str, *, prune_layers: bool, engine: s
     wanted = selected.read()
     with open_any(run) as opened, engine_of(engine) as at_work:
         wanted = check_selection(wanted, [opened])
-        written = write(opened, format_, output, wanted, at_work.elsewhere, prune_layers=prune_layers)
+        written = write(opened, format_, output, wanted, at_work.elsewhere)
     if not written:
         raise UsageError(f"{run} has no complete step, so there is nothing to export")
     say(f"wrote {count(written, 'file')} to {output}")

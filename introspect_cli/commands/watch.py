@@ -55,7 +55,7 @@ def watch(run: str | None, against: str | None, compared: Comparing, *, once: bo
             seen = look(run)
             result = None if reference is None or not run.ranks else reference.result(run)
             shown = None if against is None else (against, result)
-            blocks = watch_blocks(seen, screen.width, shown, ascii_only=not screen.unicode)
+            blocks = watch_blocks(seen, shown)
             if draw is not None:
                 draw(blocks)
             elif not once and not seen.over and [seen.steps] != steps[-1:]:

@@ -9,21 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.compare.elements import TensorDifference, difference
 from introspect_cli.compare.terms.at import At
-from introspect_cli.compare.terms.distance import Tensors, relative, sketch_norms
+from introspect_cli.compare.terms.distance import Tensors
 from introspect_cli.compare.terms.sites import columns, kind_code
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Record, Status
-from introspect_cli.sums import samples_key
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from numpy.typing import NDArray
 
     from introspect_cli.compare.terms.result import DiffResult, Divergence
     from introspect_cli.store.read.run import Run
@@ -174,65 +168,3 @@ def _given(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:
         state = "not recorded" if not all(checksums) else "equal" if checksums[0] == checksums[1] else "differs"
         inputs.append(Given(what(site), state))
     return tuple(inputs)
-
-
-# --- which samples differ
-
-
-def samples_note(a: Run, b: Run, first: Divergence) -> str:
-    """Which samples differ and by how much, as a sentence; "" where that was not recorded.
-
-    Raises:
-        StoreError: what was stored of them is damaged.
-    """
-    if first.a is None or first.b is None or not first.a.layout.shape or first.a.layout.shape != first.b.layout.shape:
-        return ""
-    sides = [samples_of(run, side.checksum, side.layout.shape[0]) for run, side in ((a, first.a), (b, first.b))]
-    if sides[0] is None or sides[1] is None:
-        return ""
-    (sums_a, sketch_a), (sums_b, sketch_b) = sides[0], sides[1]
-    total, differing = len(sums_a), np.flatnonzero(sums_a != sums_b)
-    rel = _distances(sketch_a, sketch_b)
-    is_batch = total == batch_size(a.rank(first.rank).records(first.step))
-    word, plural = ("sample", "samples") if is_batch else ("index of dimension 0", "indices of dimension 0")
-    if len(differing) == total:
-        return f"All {total} {plural} differ{_range(rel, differing)}."
-    order = sorted(differing.tolist(), key=lambda at: -(rel[at] if rel is not None else 0.0))
-    shown = ", ".join(f"{at}{_far(rel, at)}" for at in order[:_NAMED])
-    more = f" and {len(order) - _NAMED} more" if len(order) > _NAMED else ""
-    rest = f"the other {total - len(differing)} are equal" if total - len(differing) > 1 else "the other one is equal"
-    verb = "differs" if len(differing) == 1 else "differ"
-    return f"Of {total} {plural}, {count(len(differing), word, plural)} {verb}: {shown}{more}; {rest}."
-
-
-def samples_of(run: Run, checksum: int, number: int) -> tuple[NDArray[np.uint64], NDArray[np.float32] | None] | None:
-    """Checksum and sketch of each sample of a tensor; None where they were not kept.
-
-    Raises:
-        StoreError: what was stored of them is damaged.
-    """
-    stored = run.tensor(samples_key(checksum)) if checksum else None
-    if stored is None or stored.dtype != np.uint8 or stored.shape not in ((number, 8), (number, 72)):
-        return None
-    rows = np.ascontiguousarray(stored)
-    sketch = np.ascontiguousarray(rows[:, 8:]).view("<f4") if rows.shape[1] > 8 else None
-    return np.ascontiguousarray(rows[:, :8]).view("<u8").reshape(-1), sketch
-
-
-def _distances(one: NDArray[np.float32] | None, two: NDArray[np.float32] | None) -> NDArray[np.float64] | None:
-    """Estimated relative L2 distance of each sample; None where there are no sketches."""
-    if one is None or two is None:
-        return None
-    distances = sketch_norms(one.astype(np.float64) - two.astype(np.float64))
-    return np.nan_to_num(relative(distances, np.maximum(sketch_norms(one), sketch_norms(two))), posinf=0.0)
-
-
-def _far(rel: NDArray[np.float64] | None, at: int) -> str:
-    return f" (relative L2 {rel[at]:.2g})" if rel is not None and rel[at] else ""
-
-
-def _range(rel: NDArray[np.float64] | None, distances: NDArray[np.int64]) -> str:
-    if rel is None or not rel[distances].any():
-        return ""
-    most = int(distances[np.argmax(rel[distances])])
-    return f" (relative L2 {rel[distances].min():.2g} to {rel[distances].max():.2g}, most at {most})"

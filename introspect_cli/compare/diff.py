@@ -10,7 +10,6 @@ from introspect_cli.compare.answer.by_rank import compared_runs
 from introspect_cli.compare.answer.port_answer import by_flow
 from introspect_cli.compare.answer.restored import with_origins
 from introspect_cli.compare.checkpoints.moment import is_checkpoint, strictly
-from introspect_cli.compare.closeup import samples_note
 from introspect_cli.compare.terms.names import renamer
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.compare.terms.watched import chooses_modules
@@ -60,8 +59,6 @@ def compare_runs(
         answer = by_flow(answer, (a, b), options, outcomes[0])
     if by_rank or outcomes[0].resumption is not None:
         answer = with_origins(answer, compared)
-    lines = outcomes[0].samples_note() if not by_rank else []
-    if by_rank and answer.first is not None:
-        bitwise = entire and not options.tolerant and not noise
-        lines = [samples_note(a, b, answer.first), compared.unchanged if bitwise else ""]
-    return replace(answer, evidence=(*answer.evidence, *filter(None, lines)))
+    bitwise = entire and not options.tolerant and not noise
+    unchanged = compared.unchanged if by_rank and answer.first is not None and bitwise else ""
+    return replace(answer, evidence=(*answer.evidence, *filter(None, [unchanged])))

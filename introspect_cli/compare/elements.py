@@ -111,8 +111,6 @@ def _split(shape: tuple[int, ...]) -> int:
 # --- element by element
 
 
-_KEPT = 64
-
 MANTISSA = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 """Bits after the point that a number of a dtype has."""
 
@@ -136,7 +134,6 @@ class Elements:
         largest: largest |a - b| over the elements finite in both; None where there are none.
         where: index of that element.
         first: index of the first element that differs, in row-major order.
-        rows: up to 64 differing elements in row-major order: index, value in a, value in b.
     """
 
     total: int
@@ -144,7 +141,6 @@ class Elements:
     largest: float | None
     where: tuple[int, ...]
     first: tuple[int, ...]
-    rows: tuple[tuple[tuple[int, ...], complex, complex], ...]
 
 
 @dataclass(frozen=True)
@@ -207,10 +203,6 @@ def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
         largest=float(distance[best]) if best is not None else None,
         where=index_of(int(places[best]), a.shape) if best is not None else (),
         first=index_of(int(places[0]), a.shape) if len(places) else (),
-        rows=tuple(
-            (index_of(int(places[at]), a.shape), one[at].item(), two[at].item())
-            for at in range(min(len(places), _KEPT))
-        ),
     )
 
 

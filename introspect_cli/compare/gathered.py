@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.closeup import samples_of
 from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.wholes import most_calls
-from introspect_cli.records import Joined, Kind, Layout, Phase, Status
+from introspect_cli.records import Joined, Kind, Layout, Phase
 from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.terms.table import Learned, Table
     from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.read.run import Run
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 
@@ -41,8 +38,6 @@ class Gathered:
     def __init__(self, sides: Sides) -> None:
         """Take both runs; the readers know how often either computes its loss in a step."""
         a, b, splits = sides.a, sides.b, sides.splits
-        self._readers, self._runs = (a, b), (sides.tensors.a, sides.tensors.b)
-        self._each = all(manifest.get("options", {}).get("per_sample") is True for manifest in sides.manifests)
         self._ranks = shares(b) / shares(a)
         self.by_samples = splits is not None and splits.differ
         self._layouts = a.layouts, b.layouts
@@ -63,32 +58,6 @@ class Gathered:
         flows = learned.flows_back or bool((back & table.chosen[table.differing]).any())
         return learned._replace(factor=factor, flows_back=flows)
 
-    def same_samples(self, table: Table) -> Mask:
-        """Differing rows whose samples were all kept and are equal, whichever rank has them."""
-        same = np.zeros(len(table.rows_a), np.bool_)
-        for at in np.flatnonzero(_how(table, Joined.GATHERED) & self._each).tolist():
-            bags = self._bags(table, int(table.rows_a[at]), int(table.rows_b[at]))
-            same[at] = bags is not None and bags[0] == bags[1]
-        return same
-
-    def samples_note(self, table: Table, rows: tuple[int, int], kind: Kind) -> list[str]:
-        """How many samples of a are in b too, of a divergence of which both kept them; rows of -1 are in one run."""
-        bags = None if min(rows) < 0 else self._bags(table, *rows)
-        both = 0 if bags is None else (bags[0] & bags[1]).total()
-        if bags is None or (not both and kind is not Kind.BATCH):
-            return []  # sums in another order leave no sample equal
-        return [f"Of {count(bags[0].total(), 'sample')} of a, {both} {'is' if both == 1 else 'are'} in b too."]
-
-    def _bags(self, table: Table, row_a: int, row_b: int) -> tuple[Counter[int], Counter[int]] | None:
-        """The samples of both sides, by checksum; None where not all were kept, or there are other numbers of them."""
-        if not self._each:
-            return None
-        sides = zip(
-            self._runs, self._readers, (table.a, table.b), (table.step, table.step_b), (row_a, row_b), strict=True
-        )
-        one, two = (_bag(*side) for side in sides)
-        return (one, two) if one is not None and two is not None and one.total() == two.total() else None
-
     def of_one_dtype(self, table: Table) -> Mask:
         """Differing rows but those of what ran inside in another dtype, on any rank: no other order makes that."""
         pairs = zip(self._layouts, table.pairs, strict=True)
@@ -101,8 +70,6 @@ class Gathered:
         gathered |= _single(table, self._layouts) & _how(table, Joined.ALIKE)
         if not _has_sketches(table):
             gathered |= _added_up(table, self._layouts)
-        if self._each:  # the same samples or another batch: no rounding is in it
-            gathered &= ~((table.kinds == kind_code(Kind.BATCH)) & _how(table, Joined.GATHERED))
         return gathered
 
     def agree(self, table: Table, rtol: Floats, learned: Learned) -> Mask:
@@ -268,26 +235,6 @@ def _size(batch: StepBatch, rows: Ids) -> Floats:
     """The largest absolute value of each row's tensor."""
     low, high = (np.abs(np.asarray(batch.floats[name], np.float64)[rows]) for name in ("min", "max"))
     return np.fmax(low, high)
-
-
-# --- samples
-
-
-def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Counter[int] | None:
-    """The samples of one record, of all ranks that have some of it; equal tensors are copies and count once."""
-    site = int(batch.site[row])
-    if isinstance(reader, WholeReader):
-        values = reader.values_of(step, site)
-    else:
-        seen = not reader.is_whole or batch.status[row] == Status.OBSERVED
-        values = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape if seen else ()}
-    out: Counter[int] = Counter()
-    for checksum, shape in values.items():
-        samples = samples_of(run, checksum, shape[0]) if shape else None
-        if samples is None:
-            return None
-        out.update(samples[0].tolist())
-    return out
 
 
 def shares(reader: Reader) -> float:

@@ -17,6 +17,11 @@ Noise is measured: runs that should equal a, compared with it, give each site a 
 seen there up to this step, and a divergence counts where it exceeds the floor by a factor. Integers, random states and
 shapes tolerate nothing; NaNs and infinities must be as many.
 
+Calls are counted within a step. Where a run calls a network once more, at first, the second call of one is the third
+of the other, and every call after it would be compared with another. So the run that has more counts those that are
+given the same as the other run's calls (`recounted`); the rest come last. Where inputs are on record of one run or of
+none, those that give the same.
+
 *Gradients of rounding alone* (`unsettle`). A key's bias in attention, and a bias before a BatchNorm, change no output:
 their gradient is 0, and what is computed is the rounding of a sum whose terms cancel. Adam and its like divide a
 gradient by its size, so another order of the same sums moves such a parameter otherwise. Nothing of the training rests
@@ -44,13 +49,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from difflib import SequenceMatcher
+from functools import wraps
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.recount import recounted
 from introspect_cli.compare.resumed import PLACE, redundant_starts, starts, updated, with_starts, written
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
 from introspect_cli.compare.step.size import LEAST_BOUND
@@ -79,21 +86,21 @@ from introspect_cli.compare.terms.table import (
     ONLY_B,
     WITHIN,
     Because,
+    Learned,
     Table,
 )
 from introspect_cli.compare.terms.watched import MODULE_KINDS, lists, ordered, stopped_within
 from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.wholes import autocasts
-from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
+from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.sites import Ids, Mask
-    from introspect_cli.compare.terms.table import Learned
+    from introspect_cli.compare.terms.sites import Columns, Ids, Mask
     from introspect_cli.records import Layout
     from introspect_cli.store.format.batch import StepBatch
 
@@ -147,7 +154,7 @@ def matched(
 
     differs = a.checksum[row_a] != b.checksum[row_b]
     state[:both][differs] = DIFFERENT
-    blind = _blind(a, row_a) | _blind(b, row_b) | _expanded(a, b, row_a, row_b, differs)
+    blind = _blind(a, row_a) | _blind(b, row_b)
     for rows, reason in (
         (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.RECORDS),
         (blind & counts[:both], Because.NOT_OBSERVED),
@@ -199,16 +206,6 @@ def _blind(batch: StepBatch, rows: Ids) -> Mask:
     if partial.any():
         unseen |= partial & (batch.checksum[rows] == 0)
     return unseen
-
-
-def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
-    """Rows that one run read element by element and of which the other only tells what is in memory."""
-    status_a, status_b = a.status[rows_a], b.status[rows_b]
-    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
-    for at in np.flatnonzero(unlike):
-        texts = a.text[rows_a[at]], b.text[rows_b[at]]
-        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
-    return unlike
 
 
 def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
@@ -277,19 +274,16 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
 
 def _without_unsaved(table: Table) -> Table:
     """Without files that one run alone saves: it may save more often, or by another name."""
-    alignment = table.alignment
-    products = alignment.kind == kind_code(Kind.PRODUCT)
-    if not products.any():
+    alignment, saved = table.alignment, table.alignment.kind == kind_code(Kind.PRODUCT)
+    if not saved.any():
         return table
-    saved = [
-        {(alignment.fqn[site], int(alignment.call[site])) for site in sites[products[sites]].tolist()}
-        for sites in (table.sites_a, table.sites_b)
-    ]
-    both = saved[0] & saved[1]
-    rows = np.flatnonzero(table.diverging & table.one_sided & products[table.site])
-    places = ((alignment.fqn[site], int(alignment.call[site])) for site in table.site[rows].tolist())
-    alone = np.fromiter((place not in both for place in places), np.bool_, len(rows))
-    return table.marked(rows[alone], ABSENT)
+
+    def files(sites: Ids) -> list[tuple[str, int]]:
+        return [(alignment.fqn[site], int(alignment.call[site])) for site in sites.tolist()]
+
+    both = {*files(table.sites_a[saved[table.sites_a]])} & {*files(table.sites_b[saved[table.sites_b]])}
+    rows = np.flatnonzero(table.diverging & table.one_sided & saved[table.site])
+    return table.marked(rows[[file not in both for file in files(table.site[rows])]], ABSENT) if len(rows) else table
 
 
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:
@@ -314,28 +308,17 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     """Of sites that one run alone has in a step, those that the other could not have seen.
 
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
-    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several. And a
-    model that has gradients, of which nothing ran, ran unseen: `forward` of a compiled one, called by name.
+    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several.
     """
     blind = other.status == int(Status.NOT_OBSERVED)
     kinds = alignment.kind
-    roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
-    ran = (kinds[other_sites] == kind_code(Kind.LOSS)).any()  # else an optimizer steps once more
-    silent = _roots_of(alignment, other_sites, {Kind.GRAD} if ran else ())
-    silent = (silent - _roots_of(alignment, other_sites, MODULE_KINDS)) & _roots_of(alignment, sites, MODULE_KINDS)
-    began = (alignment.phase[sites] == phase_code(Phase.START)) & of_kinds(kinds[sites], {Kind.PARAM, Kind.BUFFER})
-    unseen = (began | of_kinds(kinds[sites], MODULE_KINDS)) & np.array([root in silent for root in roots], np.bool_)
+    unseen = np.zeros(len(sites), np.bool_)
     for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
         hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
         if hidden:
             there = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
             unseen |= there & of_kinds(kinds[sites], inside)
     return np.asarray(unseen)
-
-
-def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:
-    """The models of which there is anything of some kinds."""
-    return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
 
 
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:
@@ -372,8 +355,6 @@ def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Tab
     gathered = comparison.gathered
     if gathered is None:
         return table, learned
-    same = gathered.same_samples(table)
-    table = table.marked(table.differing[same], EQUAL)
     learned = gathered.learn(table, learned)
     if len(table.differing):
         agree = gathered.agree(table, relative_tolerance(table, learned, comparison), learned)
@@ -797,3 +778,108 @@ def dead_note(table: Table, rows: Iterable[int], comparison: Comparison) -> str:
 
 def _form(layout: Layout) -> str:
     return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{' (sparse)' * layout.is_sparse}"
+
+
+# --- calls of a module by what it is given, where one run calls it more often
+
+_MOST_CALLS = 2000
+
+Given = dict[int, tuple[tuple[str, int], ...]]
+"""By call, the paths and checksums of what goes in, or of what comes out."""
+
+
+def recounted(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
+    """The records of a step, in which the calls of the run that has more of a module are counted as the other's."""
+    given = [_given_to(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
+    if not all(given):
+        given = [_given_to(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
+    made = list(batches)
+    for fqn in given[0].keys() & given[1].keys():
+        calls = given[0][fqn], given[1][fqn]
+        longer = int(len(calls[1]) > len(calls[0]))
+        if len(calls[0]) != len(calls[1]) and (numbers := _numbers(calls[longer], calls[1 - longer])):
+            made[longer] = _counted_as(columns[longer], made[longer], fqn, numbers)
+    return made[0], made[1]
+
+
+def _given_to(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
+    """What modules are given in a forward pass, or give, by name and call."""
+    sites = np.asarray(batch.site, np.int64)
+    rows = np.flatnonzero(
+        (columns.kind[sites] == kind_code(kind)) & (columns.phase[sites] == phase_code(Phase.FORWARD))
+    )
+    found: dict[str, dict[int, list[tuple[str, int]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows.tolist():
+        site = int(sites[row])
+        found[columns.fqn[site]][int(columns.call[site])].append((columns.path[site], int(batch.checksum[row])))
+    return {fqn: {call: tuple(sorted(of[call])) for call in sorted(of)} for fqn, of in found.items()}
+
+
+def _numbers(longer: Given, shorter: Given) -> dict[int, int]:
+    """The other run's number for each call of the run that has more; empty where those of one number fit as well."""
+    if len(longer) > _MOST_CALLS:
+        return {}
+    one, two = list(longer), list(shorter)
+    matcher = SequenceMatcher(None, list(longer.values()), list(shorter.values()), autojunk=False)
+    pairs = {one[i + k]: two[j + k] for i, j, size in matcher.get_matching_blocks() for k in range(size)}
+    if len(pairs) <= sum(longer[call] == shorter[call] for call in longer.keys() & shorter.keys()):
+        return {}
+    rest = iter(sorted(longer.keys() - set(pairs.values())))
+    return {call: pairs[call] if call in pairs else next(rest) for call in one}
+
+
+def _counted_as(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
+    """The records of a step with the calls of a module, and their gradients, under other numbers."""
+    sites = np.asarray(batch.site, np.int64).copy()
+    of_module = np.fromiter((columns.fqn[site] == fqn for site in sites.tolist()), np.bool_, len(sites))
+    phases = np.isin(columns.phase[sites], [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
+    rows = np.flatnonzero(of_module & phases & of_kinds(columns.kind[sites], MODULE_KINDS))
+    every = columns.of({fqn})
+    at = {(columns.phase[site], columns.kind[site], columns.call[site], columns.path[site]): site for site in every}
+    for row in rows.tolist():
+        site = int(sites[row])
+        call = numbers.get(int(columns.call[site]), int(columns.call[site]))
+        new = at.get((columns.phase[site], columns.kind[site], call, columns.path[site]))
+        if new is None:
+            return batch  # that call has other values
+        sites[row] = new
+    return replace(batch, site=sites.astype(batch.site.dtype))
+
+
+# --- the passes
+
+
+def separate(table: Table, comparison: Comparison) -> Table:
+    """The table with a mark on random states, and on what one run alone has since the other has no such thing."""
+    if comparison.causes is None:
+        return table
+    random, alone = (mask[table.site] for mask in comparison.causes)
+    return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))
+
+
+Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
+
+
+def _plain(change: Callable[[Table, Comparison], Table]) -> Pass:
+    """A pass that learns nothing."""
+
+    @wraps(change)
+    def run(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+        return change(table, comparison), learned
+
+    return run
+
+
+PASSES: tuple[Pass, ...] = (
+    _plain(cover),  # first, since no later pass may take what a run could not have recorded for a divergence
+    combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
+    tolerate,  # before causes are told from values, so that what is let pass is neither
+    unsettle,  # after it, since only where differences are let pass may those of rounding alone be
+    _plain(dead),  # after it, since what rests on a value may be within tolerance
+    _plain(separate),  # last: marks what diverges still
+)
+"""What each opened step goes through, in this order, after `pair` has put its records side by side: table and what was
+learned in, table and what was learned out.
+
+Of the first step that diverges then, `choose` finds the divergence that leads, and `judge` explains it.
+"""

@@ -88,7 +88,7 @@ def is_gap(sides: Sides, pair: Table) -> bool:
 def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
     """Whether the first step on record says how it began; one before which others were dropped need not."""
     options = manifest.get("options", {})
-    if not reader.thinned and not any(options.get(name) for name in ("when", "epochs", "schedule")):
+    if not reader.thinned and "when" not in str(options.get("steps")):
         return True
     sites, numbers = reader.sites, batch.site.tolist()
     tensors = {kind.value for kind in STATE_KINDS}
@@ -197,7 +197,7 @@ def resumed(sides: Sides, offset: int) -> Carried:
 
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
-_SELECTING = ("steps", "every_seconds", "epochs", "first", "last", "when", "schedule", "max_size")
+_SELECTING = ("steps", "first", "last", "max_size")
 """Options of a capture that may leave out the steps before its first."""
 LOOKED_AT = 200
 """Steps from there on of which learning rates, batches and random states are held against each other."""
@@ -415,8 +415,7 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
         states = {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}
         best = _step_with(whole, states) or best or _step_with(whole, tensors)
     if best is None:
-        counted = None if new else _step_counted(begins, whole)
-        return None if counted is None else (counted, True)
+        return None
     step, explained = best
     fresh = sum(start_whole.get(tensor) == value for tensor, value in start.items())
     if new and (explained <= fresh or not any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)):
@@ -460,13 +459,6 @@ def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
     if (equal == best).all(axis=1).sum() != 1 or 2 * best[0] < len(goal):
         return None
     return equal.tolist().index(best), best[0]
-
-
-def _step_counted(begins: At, whole: At) -> int | None:
-    """The step of the whole run at whose start its optimizer has counted as far as that of the later run has."""
-    goal = steps_counted(begins, Phase.START)
-    steps = whole.reader.entries["step"].tolist() if goal is not None else ()
-    return next((step + 1 for step in steps if steps_counted(whole.to(step), Phase.OPTIMIZER) == goal), None)
 
 
 def steps_counted(at: At, phase: Phase) -> float | None:

@@ -31,7 +31,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
     "drew-before-batch": "since the step began, one run drew other random numbers (an evaluation, shuffling, "
     "augmentation)",
-    "within-loader": "{module} runs while {loader} makes the batch",
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",

@@ -16,14 +16,11 @@ that differs is told with its cause; where many have one cause (the parameters o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.passes import combine, cover, dead, dead_note, evaluates, matched, pair, tolerate, unsettle
+from introspect_cli.compare.passes import PASSES, dead_note, evaluates, matched, pair
 from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.resumed import PLACE, Carried, is_gap, kept, resumed
@@ -40,7 +37,6 @@ from introspect_cli.compare.step.outcome import (
     watches_results,
 )
 from introspect_cli.compare.step.overview import Heat
-from introspect_cli.compare.step.rests_on import written_inside
 from introspect_cli.compare.step.size import materialise
 from introspect_cli.compare.step.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.step.structure import Structure
@@ -50,8 +46,8 @@ from introspect_cli.compare.terms.evidence import Cause, Known, least
 from introspect_cli.compare.terms.findings import Reach
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.result import Role, Size
-from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, phase_code, selected
-from introspect_cli.compare.terms.table import ABSENT, DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table
+from introspect_cli.compare.terms.sites import Columns, Mask, evaluating, kind_code, of_kinds, phase_code, selected
+from introspect_cli.compare.terms.table import DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
 
@@ -61,8 +57,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.findings import Part, Resumption
     from introspect_cli.compare.terms.table import Table
-    from introspect_cli.store.format.index import StepEntry
-    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.format.log import StepEntry
 
 _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 
@@ -72,14 +68,6 @@ _AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
 _AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
 _OUTSIDE = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 """Phases whose values code outside of modules makes: its draws are not on record."""
-
-
-def separate(table: Table, comparison: Comparison) -> Table:
-    """The table with a mark on random states, and on what one run alone has since the other has no such thing."""
-    if comparison.causes is None:
-        return table
-    random, alone = (mask[table.site] for mask in comparison.causes)
-    return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))
 
 
 class Lead(NamedTuple):
@@ -116,8 +104,7 @@ def choose(
     if effect is None:
         return None
     if effect == positions[0] and began is None:
-        written = _written_before(step, effect)
-        return None if written is None or written not in positions else Lead(step, written, written)
+        return None
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
     harmless = not (step.is_one_sided(effect) or new_values or brings_values(table.keeping(table.cause)))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
@@ -134,14 +121,6 @@ def choose(
     if blamed is None:
         blamed = next((position for position in positions if is_drawn_from(step, position)), None)
     return Lead(step, blamed, blamed) if blamed is not None and blamed in positions else None
-
-
-def _written_before(step: Step, effect: int) -> int | None:
-    """What a module inside another has written otherwise before that one's output, while all else was equal."""
-    site = step.sites[effect]
-    if site.kind is not Kind.OUTPUT or site.phase is not Phase.FORWARD:
-        return None
-    return next(iter(written_inside(step, site.fqn, step.order_at(effect))), None)
 
 
 def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
@@ -292,38 +271,12 @@ def shows(site: Site, part: Part) -> bool:
 # --- step by step
 
 
-Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
-
-
-def _plain(change: Callable[[Table, Comparison], Table]) -> Pass:
-    """A pass that learns nothing."""
-
-    @wraps(change)
-    def run(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-        return change(table, comparison), learned
-
-    return run
-
-
-PASSES: tuple[Pass, ...] = (
-    _plain(cover),  # first, since no later pass may take what a run could not have recorded for a divergence
-    combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
-    tolerate,  # before causes are told from values, so that what is let pass is neither
-    unsettle,  # after it, since only where differences are let pass may those of rounding alone be
-    _plain(dead),  # after it, since what rests on a value may be within tolerance
-    _plain(separate),  # last: marks what diverges still
-)
-"""What each opened step goes through, in this order, after `pair` has put its records side by side: table and what was
-learned in, table and what was learned out.
-
-Of the first step that diverges then, `choose` finds the divergence that leads, and `judge` explains it.
-"""
-
-
 class Walk:
     """What must be remembered from step to step while one rank is compared."""
 
-    def __init__(self, comparison: Comparison, outcome: RankOutcome) -> None:
+    def __init__(self, comparison: Comparison, outcome: RankOutcome, counted: Mask) -> None:
+        """Take what is compared, what comes out of it, and which of a's sites are counted."""
+        self.counted = np.append(counted, np.zeros(comparison.alignment.size - len(counted), np.bool_))
         self.comparison, self.options, self.outcome = comparison, comparison.options, outcome
         self.structure = outcome.structure = Structure(comparison.alignment, comparison.match)
         self.carried = resumed(comparison, comparison.offset)
@@ -371,7 +324,7 @@ class Walk:
                 self._learn(entry_a)
             if place in opened:
                 table, self.learned = self._passed(entry_a.step, entry_b.step)
-                self._count_passed(table, entry_a)
+                self._count_passed(table)
                 self._see_results(table)
                 yield place, table
 
@@ -397,28 +350,22 @@ class Walk:
 
     # --- counts
 
-    def _count_passed(self, table: Table, entry_a: StepEntry) -> None:
-        """Count what the passes of a step let pass, or found that nothing can be said of."""
+    def _count_passed(self, table: Table) -> None:
+        """Count what of a step agrees, what was let pass, and what nothing can be said of."""
         comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
-        alone = (table.row_b < 0) | (table.because == Because.DEAD)
-        operators = table.alignment.kind[table.site] == kind_code(Kind.OP_OUTPUT)
-        of_a = alone & (table.state == ABSENT) | operators & (table.because == Because.NOT_COMPARED)
-        of_a |= table.because == Because.RESTORED
-        of_a &= table.row_a >= 0  # compared with nothing, so not equal
-        self.outcome.tally.update(causes=int((of_a if comparison.entire else of_a & chosen).sum()))
-        if len(table.a) > entry_a.rows:
-            self.outcome.tally.update(records=int(comparison.chosen[table.left].sum()))
+        both = self.counted[table.site] & ~table.one_sided
+        equal, started = int((both & np.isin(table.state, (EQUAL, WITHIN))).sum()), int(self.counted[table.left].sum())
+        recorded = int(self.counted[table.sites_a].sum()) - started
+        blind = int(_unseen(table.a, self.counted).sum())
+        outcome.tally.update(equal=equal, records=started, opened=recorded, opened_blind=blind)
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
-        formed = np.flatnonzero(chosen & (table.state == DEAD))
-        self.outcome.tally.update(causes=len(formed))
-        outcome.formed = outcome.formed or dead_note(table, formed.tolist(), comparison)
+        outcome.formed = outcome.formed or dead_note(table, np.flatnonzero(chosen & (table.state == DEAD)), comparison)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
-        self.outcome.tally.update(within=len(within))
+        outcome.tally.update(within=len(within), cut=int((chosen & (table.because == Because.CUT)).sum()))
         if len(within) and not outcome.tolerated and outcome.first is None:
             first = within[int(np.argmin(table.order[within]))]
             outcome.tolerated = f"{what(table.named(first))} in step {table.step}"
-        self.outcome.tally.update(cut=int((chosen & (table.because == Because.CUT)).sum()))
         self._count_unseen(table)
 
     def _see_results(self, table: Table) -> None:
@@ -463,9 +410,7 @@ class Walk:
         if comparison.entire and outcome.agreed != frozenset():
             kinds = agreed_kinds(table) - outcome.hidden
             outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
-        if structure:  # no result says that it changed nothing
-            self.outcome.tally["causes"] -= len(chosen.rows_a) + len(chosen.only_a)
-        elif self._only_causes(place, chosen):
+        if not structure and self._only_causes(place, chosen):  # else no result says that it changed nothing
             return
         self.outcome.tally.update(
             steps_diverged=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b)
@@ -527,13 +472,12 @@ class Walk:
         outcome = self.outcome
         self.began = self.began or table
         self.new_values = self.new_values or brings_values(causes)
-        if outcome.first is None:
-            self.outcome.tally.update(causes=len(causes.rows_a) + len(causes.only_a))
-            if not self.options.evaluation and (outcome.hidden or not results_agree(table)):
-                if records_results(table):
-                    self.one_sided = self.one_sided or (place, table)
-                elif not watches_results(*self.comparison.manifests):
-                    outcome.unrecorded = table.step
+        undecided = outcome.first is None and not self.options.evaluation
+        if undecided and (outcome.hidden or not results_agree(table)):
+            if records_results(table):
+                self.one_sided = self.one_sided or (place, table)
+            elif not watches_results(*self.comparison.manifests):
+                outcome.unrecorded = table.step
         return True
 
     def _list(self, step: Step, position: int, cause: Cause | None = None) -> None:
@@ -572,7 +516,7 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     if options.evaluation is not None:
         counted &= evaluating(sites.phase, sites.fqn) == options.evaluation
     if places:
-        walk = Walk(comparison, outcome)
+        walk = Walk(comparison, outcome, counted)
         walk.run(places)
         outcome.learned = walk.learned
     paired = outcome.paired  # as far as it was walked
@@ -583,7 +527,13 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
         records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
-    outcome.tally.update(records=records, blind_both=_blind_rows(comparison.a, paired, counted))
+    # steps with equal digests are not opened to find out what run a could not see, which hardly changes: the first and
+    # the last common step are counted, and the last stands for those between
+    ends = [comparison.a.read(paired[place][0].step) for place in (0, -1)] if len(paired) else []
+    blind = sum(int(_unseen(batch, counted).sum()) * n for batch, n in zip(ends, (1, len(paired) - 1), strict=False))
+    alike = records - outcome.tally["opened"] - max(blind - outcome.tally["opened_blind"], 0)
+    blank = int(_is_blank(ends[-1], sites, counted)) if ends else 0
+    outcome.tally.update(records=records, blind_both=blind, blank=blank, equal=alike)
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = comparison.resumption()
     return outcome
@@ -596,19 +546,16 @@ def _measured(comparison: Comparison, paired: Paired) -> int:
     return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
 
 
-def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> int:
-    """How many records run a could not see, in all compared steps.
+def _unseen(batch: StepBatch, counted: Mask) -> Mask:
+    """Which records of a step a run could not see, of those that count."""
+    status = np.asarray(batch.status)
+    unseen = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
+    return np.asarray((unseen | (status == int(Status.NOT_OBSERVED))) & counted[np.asarray(batch.site)])
 
-    Steps with equal digests are not opened to find out, and what a run cannot see hardly changes from step to step: the
-    first and the last common step are counted, and the last stands for those between.
-    """
 
-    def blind(place: int) -> int:
-        batch = reader.read(paired[place][0].step)
-        status = np.asarray(batch.status)
-        partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
-        unseen = (status == int(Status.NOT_OBSERVED)) | partial
-        return int((unseen & counted[np.asarray(batch.site)]).sum())
-
-    last = len(paired) - 1
-    return blind(0) + blind(last) * last if len(paired) else 0
+def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:
+    """Whether a step has outputs, none of which was seen, and no loss or gradient, as an evaluation by `vmap`."""
+    kinds, chosen = sites.kind[np.asarray(batch.site)], counted[np.asarray(batch.site)]
+    outputs = chosen & (kinds == kind_code(Kind.OUTPUT))
+    shows = (outputs & ~_unseen(batch, counted)) | of_kinds(kinds, (Kind.LOSS, Kind.GRAD))
+    return bool(outputs.any() and not shows.any())

@@ -27,7 +27,7 @@ import numpy as np
 
 from introspect_cli.records import EVALUATED, Kind, Phase, Site
 from introspect_cli.store.ranks.tasks import as_one, tasks_of
-from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
+from introspect_cli.store.ranks.whole_reader import Reader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -339,8 +339,7 @@ def wholes_of(
     options = options.between_layouts(coarse=coarse, throughout=are_coarse or in_tf32)
     why = ", since both compute float32 in TF32 on a GPU" * in_tf32
     why = ", since autocast computes in bfloat16 or float16 in both and no output is on record" if are_coarse else why
-    notes = [f"{_layouts_note(a, b, options, splits)}{why}.", *_stages_note((one, two))]
-    return Wholes((one, two), splits, options, notes)
+    return Wholes((one, two), splits, options, [f"{_layouts_note(a, b, options, splits)}{why}."])
 
 
 def autocasts(run: Run) -> bool:
@@ -497,16 +496,3 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
         f"equal, else by extrema and means, and random states{operators} are not compared. Sums in another order may "
         f"differ by {fine:g} of the values{coarse}"
     )
-
-
-def _stages_note(readers: Iterable[Reader]) -> list[str]:
-    """Notes on pipelines whose stages give one name to several things."""
-    notes = []
-    for name, reader in zip("ab", readers, strict=True):
-        roots = sorted(reader.distinct_roots) if isinstance(reader, WholeReader) else []
-        notes += [
-            f"The stages of run {name} have different parameters under equal names: {root} of stage 1 is called "
-            f"{root}[stage 1] here, and so on."
-            for root in roots
-        ]
-    return notes

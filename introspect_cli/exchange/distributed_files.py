@@ -12,7 +12,7 @@ import math
 import os
 import pickletools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from introspect_cli.tensors.arrays import Pieces, cut
 from introspect_cli.tensors.torch_files import read as read_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -41,8 +41,22 @@ class Made:
     other: Any = None
 
 
-class _Mark:
-    """Where an opcode's arguments begin on the stack."""
+_MARK = object()
+"""Where an opcode's arguments begin on the stack."""
+
+_PUSHED: dict[str, Callable[[], Any]] = {
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "MARK": lambda: _MARK,
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+}
+_GIVEN = frozenset(
+    {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+    | {"BINBYTES", "SHORT_BINBYTES", "INT", "LONG", "FLOAT", "UNICODE"}
+)
 
 
 def inert(data: bytes) -> Any:
@@ -52,89 +66,62 @@ def inert(data: bytes) -> Any:
         ValueError: it says it in a way that no metadata does.
     """
     stack: list[Any] = []
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
 
-    def since_mark() -> list[Any]:
-        place = len(stack) - 1 - next(at for at, item in enumerate(reversed(stack)) if isinstance(item, _Mark))
-        items = stack[place + 1 :]
-        del stack[place:]
+    def taken(count: int = 0) -> list[Any]:
+        """The last items of the stack; all since the mark where no number is given."""
+        if not count:
+            count = next(at for at, item in enumerate(reversed(stack)) if item is _MARK)
+        items = stack[len(stack) - count :]
+        del stack[len(stack) - count :]
+        return items
+
+    def marked() -> list[Any]:
+        items = taken()
+        stack.pop()
         return items
 
     argument: Any
     for opcode, argument, _ in pickletools.genops(data):
         name = opcode.name
-        if name in ("PROTO", "FRAME"):
-            continue
-        if name == "STOP":
-            return stack.pop()
-        if name == "MARK":
-            stack.append(_Mark())
-        elif name in _EMPTY:
-            stack.append(_EMPTY[name]())
-        elif name in _CONSTANT:
-            stack.append(_CONSTANT[name])
-        elif name in _GIVEN:
+        if name in _GIVEN:
             stack.append(argument)
+        elif name in _PUSHED:
+            stack.append(_PUSHED[name]())
         elif name == "MEMOIZE":
             memo[len(memo)] = stack[-1]
-        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
-            memo[int(argument)] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(memo[int(argument)])
-        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            count = int(name[-1])
-            stack[-count:] = [tuple(stack[-count:])]
-        elif name == "TUPLE":
-            stack.append(tuple(since_mark()))
-        elif name == "APPEND":
-            value = stack.pop()
-            stack[-1].append(value)
-        elif name == "APPENDS":
-            values = since_mark()
+        elif name.endswith("PUT"):
+            memo[argument] = stack[-1]
+        elif name.endswith("GET"):
+            stack.append(memo[argument])
+        elif name.startswith("TUPLE"):
+            stack.append(tuple(marked() if name == "TUPLE" else taken(int(name[-1]))))
+        elif name in ("APPEND", "APPENDS"):
+            values = marked() if name == "APPENDS" else taken(1)
             stack[-1].extend(values)
-        elif name == "ADDITEMS":
-            values = since_mark()
-            stack[-1].update(values)
-        elif name == "SETITEM":
-            value, key = stack.pop(), stack.pop()
-            stack[-1][key] = value
-        elif name == "SETITEMS":
-            values = since_mark()
+        elif name in ("SETITEM", "SETITEMS"):
+            values = marked() if name == "SETITEMS" else taken(2)
             stack[-1].update(zip(values[::2], values[1::2], strict=True))
-        elif name == "GLOBAL":
-            stack.append(Made(str(argument).replace(" ", ".")))
-        elif name == "STACK_GLOBAL":
-            stack[-2:] = [Made(f"{stack[-2]}.{stack[-1]}")]
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            words = str(argument).split(" ") if name == "GLOBAL" else taken(2)
+            stack.append(Made(".".join(map(str, words))))
         elif name in ("REDUCE", "NEWOBJ"):
-            given = stack.pop()
-            stack[-1] = Made(_named(stack[-1]), tuple(given))
+            called, given = taken(2)
+            stack.append(Made(called.name, tuple(given)))
         elif name == "BUILD":
-            state = stack.pop()
+            [state] = taken(1)
             if isinstance(state, dict):
                 stack[-1].state.update(state)
             else:
                 stack[-1].other = state
-        else:
+        elif name == "STOP":
+            return stack.pop()
+        elif name not in ("PROTO", "FRAME"):
             raise ValueError(f"its metadata has an opcode {name}")
     raise ValueError("its metadata has no end")
 
 
-def _named(value: Any) -> str:
-    if not isinstance(value, Made):
-        raise ValueError("its metadata calls what has no name")  # noqa: TRY004 - the reader's word for damage
-    return value.name
-
-
-_EMPTY: dict[str, Any] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": set}
-_CONSTANT = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_GIVEN = frozenset(
-    {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
-    | {"BINBYTES", "SHORT_BINBYTES", "INT", "LONG", "FLOAT", "UNICODE"}
-)
-
-
-@dataclass(frozen=True)
-class _Where:
+class _Where(NamedTuple):
     """Where a part lies."""
 
     file: str
@@ -150,17 +137,12 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
     """
     path = folder / _METADATA
     try:
-        made = inert(_small(path))
-        tree = _tensors(folder, made.state)
+        if not path.is_file() or path.stat().st_size > _MOST_METADATA:
+            raise ValueError("it is larger than any metadata, or no file")  # noqa: TRY301 - told as all damage is
+        tree = _tensors(folder, inert(path.read_bytes()).state)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError) as error:
         raise StoreError(f"{path} is no metadata of torch.distributed.checkpoint: {error!r:.120}") from None
     return tree
-
-
-def _small(path: Path) -> bytes:
-    if not path.is_file() or path.stat().st_size > _MOST_METADATA:
-        raise ValueError("it is larger than any metadata, or no file")
-    return path.read_bytes()
 
 
 def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:

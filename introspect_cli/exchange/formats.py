@@ -1,17 +1,15 @@
 """The formats that a run is exported to, each a function that writes the wanted part of it into a fresh directory.
 
 A format is a file here and a line in the table; it is imported when it is asked for, since some need packages that
-others do not. What an engine writes is written in pieces, some steps of some ranks each, into the directory itself, or
-where a format has one file for all, into files that are put end to end.
+others do not. What an engine writes is written in pieces, some steps of some ranks each.
 """
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import Schedule
@@ -37,32 +35,24 @@ class Format:
 
     Attributes:
         about: what it writes, in a line of help.
-        writer: `module:function`; called with the run, the directory, the selection and the options by name, it writes
-            and returns the number of files.
-        options: names of the options of `export` that it takes.
-        one: the one file that it writes, if it does.
-        headed: whether the first line of that file is not a record.
+        writer: `module:function`; called with the run, the directory and the selection, it writes and returns how many
+            files.
+        one: whether it is one file, which one process writes.
         by_rank: whether a file has all steps of a rank.
     """
 
     about: str
     writer: str
-    options: frozenset[str] = frozenset()
-    one: str = ""
-    headed: bool = False
+    one: bool = False
     by_rank: bool = False
 
 
 FORMATS: dict[str, Format] = {
     "parquet": Format("tables, partitioned by step and rank", "introspect_cli.exchange.frames:write_parquet"),
-    "csv": Format("one table", "introspect_cli.exchange.frames:write_csv", one="records.csv", headed=True),
-    "jsonl": Format(
-        "one file, a JSON object a record", "introspect_cli.exchange.frames:write_jsonl", one="records.jsonl"
-    ),
+    "csv": Format("one table", "introspect_cli.exchange.frames:write_csv", one=True),
+    "jsonl": Format("one file, a JSON object a record", "introspect_cli.exchange.frames:write_jsonl", one=True),
     "yaml": Format("a report for each step and rank", "introspect_cli.exchange.yaml_reports:write_yaml"),
-    "json-tree": Format(
-        "a tree of module calls for each step", "introspect_cli.exchange.trees:write_tree", frozenset({"prune_layers"})
-    ),
+    "json-tree": Format("a tree of module calls for each step", "introspect_cli.exchange.trees:write_tree"),
     "tensorboard": Format(
         "scalars, and histograms of what was stored whole",
         "introspect_cli.exchange.tensorboard:write_tensorboard",
@@ -72,14 +62,7 @@ FORMATS: dict[str, Format] = {
 """Every format by name, in the order in which help lists them."""
 
 
-def export(
-    run: Run,
-    name: str,
-    output: str | Path,
-    selection: Selection = EVERYTHING,
-    work: Work | None = None,
-    **options: Any,
-) -> int:
+def export(run: Run, name: str, output: str | Path, selection: Selection = EVERYTHING, work: Work | None = None) -> int:
     """Write a run in a format; files written.
 
     Args:
@@ -88,72 +71,51 @@ def export(
         output: the directory, which may be there and empty.
         selection: what of it.
         work: runs tasks, each of which writes a piece; None to write here.
-        options: those that the format takes.
 
     Raises:
-        UsageError: the format does not take an option, the directory is not empty or cannot be written to.
+        UsageError: the directory is not empty or cannot be written to.
         StoreError: the run is damaged.
     """
-    form = FORMATS[name]
-    given = {option: value for option, value in options.items() if value}
-    for option in given:
-        if option not in form.options:
-            takers = [other for other, its in FORMATS.items() if option in its.options]
-            raise UsageError(f"--{option.replace('_', '-')} belongs to --format {' or '.join(takers)}: leave it out")
     directory = _fresh(output)
     try:
-        if work is None or len(run.ranks) < 2:
-            return _written(form, run, directory, selection, given)
-        return _in_pieces(name, run, directory, selection, work, given)
+        if work is None or len(run.ranks) < 2 or FORMATS[name].one:
+            return _written(name, run, directory, selection)
+        return _in_pieces(name, run, directory, selection, work)
     except OSError as error:
         raise UsageError(f"cannot write to {directory}: {error.strerror}") from None
 
 
-def _written(form: Format, run: Run, directory: Path, selection: Selection, given: dict[str, Any]) -> int:
-    module, _, function = form.writer.partition(":")
-    written: int = getattr(import_module(module), function)(run, directory, selection, **given)
+def _written(name: str, run: Run, directory: Path, selection: Selection) -> int:
+    module, _, function = FORMATS[name].writer.partition(":")
+    written: int = getattr(import_module(module), function)(run, directory, selection)
     return written
 
 
 def _write_piece(task: Task) -> int:
-    """Write some steps of some ranks: in which format, where to, what of them, and the format's options."""
-    name, where, selection, given = task.given
+    """Write some steps of some ranks: in which format, where to, what of them."""
+    name, where, selection = task.given
     directory = Path(where)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with task.opened() as [run]:
-            return _written(FORMATS[name], run, directory, selection, given)
+            return _written(name, run, directory, selection)
     except OSError as error:
         raise StoreError(f"cannot write to {directory}: {error.strerror}") from None
 
 
-def _in_pieces(
-    name: str,
-    run: Run,
-    directory: Path,
-    selection: Selection,
-    work: Work,
-    given: dict[str, Any],
-) -> int:
-    """Write pieces wherever there is a processor, and put together what is one file."""
-    form = FORMATS[name]
-    parts = directory / ".pieces"
+def _in_pieces(name: str, run: Run, directory: Path, selection: Selection, work: Work) -> int:
+    """Write pieces wherever there is a processor."""
     tasks = []
-    for number, (steps, ranks) in enumerate(_pieces(list(wanted_steps(run, selection)), by_rank=form.by_rank)):
+    for steps, ranks in _pieces(list(wanted_steps(run, selection)), by_rank=FORMATS[name].by_rank):
         narrowed = replace(selection, steps=Schedule.of(steps), ranks=ranks, replicas=False)
-        where = (parts / str(number) if form.one else directory).absolute()
         # what is said of all ranks is said by the first of them
         opened = tuple({*ranks, *run.ranks[:2]})
-        tasks.append(Task((run.address,), opened, (name, str(where), narrowed, given)))
+        tasks.append(Task((run.address,), opened, (name, str(directory.absolute()), narrowed)))
     written = sum(work(_write_piece, tasks))
-    pieces = [parts / str(number) / form.one for number in range(len(tasks))] if form.one else []
-    there = [path for path in directory.rglob("*") if path.is_file()]
-    if len(there) < (len(pieces) or written > 0):
+    there = sum(path.is_file() for path in directory.rglob("*"))
+    if written and not there:
         raise UsageError(f"{directory} is not one directory for all workers: name one on a disk that they share")
-    if pieces and not _end_to_end(pieces, directory / form.one, headed=form.headed):
-        _written(form, run, directory, selection, given)
-    shutil.rmtree(parts, ignore_errors=True)
-    return 1 if pieces else len(there)
+    return there
 
 
 def _pieces(places: list[tuple[int, int]], *, by_rank: bool) -> Iterator[tuple[list[int], tuple[int, ...]]]:
@@ -164,22 +126,6 @@ def _pieces(places: list[tuple[int, int]], *, by_rank: bool) -> Iterator[tuple[l
     for step in range(0, len(steps), stretch or 1):
         for rank in range(0, len(ranks), group):
             yield steps[step : step + stretch], tuple(ranks[rank : rank + group])
-
-
-def _end_to_end(pieces: list[Path], to: Path, *, headed: bool) -> bool:
-    """Put files end to end, the first line of which stays that of the first; False where these differ."""
-    first = b""
-    with to.open("wb") as out:
-        for number, piece in enumerate(pieces):
-            with piece.open("rb") as file:
-                if headed:
-                    line = file.readline()
-                    first = first or line
-                    if line != first:
-                        return False
-                    out.write(line if number == 0 else b"")
-                shutil.copyfileobj(file, out)
-    return True
 
 
 def wanted_steps(run: Run, selection: Selection) -> Iterator[tuple[int, int]]:

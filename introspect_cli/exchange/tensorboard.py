@@ -49,12 +49,6 @@ def masked_crc(data: bytes) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _MASK
 
 
-def framed(data: bytes) -> bytes:
-    """One record of a TFRecord file."""
-    length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", masked_crc(length)) + data + struct.pack("<I", masked_crc(data))
-
-
 def _varint(value: int) -> bytes:
     value &= (1 << 64) - 1
     out = bytearray()
@@ -73,15 +67,29 @@ def _double(number: int, value: float) -> bytes:
     return _varint(number << 3 | 1) + struct.pack("<d", value)
 
 
-def first_event(time: float) -> bytes:
-    """The event that a file begins with: wall_time = 1, file_version = 3."""
-    return _double(1, time) + _bytes(3, b"brain.Event:2")
+class EventFile:
+    """An event file that grows; each event says when it was, in seconds since 1970."""
 
+    def __init__(self, path: Path, time: float) -> None:
+        """Begin it: wall_time = 1, file_version = 3."""
+        self._file = path.open("wb")
+        self._write(_double(1, time) + _bytes(3, b"brain.Event:2"))
 
-def event(step: int, values: list[bytes], time: float) -> bytes:
-    """An event with the values of a step: wall_time = 1, step = 2, summary = 5."""
-    summary = b"".join(_bytes(1, value) for value in values)
-    return _double(1, time) + _varint(2 << 3) + _varint(step) + _bytes(5, summary)
+    def add(self, step: int, values: list[bytes], time: float) -> None:
+        """Append an event with the values of a step: wall_time = 1, step = 2, summary = 5."""
+        summary = b"".join(_bytes(1, value) for value in values)
+        self._write(_double(1, time) + _varint(2 << 3) + _varint(step) + _bytes(5, summary))
+
+    def _write(self, data: bytes) -> None:
+        """Append one record of a TFRecord file."""
+        length = struct.pack("<Q", len(data))
+        sums = (struct.pack("<I", masked_crc(each)) for each in (length, data))
+        self._file.write(length + next(sums) + data + next(sums))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close it."""
+        self._file.close()
 
 
 def scalar(tag: str, value: float) -> bytes:
@@ -109,17 +117,16 @@ def histogram(tag: str, array: np.ndarray[Any, Any]) -> bytes:
 
 def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
     """An event file a rank, in a directory of its own where there are several; files written."""
-    files: dict[int, Any] = {}
+    files: dict[int, EventFile] = {}
     try:
         for step, rank in wanted_steps(run, selection):
             if rank not in files:
                 place = directory / f"rank{rank}" if len(run.ranks) > 1 else directory
                 place.mkdir(exist_ok=True)
-                files[rank] = (place / f"events.out.tfevents.0.introspect.{rank}").open("wb")
-                files[rank].write(framed(first_event(0.0)))
+                files[rank] = EventFile(place / f"events.out.tfevents.0.introspect.{rank}", 0.0)
             values = [value for record in wanted_records(run, step, rank, selection) for value in _values(run, record)]
             # Nothing of the clock is kept with a step; the step itself stands for it.
-            files[rank].write(framed(event(step, values, float(step))))
+            files[rank].add(step, values, float(step))
     finally:
         for file in files.values():
             file.close()

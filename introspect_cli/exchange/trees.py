@@ -32,7 +32,6 @@ _DESCRIBED = ("float16", "bfloat16", "float32")
 NUMBERS = ("mean", "std", "min", "max")
 """The statistics that the format has, in its order."""
 
-_BLOCK = re.compile(r"\.\d+$")
 _SAFE = re.compile(r"[^A-Za-z0-9_#.-]")
 _FILE = re.compile(r"(.+)_debug_tree_(FULL_TENSORS|SUMMARY)\.json")
 _STEP = re.compile(r"step=(\d{1,18})")
@@ -63,7 +62,7 @@ class Call:
         return max(record.sequence for record in (*self.inputs, *self.outputs))
 
 
-def write_tree(run: Run, directory: Path, selection: Selection, *, prune_layers: bool = False) -> int:
+def write_tree(run: Run, directory: Path, selection: Selection) -> int:
     """A pair of files for each outermost call of each step; files written.
 
     `step=<n>/rank<n>/<Class>_debug_tree_SUMMARY.json`, and `..._FULL_TENSORS.json` where a tensor of it was stored.
@@ -79,8 +78,7 @@ def write_tree(run: Run, directory: Path, selection: Selection, *, prune_layers:
                 document = node(run, root, values=values, top=True)
                 if values and not _has_values(document):
                     continue
-                tree = pruned(document) if prune_layers else document
-                text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
+                text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
                 (place / f"{stem}_{name}.json").write_text(text + "\n", encoding="utf-8")
                 written += 1
     return written
@@ -154,14 +152,6 @@ def _has_values(item: Any) -> bool:
     if isinstance(item, dict):
         return "value" in item or any(map(_has_values, item.values()))
     return isinstance(item, list) and any(map(_has_values, item))
-
-
-def pruned(document: dict[str, Any]) -> dict[str, Any]:
-    """The tree with runs of layer blocks (numbered, with children below) cut to their first and last."""
-    children = [pruned(child) for child in document["children"]]
-    blocks = [child for child in children if _BLOCK.search(child["module_path"]) and child["children"]]
-    dropped = {id(block) for block in blocks[1:-1]}
-    return {**document, "children": [child for child in children if id(child) not in dropped]}
 
 
 # --- reading

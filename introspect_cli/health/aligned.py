@@ -1,14 +1,14 @@
 """All ranks of a run side by side, step by step: the table that rules about ranks look at.
 
 Each rank numbers its sites and layouts, and not all of them record the same. Here a site has one number, and
-beside it stands the row of each rank that recorded it. Which of these records ought to be equal is written nowhere.
-Each noun that rules about ranks ask for (copies of parameters, outputs, collectives, ...) is a class that takes in one
-aligned step after the other, and its file has the rules that ask for it.
+beside it stands the row of each rank that recorded it. Which of these records ought to be equal is written nowhere:
+`equal.ROWS` says it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -19,9 +19,10 @@ from introspect_cli.records import Kind, Layout, Phase, Status
 from introspect_cli.store.format.batch import StepBatch, fitted
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.step_reader import l2_norm
+from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -44,26 +45,30 @@ class SiteName(NamedTuple):
     call: int
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """Records that ought to be equal on some ranks and are not.
 
     Attributes:
-        rank: the first rank that differs from `base`.
-        others: all ranks that do.
+        others: the ranks that differ from `base`.
         base: the lowest of the ranks that were compared.
         distance: L2 distance over the larger norm, from sketches; NaN where it is not known.
-        scale: how many times the base's the rank's is, where it is a multiple; NaN otherwise.
+        scale: how many times the base's the first of `others`' is, where it is a multiple; NaN otherwise.
         single: whether it is one element, of which no multiple tells anything.
+        words: what each rank has, where that is no tensor; or why they differ.
     """
 
     step: int
-    rank: int
     others: tuple[int, ...]
     base: int
-    distance: float
-    scale: float
-    single: bool
+    distance: float = np.nan
+    scale: float = np.nan
+    single: bool = False
+    words: str = ""
+
+    @property
+    def rank(self) -> int:
+        """The first rank that differs."""
+        return self.others[0]
 
     @property
     def is_multiple(self) -> bool:
@@ -72,45 +77,50 @@ class Difference:
 
     @property
     def size(self) -> str:
-        """`0.5 x`, `relative L2 1.4e-03`, or ""."""
+        """` (0.5 x)`, ` (relative L2 1.4e-03)`, or ""."""
         if self.is_multiple and f"{self.scale:.6g}" != "1":
-            return f"{self.scale:.6g} x"
-        return "" if np.isnan(self.distance) else f"relative L2 {self.distance:.1e}"
+            return f" ({self.scale:.6g} x)"
+        return "" if np.isnan(self.distance) else f" (relative L2 {self.distance:.1e})"
+
+    @property
+    def whose(self) -> str:
+        """`ranks 1, 2, compared with rank 0`."""
+        return f"{rank_list(list(self.others))}, compared with rank {self.base}"
 
 
-class Value(NamedTuple):
-    """What is on record of a tensor of one rank; NaN where a statistic is absent.
+@dataclass
+class Ledger:
+    """Of what has to be equal on some ranks, by name, since when it is not.
 
     Attributes:
-        numel: its elements, those of its part where it is one.
-        amean: mean of absolute values.
-        sketch: float64 (16,); None where there is none.
+        shared: what was equal when it was first compared.
+        equal: what was equal when it was last compared.
+        first: the first difference of each.
+        parted: the first difference of what had been equal.
+        since: of what differs now, the difference since when.
+        times: how often each differed, and how often it was compared.
     """
 
-    rank: int
-    checksum: int
-    numel: int
-    low: float
-    high: float
-    mean: float
-    amean: float
-    var: float
-    sketch: NDArray[np.float64] | None
+    shared: set[str] = field(default_factory=set)
+    equal: set[str] = field(default_factory=set)
+    first: dict[str, Difference] = field(default_factory=dict)
+    parted: dict[str, Difference] = field(default_factory=dict)
+    since: dict[str, Difference] = field(default_factory=dict)
+    times: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
 
-    @property
-    def total(self) -> float:
-        """The sum of its elements."""
-        return self.mean * self.numel
-
-    @property
-    def size(self) -> float:
-        """The sum of their absolute values."""
-        return self.amean * self.numel
-
-    @property
-    def squares(self) -> float:
-        """The sum of their squares."""
-        return float(l2_norm(np.float64(self.mean), np.float64(self.var), np.float64(self.numel))) ** 2
+    def note(self, name: str, difference: Difference | None) -> None:
+        """Take in a comparison."""
+        self.times[1][name] += 1
+        if difference is None:
+            self.equal.add(name)
+            self.since.pop(name, None)
+            if self.times[1][name] == 1:
+                self.shared.add(name)
+            return
+        self.times[0][name] += 1
+        for held in (self.first, self.since, *([self.parted] if name in self.equal else ())):
+            held.setdefault(name, difference)
+        self.equal.discard(name)
 
 
 @dataclass
@@ -168,9 +178,13 @@ class Ranks:
         return [SiteName(*name) for name in names]
 
     @cached_property
+    def classes(self) -> dict[str, str]:
+        """The class of each module."""
+        return {module.fqn: module.module_class for module in self.whole.modules}
+
+    @cached_property
     def adding_up(self) -> dict[str, list[int]]:
         """Of parameters whose gradient adds up to that of their module's output, the sites of the latter."""
-        classes = {module.fqn: module.module_class for module in self.whole.modules}
         outputs: dict[str, list[int]] = {}
         for number, site in enumerate(self.sites):
             if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
@@ -178,8 +192,8 @@ class Ranks:
         adding = {}
         for site in self.sites:
             owner, _, name = site.fqn.rpartition(".")
-            biased, looked_up = _BIAS.match(classes.get(owner, "")), classes.get(owner) == "Embedding"
-            adds_up = (name == "bias" and biased is not None) or (name == "weight" and looked_up)
+            of = self.classes.get(owner, "")
+            adds_up = (name == "bias" and _BIAS.match(of)) or (name == "weight" and of == "Embedding")
             if site.kind == Kind.GRAD and owner in outputs and adds_up:
                 adding[site.fqn] = outputs[owner]
         return adding
@@ -228,13 +242,9 @@ class AlignedStep:
             self._by_kind.setdefault((site.kind, site.phase), []).append(number)
 
     def of(self, kind: Kind, *phases: Phase) -> list[int]:
-        """Sites of a kind, in some phases; in all where none is named."""
-        wanted = phases or tuple(Phase)
-        return [number for phase in wanted for number in self._by_kind.get((kind.value, phase.value), ())]
-
-    def in_order(self, *kinds: Kind) -> list[int]:
-        """Sites of some kinds in the order in which their first ranks recorded them."""
-        return sorted((number for number in self.rows if self.sites[number].kind in kinds), key=self.begun)
+        """Sites of a kind, in some phases (all where none is named), in the order in which a rank recorded them."""
+        numbers = [n for phase in phases or Phase for n in self._by_kind.get((kind.value, phase.value), ())]
+        return sorted(numbers, key=self.begun)
 
     def begun(self, number: int) -> int:
         """Where in the step the first rank recorded a site."""
@@ -244,65 +254,74 @@ class AlignedStep:
         """Of a rank's record; 0 where it was not observed."""
         return int(self.batches[rank].checksum[row])
 
+    def text(self, rank: int, row: int) -> str:
+        """A plain value."""
+        return self.batches[rank].text[row]
+
     def layout(self, rank: int, row: int) -> Layout:
         """Of a rank's record."""
         return self._readers[rank].layouts[int(self.batches[rank].layout[row])]
 
+    def status(self, rank: int, row: int) -> Status:
+        """What was seen of it."""
+        return Status(int(self.batches[rank].status[row]))
+
+    def stats(self, rank: int, row: int, *names: str) -> list[float]:
+        """Statistics of a rank's record, NaN where absent."""
+        floats = self.batches[rank].floats
+        return [float(floats[name][row]) if name in floats else np.nan for name in names]
+
+    def sketch(self, rank: int, row: int) -> NDArray[np.float64] | None:
+        """Of a rank's record; None where it has none of a tensor of several elements."""
+        sketch, layout = self.batches[rank].sketch, self.layout(rank, row)
+        several = sketch is not None and layout.numel > 1 and np.isfinite(sketch[row]).all()
+        return sketch[row].astype(np.float64) if several and sketch is not None else None
+
     def is_whole(self, rank: int, row: int) -> bool:
         """Whether a rank has all of a tensor, and all of it was seen."""
-        return bool(self.batches[rank].status[row] == Status.OBSERVED) and self.layout(rank, row).part is None
+        return self.status(rank, row) is Status.OBSERVED and self.layout(rank, row).part is None
 
     def numel(self, rank: int, row: int) -> int:
         """Elements that a rank holds itself; none of what lies in another rank's part."""
         layout = self.layout(rank, row)
         return layout.numel if layout.part is None else layout.part.numel
 
-    def value(self, rank: int, row: int) -> Value:
-        """What a rank's record says of its tensor."""
-        batch = self.batches[rank]
-        low, high, mean, amean, var = (
-            float(batch.floats[name][row]) if name in batch.floats else np.nan
-            for name in ("min", "max", "mean", "amean", "var")
-        )
-        sketch = None if batch.sketch is None else np.asarray(batch.sketch[row], np.float64)
-        return Value(rank, self.checksum(rank, row), self.numel(rank, row), low, high, mean, amean, var, sketch)
-
-    def values(self, number: int, ranks: Iterable[int]) -> set[object]:
+    def values(self, number: int, ranks: Iterable[int]) -> frozenset[object]:
         """The different values that some ranks, those of them that have one, recorded at a site."""
-        rows = self.rows[number]
-        return {
-            (self.checksum(rank, rows[rank]), self.layout(rank, rows[rank]).part, self.batches[rank].text[rows[rank]])
-            for rank in ranks
-            if rank in rows
-        }
+        held = ((rank, self.rows[number][rank]) for rank in ranks if rank in self.rows[number])
+        return frozenset((self.checksum(*at), self.layout(*at).part, self.text(*at)) for at in held)
 
-    def is_equal(self, number: int) -> bool:
-        """Whether all ranks that recorded a site recorded one value."""
-        return len(self.values(number, self.rows[number])) == 1
+    def total(self, rank: int, row: int) -> tuple[float, float] | None:
+        """What the elements that a rank holds add up to, and their absolutes; None where not all of it is finite."""
+        counts = self.batches[rank].counts
+        odd = any(int(counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in counts)
+        mean, amean = (value * self.numel(rank, row) for value in self.stats(rank, row, "mean", "amean"))
+        return None if odd or not np.isfinite([mean, amean]).all() else (mean, amean)
 
-    def difference(self, rows: Rows) -> Difference | None:
-        """How records of some ranks differ; None where all checksums are equal."""
-        base, *rest = sorted(rows)
-        others = [rank for rank in rest if self.checksum(rank, rows[rank]) != self.checksum(base, rows[base])]
+    def difference(self, rows: Rows, value: Callable[[int, int], object] | None = None) -> Difference | None:
+        """How records of some ranks differ, by their checksums or by another value; None where all are equal."""
+        values = {rank: (value or self.checksum)(rank, rows[rank]) for rank in sorted(rows)}
+        base = min(values, default=0)
+        others = tuple(rank for rank in values if values[rank] != values[base])
         if not others:
             return None
+        if value is not None:
+            words = "; ".join(f"rank {rank}: {said}" for rank, said in values.items())
+            return Difference(self.step, others, base, words=f" ({words})")
         single = self.layout(base, rows[base]).numel < 2
-        distance, scale = self._distance((base, rows[base]), (others[0], rows[others[0]]))
-        return Difference(self.step, others[0], tuple(others), base, distance, scale, single)
+        return Difference(self.step, others, base, *self._distance(base, others[0], rows), single)
 
-    def _distance(self, one: tuple[int, int], two: tuple[int, int]) -> tuple[float, float]:
+    def _distance(self, base: int, other: int, rows: Rows) -> tuple[float, float]:
         """The distance of two records, and by which factor they differ; see `Difference`."""
-        sketches = [self.batches[rank].sketch for rank, _ in (one, two)]
-        if sketches[0] is None or sketches[1] is None or "mean" not in self.batches[one[0]].floats:
-            return np.nan, np.nan
-        x, y = sketches[0][one[1]].astype(np.float64), sketches[1][two[1]].astype(np.float64)
+        both = (base, rows[base]), (other, rows[other])
         sizes = []
-        for rank, row in (one, two):
-            floats = self.batches[rank].floats
-            numel = np.float64(self.layout(rank, row).numel)
-            sizes.append(float(l2_norm(floats["mean"][row], floats["var"][row], numel)))
-        larger = max(sizes)
+        for at in both:
+            mean, var, numel = map(np.float64, (*self.stats(*at, "mean", "var"), self.layout(*at).numel))
+            sizes.append(float(l2_norm(mean, var, numel)))
+        x, y = (None if (held := self.batches[rank].sketch) is None else held[row] for rank, row in both)
+        if x is None or y is None or np.isnan(sizes).all():
+            return np.nan, np.nan
         scale, rest = fitted(x, y)
-        several = self.layout(*one).numel > 1  # a single one is always a multiple
-        multiple = several and abs(scale) > 0 and rest < _MULTIPLE
-        return float(np.linalg.norm(x - y) / larger) if larger else np.nan, scale if multiple else np.nan
+        multiple = self.layout(*both[0]).numel > 1 and abs(scale) > 0 and rest < _MULTIPLE  # one element always is
+        distance = np.linalg.norm(x.astype(np.float64) - y) / max(sizes) if max(sizes) else np.nan
+        return float(distance), scale if multiple else np.nan

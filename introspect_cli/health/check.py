@@ -10,28 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import (
-    buffers,
-    collectives,
-    copies,
-    data_parallel,
-    flow,
-    left_over,
-    nonfinite,
-    outputs,
-    peers,
-    reduction,
-    training,
-)
+from introspect_cli.health import collectives, data_parallel, equal, flow, left_over, nonfinite, progress, training
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
-from introspect_cli.health.reading import TableBuilder, read_table
-from introspect_cli.store.ranks.tasks import MANY, tasks_of
+from introspect_cli.health.reading import read_table
+from introspect_cli.store.ranks.tasks import tasks_of
 from introspect_cli.store.read.run import Run, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from introspect_cli.health.table import Table
     from introspect_cli.labels import Labels
@@ -60,39 +48,27 @@ RULES: tuple[Rule, ...] = (
     training.repeated_batch,
     training.one_batch,
     training.batchnorm_frozen,
-    outputs.lost_rank,
-    reduction.reduction,
+    progress.lost_rank,
+    equal.reduction,
     data_parallel.summed_gradients,
-    copies.copies_differ,
+    equal.copies_differ,
     data_parallel.same_samples,
-    data_parallel.rank_settings,
-    copies.rank_layout,
+    equal.rank_settings,
+    equal.rank_layout,
     collectives.collectives,
-    outputs.rank_steps,
-    outputs.rank_gradients,
-    outputs.rank_outputs,
+    data_parallel.rank_steps,
+    progress.rank_gradients,
+    equal.rank_outputs,
     data_parallel.uneven_batches,
-    copies.shards,
-    copies.tied_weights,
-    buffers.buffers_differ,
-    peers.peers_differ,
+    equal.shards,
+    equal.tied_weights,
+    equal.buffers_differ,
+    equal.peers_differ,
 )
 """Every rule, in the order in which they are documented."""
 
-_GATHERED = (
-    data_parallel.RankInputs,
-    outputs.Progress,
-    copies.Parts,
-    outputs.Outputs,
-    copies.Copies,
-    buffers.Buffers,
-    peers.Peers,
-    collectives.Collectives,
-    reduction.Reductions,
-    data_parallel.Scaling,
-)
-"""What rules about ranks ask for, in the order in which a step is handed to them: outputs are compared where copies
-were equal before the step, and reductions explain what copies and collectives show of it."""
+_GATHERED = (progress.Progress, collectives.Collectives, equal.Parts, equal.Equal, data_parallel.RankInputs)
+"""What rules about ranks ask for, in the order in which a step is handed to them: collectives explain gradients."""
 
 
 def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
@@ -123,23 +99,13 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
         work: runs tasks, each of which puts rules to some ranks; None to do so here.
     """
     several = run.world_size > 1 and bool(run.ranks) and not run.whole_of
-    over_ranks = several and any(rule.over_ranks for rule in rules)
-    begun: Iterable[Iterable[_OfRank]] | None = None
+    groups: Iterable[Iterable[_OfRank]] = [(_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks)]
     if work is not None and several:
-        ids = tuple(rule.id for rule in rules)
-        begun = work(_check_group, tasks_of([run], run.ranks, ids))
-    # Of many ranks, one after the other is read: the tables of all would not fit into memory.
-    once = over_ranks and begun is None and len(run.ranks) <= MANY
-    builders = {rank: TableBuilder(run.rank(rank)) for rank in run.ranks} if once else {}
-    ranks = _walk(run, builders) if over_ranks else None
-    if begun is None:
-        read = (builder.table() for builder in builders.values())
-        tables = read if once else (read_table(run.rank(rank)) for rank in run.ranks)
-        begun = [(_of_rank(table, rules) for table in tables)]
-    answers = [answer for group in begun for answer in group]
+        groups = work(_check_group, tasks_of([run], run.ranks, tuple(rule.id for rule in rules)))
+    answers = [answer for group in groups for answer in group]
+    ranks = _walk(run) if several and any(rule.over_ranks for rule in rules) else None
     result = _result(str(run.path), answers, rules, ranks)
-    unseen = map(str, run.manifest.get("not_observed", ()))
-    notes = (*run.endings, *unseen, *result.notes)
+    notes = (*run.endings, *map(str, run.manifest.get("not_observed", ())), *result.notes)
     return replace(result, notes=notes, only=run.alone, checkpoint="checkpoint" in run.manifest)
 
 
@@ -168,20 +134,13 @@ def _of_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
     return _OfRank(table.rank, table.stride, len(table.moves.steps), answers)
 
 
-def _walk(run: Run, builders: Mapping[int, TableBuilder]) -> Ranks:
-    """The ranks side by side, from reading each step once; tables of ranks take in the same steps."""
-    readers = {rank: run.rank(rank) for rank in (builders or run.recorded)}
-    numbers = {rank: set(run.rank(rank).entries["step"].tolist()) for rank in {*readers, *run.recorded}}
-    ranks = Ranks(run, run.recorded, sorted(set.intersection(*(numbers[rank] for rank in run.recorded))))
+def _walk(run: Run) -> Ranks:
+    """The ranks side by side, step by step."""
+    numbers = [set(run.rank(rank).entries["step"].tolist()) for rank in run.recorded]
+    ranks = Ranks(run, run.recorded, sorted(set.intersection(*numbers)))
     ranks.gathered += [kind(ranks) for kind in _GATHERED]
-    common = set(ranks.steps)
-    for step in sorted(set().union(*numbers.values())) if builders else ranks.steps:
-        batches = {rank: reader.read(step) for rank, reader in readers.items() if step in numbers[rank]}
-        for rank, builder in builders.items():
-            if rank in batches:
-                builder.take(step, batches[rank])
-        if step in common:
-            ranks.take(step, {rank: batches[rank] for rank in ranks.numbers})
+    for step in ranks.steps:
+        ranks.take(step, {rank: run.rank(rank).read(step) for rank in ranks.numbers})
     return ranks
 
 

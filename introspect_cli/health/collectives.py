@@ -11,11 +11,9 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from introspect_cli.errors import StoreError
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
-from introspect_cli.health.findings import Hit, Level, observed, rank_rule
+from introspect_cli.health.findings import Hit, Level, observed, rule
 from introspect_cli.records import Kind
 from introspect_cli.store.write.launch import IN_FLIGHT
 from introspect_cli.texts import clean, count
@@ -23,7 +21,6 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.read.rank_reader import RankReader
 
 _MOST = 1 << 22
@@ -68,50 +65,34 @@ class Collectives(Gathered):
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        """Look up the sites of collectives, which each rank numbers by itself."""
         super().__init__(ranks)
-        self._sites: dict[int, dict[int, tuple[str, int, str, str]]] = {}
-        for rank, reader in ranks.readers.items():
-            sites = reader.sites
-            self._sites[rank] = {
-                number: (sites.fqn[number], int(sites.call[number]), sites.path[number], sites.source[number])
-                for number, kind in enumerate(sites.kind)
-                if kind == Kind.COLLECTIVE.value
-            }
-        self.seen = any(self._sites.values())
+        self.seen = any(site.kind == Kind.COLLECTIVE for site in ranks.sites)
         self.calls: dict[int, dict[tuple[str, int], Call]] = {}
         self.mismatched: dict[str, Hit] = {}
 
     def step(self, now: AlignedStep) -> None:
         """Compare the collectives of a step."""
-        if not self.seen:
-            return
-        self.calls = {rank: self._calls(rank, batch) for rank, batch in now.batches.items()}
+        self.calls = {rank: {} for rank in now.batches}
+        for number in now.of(Kind.COLLECTIVE):
+            site = now.sites[number]
+            _, is_value, value = site.path.partition(".")
+            for rank, row in now.rows[number].items():
+                source = self.ranks.readers[rank].sites.source[int(now.batches[rank].site[row])]
+                call = self.calls[rank].get((site.fqn, site.call)) or Call("", source, {})
+                if is_value:
+                    call = call._replace(rows={**call.rows, f".{value}": row})
+                else:
+                    call = call._replace(what=now.text(rank, row).strip("'\""))
+                self.calls[rank][site.fqn, site.call] = call
         by_group: dict[str, dict[int, list[Call]]] = {}
         for rank, calls in self.calls.items():
             for group, number in sorted(calls, key=lambda key: key[1]):
-                if not _is_message(group):
-                    by_group.setdefault(group, {}).setdefault(rank, []).append(calls[group, number])
+                by_group.setdefault(group, {}).setdefault(rank, []).append(calls[group, number])
         for group, sequences in by_group.items():
-            mismatch = compare(sequences, group, f"in step {now.step}")
+            mismatch = None if _is_message(group) else compare(sequences, group, f"in step {now.step}")
             if mismatch is not None:
                 rank, evidence = mismatch
                 self.mismatched.setdefault(group, Hit(now.step, group, evidence, rank))
-
-    def _calls(self, rank: int, batch: StepBatch) -> dict[tuple[str, int], Call]:
-        """The collectives of a rank, by group and number."""
-        calls: dict[tuple[str, int], Call] = {}
-        sites, numbers = self._sites[rank], batch.site
-        for row in np.flatnonzero(np.isin(numbers, list(sites))).tolist():
-            group, number, path, source = sites[int(numbers[row])]
-            call = calls.get((group, number)) or Call("", source, {})
-            _, dot, value = path.partition(".")
-            if dot:
-                call = call._replace(rows={**call.rows, f".{value}": row})
-            else:
-                call = call._replace(what=batch.text[row].strip("'\""))
-            calls[group, number] = call
-        return calls
 
 
 def compare(
@@ -121,17 +102,14 @@ def compare(
     base = min(ranks)
     for other in sorted(ranks):
         one, two = ranks[base], ranks[other]
+        lines = [Counter(call.source for call in calls) for calls in (one, two)]
         for number, (first, second) in enumerate(zip(one, two, strict=False)):
-            if first.what != second.what:
-                why = _out_of_place(one, two, number)
-            elif first.source == second.source:
+            # of a swap, both ranks run both lines as often; a branch by rank calls another line for good
+            swapped = all(lines[0][call.source] == lines[1][call.source] > 0 for call in (first, second))
+            if first.what == second.what and (first.source == second.source or (whole and not swapped)):
                 continue
-            elif not whole:
-                why = ""
-            elif _swapped(one, two, first.source, second.source):
-                why = ": they run in another order, and each meets another one"
-            else:
-                continue
+            same = sorted(call.what for call in one) == sorted(call.what for call in two)
+            why = ": they run in another order" if same else ""
             return other, (
                 f"collective {number} of {group} {when} is {first.where} on rank {base} and {second.where} on rank "
                 f"{other}{why}"
@@ -153,22 +131,6 @@ def _surplus(long: Sequence[Call], short: Sequence[Call]) -> int:
         if keys[:number] + keys[number + 1 :] == wanted:
             return number
     return len(short)
-
-
-def _swapped(one: Sequence[Call], two: Sequence[Call], first: str, second: str) -> bool:
-    """Whether both lines are run by both ranks as often; a branch by rank calls another line for good."""
-    lines = [Counter(call.source for call in calls) for calls in (one, two)]
-    return all(lines[0][line] == lines[1][line] > 0 for line in (first, second))
-
-
-def _out_of_place(one: Sequence[Call], two: Sequence[Call], number: int) -> str:
-    """Which of the two is out of place, where what follows shows it."""
-    if number + 1 < len(one) and one[number + 1].what == two[number].what and len(one) > len(two):
-        return ": the second lacks the first, or the first has one too many"
-    if number + 1 < len(two) and two[number + 1].what == one[number].what and len(two) > len(one):
-        return ": the first lacks the second, or the second has one too many"
-    same = sorted(call.what for call in one) == sorted(call.what for call in two)
-    return ": they run in another order" if same else ""
 
 
 def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
@@ -213,14 +175,13 @@ def _begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
     return lines
 
 
-@rank_rule(
-    "collectives",
-    Level.ERROR,
-    "a collective is missing, doubled, mismatched or in another order on a rank",
-    "seen with --record default,collective, in a hang too",
-    "a call that only some ranks make, a loop of another length, an order that depends on the rank",
-)
+@rule(Level.ERROR, over_ranks=True)
 def collectives(ranks: Ranks) -> Iterator[Hit]:
+    """A collective is missing, doubled, mismatched or in another order on a rank.
+
+    When: seen with --record default,collective, in a hang too
+    Cause: a call that only some ranks make, a loop of another length, an order that depends on the rank
+    """
     collectives = ranks.of(Collectives)
     under_way = _under_way(list(ranks.readers.values()))
     observed(collectives.seen or under_way, "collectives (capture --record default,collective)")

@@ -81,14 +81,19 @@ class Rule:
     over_ranks: bool = False
 
 
-def rule(id_: str, level: Level, about: str, when: str, cause: str) -> Callable[[Find], Rule]:
-    """Make a rule about one rank of the function that finds what it looks for."""
-    return lambda find: Rule(id_, level, about, when, cause, find)
+def rule(level: Level, *, over_ranks: bool = False) -> Callable[[Find], Rule]:
+    """Make a rule of the function that finds what it looks for: by its name, and what its docstring says of it.
 
+    The constants of its file stand there in braces.
+    """
 
-def rank_rule(id_: str, level: Level, about: str, when: str, cause: str) -> Callable[[Find], Rule]:
-    """Make a rule about all ranks together of the function that finds what it looks for."""
-    return lambda find: Rule(id_, level, about, when, cause, find, over_ranks=True)
+    def made(find: Any) -> Rule:
+        text = " ".join((find.__doc__ or "").format_map(find.__globals__).split())
+        about, _, rest = text.partition(". When: ")
+        when, _, cause = rest.partition(" Cause: ")
+        return Rule(find.__name__.replace("_", "-"), level, about, when, cause, find, over_ranks)
+
+    return made
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.health.findings import Hit, Level, observed, rule
-from introspect_cli.health.table import Table, lasting
+from introspect_cli.health.table import Table, first_rise, lasting
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -58,11 +58,8 @@ class _Depth(NamedTuple):
         """The first step that is flagged."""
         at = int(np.argmax(flags))
         step, early, late = int(self.steps[at]), self.early[at], self.late[at]
-        evidence = (
-            f"gradients of its first layers are {early / late:.1e} times those of its last at step {step} "
-            f"(norms {early:.1e} and {late:.1e}, at the layers' outputs)"
-        )
-        return Hit(step, self.root, evidence)
+        norms = f"{early / late:.1e} times those of its last at step {step} (norms {early:.1e} and {late:.1e})"
+        return Hit(step, self.root, f"gradients at its first layers' outputs are {norms}")
 
 
 def _layers(table: Table) -> list[int]:
@@ -92,43 +89,39 @@ def _by_depth(table: Table) -> list[_Depth]:
     """The roots with enough layers."""
     depths = []
     for root, sites in _roots(table, _layers(table)).items():
-        if len(sites) < LAYERS:
-            continue
         norms = table.norms(sites)
         rows = np.flatnonzero(np.isfinite(norms).all(axis=1) & (norms > 0).any(axis=1))
-        if len(rows):
+        if len(rows) and len(sites) >= LAYERS:
             third = max(1, len(sites) // 3)
             early, late = np.median(norms[rows][:, :third], axis=1), np.median(norms[rows][:, -third:], axis=1)
             depths.append(_Depth(root, table.many.steps[rows], early, late))
     return depths
 
 
-@rule(
-    "vanishing-gradients",
-    Level.WARNING,
-    "gradients that vanish towards the first layers",
-    f"in {OFTEN:.0%} of the steps or more, and in the last, gradients at the outputs of the first third of the "
-    f"layers have less than 1/{RATIO:g} of the last third's norm. Needs {LAYERS} layers with weights of two "
-    "dimensions or more; lookups and normalisations do not count (Glorot and Bengio, 2010)",
-    "a deep stack of squashing activations, a small initial scale, no residual connections or normalisation",
-)
+@rule(Level.WARNING)
 def vanishing_gradients(table: Table) -> Iterator[Hit]:
+    """Gradients that vanish towards the first layers.
+
+    When: in {OFTEN:.0%} of the steps or more, and in the last, gradients at the outputs of the first third of the
+        layers have less than 1/{RATIO:g} of the last third's norm. Needs {LAYERS} layers with weights of two
+        dimensions or more; lookups and normalisations do not count (Glorot and Bengio, 2010)
+    Cause: a deep stack of squashing activations, a small initial scale, no residual connections or normalisation
+    """
     for depth in observed(_by_depth(table), f"gradients at the outputs of {LAYERS} or more layers of one model"):
         low = (depth.early * RATIO < depth.late) & (depth.early > 0)
         if low.mean() >= OFTEN and low[-1]:
             yield depth.first(low)
 
 
-@rule(
-    "exploding-gradients",
-    Level.WARNING,
-    "gradients that grow towards the first layers or from step to step",
-    f"in {OFTEN:.0%} of the steps or more, gradients at the outputs of the first third of the layers have more "
-    f"than {RATIO:g} times the last third's norm; or the norm of all gradients exceeds {GROWTH:g} times its "
-    f"median in the steps before ({HISTORY} at least, {RECENT} at most; Pascanu, Mikolov and Bengio, 2013)",
-    "a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up",
-)
+@rule(Level.WARNING)
 def exploding_gradients(table: Table) -> Iterator[Hit]:
+    """Gradients that grow towards the first layers or from step to step.
+
+    When: in {OFTEN:.0%} of the steps or more, gradients at the outputs of the first third of the layers have more
+        than {RATIO:g} times the last third's norm; or the norm of all gradients exceeds {GROWTH:g} times its
+        median in the steps before ({HISTORY} at least, {RECENT} at most; Pascanu, Mikolov and Bengio, 2013)
+    Cause: a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up
+    """
     depths, gradients = _by_depth(table), table.pick(Kind.GRAD)
     observed(depths or gradients, "gradients of parameters")
     for depth in depths:
@@ -138,41 +131,32 @@ def exploding_gradients(table: Table) -> Iterator[Hit]:
     for root, sites in _roots(table, gradients).items():
         norm = table.total_norm(sites)
         seen = np.flatnonzero((norm > 0) & np.isfinite(norm))
-        for position in range(HISTORY, len(seen)):
-            usual = float(np.median(norm[seen[max(0, position - RECENT) : position]]))
-            now = float(norm[seen[position]])
-            if now > GROWTH * usual:
-                step = int(table.many.steps[seen[position]])
-                text = (
-                    f"the norm of all gradients is {now:.3g} at step {step}, {now / usual:.0f} times its median before"
-                )
-                yield Hit(step, root, text)
-                break
+        at = first_rise(norm[seen], lambda before: GROWTH * float(np.median(before)), HISTORY, RECENT)
+        if at is not None:
+            step = int(table.many.steps[seen[at]])
+            text = f"the norm of all gradients is {norm[seen[at]]:.3g}, over {GROWTH:g} times its median before"
+            yield Hit(step, root, text)
 
 
-@rule(
-    "unbalanced-gradients",
-    Level.WARNING,
-    "heads whose gradients differ very much in size",
-    "of two modules with the same input, whose outputs the model returns, the norms of their parameters' "
-    f"gradients differ by a factor of {BALANCE:g}, by their medians over the steps (Chen and others, GradNorm, "
-    "2018)",
-    "losses of different scale that are added up; weigh them",
-)
+@rule(Level.WARNING)
 def unbalanced_gradients(table: Table) -> Iterator[Hit]:
+    """Heads whose gradients differ very much in size.
+
+    When: of two modules with the same input, whose outputs the model returns, the norms of their parameters'
+        gradients differ by a factor of {BALANCE:g}, by their medians over the steps (Chen and others, GradNorm,
+        2018)
+    Cause: losses of different scale that are added up; weigh them
+    """
     for names in observed(_heads(table), "two modules with one input whose outputs the model returns"):
         grads = table.pick(Kind.GRAD)
         inside = {name: [site for site in grads if table.fqn[site].startswith(f"{name}.")] for name in names}
         norms = {name: table.total_norm(sites) for name, sites in inside.items()}
         present = {name: norm for name, norm in norms.items() if np.nanmax(norm, initial=0) > 0}
-        if len(present) < 2:
-            continue
         typical = {name: float(np.nanmedian(norm[norm > 0])) for name, norm in present.items()}
-        large, small = (pick(typical, key=lambda name: typical[name]) for pick in (max, min))
-        if typical[large] > BALANCE * typical[small]:
+        large, small = (pick(typical, key=lambda name: typical[name], default="") for pick in (max, min))
+        if large != small and typical[large] > BALANCE * typical[small]:
             first = int(np.argmax(present[large] > BALANCE * present[small]))
-            times = typical[large] / typical[small]
-            text = f"its gradients are {times:.0f} times those of {small} (median over the steps)"
+            text = f"its gradients are {typical[large] / typical[small]:.0f} times those of {small} (medians)"
             yield Hit(int(table.many.steps[first]), large, text)
 
 
@@ -181,20 +165,16 @@ def _heads(table: Table) -> list[list[str]]:
     columns = table.many
     if not len(columns.steps):
         return []
-    at = int(np.argmax((columns.layout >= 0).sum(axis=1)))
-    returned: dict[int, str] = {}
-    for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD):
-        if "." not in table.fqn[site] and table.path[site]:
-            returned[int(columns.checksum[at, columns.place[site]])] = table.fqn[site]
+    checksums = columns.checksum[int(np.argmax((columns.layout >= 0).sum(axis=1)))].tolist()
+    outputs = table.pick(Kind.OUTPUT, phase=Phase.FORWARD)
+    roots = [site for site in outputs if "." not in table.fqn[site] and table.path[site]]
+    returned = {checksums[columns.place[site]] for site in roots} - {0}
     shared: dict[int, list[str]] = {}
     for site in table.pick(Kind.INPUT, phase=Phase.FORWARD):
-        fqn, call = table.fqn[site], table.call[site]
-        out = table.site(Phase.FORWARD, Kind.OUTPUT, fqn, call)
-        if "." not in fqn or table.path[site] != "[0]" or out is None:
-            continue
-        made = int(columns.checksum[at, columns.place[out]])
-        if made and made in returned:
-            shared.setdefault(int(columns.checksum[at, columns.place[site]]), []).append(fqn)
+        fqn, out = table.fqn[site], table.site(Phase.FORWARD, Kind.OUTPUT, table.fqn[site], table.call[site])
+        is_inner = "." in fqn and table.path[site] == "[0]"
+        if is_inner and out is not None and checksums[columns.place[out]] in returned:
+            shared.setdefault(checksums[columns.place[site]], []).append(fqn)
     return [names for checksum, names in shared.items() if checksum and len(names) > 1]
 
 
@@ -210,21 +190,16 @@ SATURATED = 0.05
 _NO_ZEROS = ("Dropout", "Embedding", "Pad", "Mask")
 
 
-@rule(
-    "dead-units",
-    Level.WARNING,
-    "activations nearly all of which stay zero",
-    f"at the last {LASTING} steps or more, {DEAD:.0%} of an output, or of an input that a gradient flows to, are "
-    "exactly zero; vectors (log-determinants, fast weights), dropout, lookups, padding and masks do not count, "
-    "nor an output whose input has as many zeros",
-    "a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias",
-)
+@rule(Level.WARNING)
 def dead_units(table: Table) -> Iterator[Hit]:
-    sites = observed(
-        [site for site in _activations(table) if not any(word in table.module_class[site] for word in _NO_ZEROS)],
-        "outputs of modules with statistics",
-    )
-    for site in sites:
+    """Activations nearly all of which stay zero.
+
+    When: at the last {LASTING} steps or more, {DEAD:.0%} of an output, or of an input that a gradient flows to,
+        are exactly zero; vectors (log-determinants, fast weights), dropout, lookups, padding and masks do not
+        count, nor an output whose input has as many zeros
+    Cause: a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias
+    """
+    for site in observed(_activations(table), "outputs of modules with statistics"):
         steps, zeros = table.stat(site, "zeros")
         start = lasting(zeros >= DEAD, LASTING)
         if start is not None and not (table.kind[site] == Kind.OUTPUT.value and _was_given(table, site)):
@@ -234,52 +209,39 @@ def dead_units(table: Table) -> Iterator[Hit]:
 
 def _activations(table: Table) -> list[int]:
     """Float outputs, and inputs that a gradient was recorded for (so not the data themselves), no vectors."""
-    return [
-        site
-        for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD)
-        if (layout := table.layout(site)) is not None
-        and len(layout.shape) > 1
-        and (
-            table.kind[site] == Kind.OUTPUT.value
-            or table.site(Phase.BACKWARD, Kind.GRAD_INPUT, table.fqn[site], table.call[site], table.path[site])
-            is not None
-        )
-    ]
-
-
-def _of_input(table: Table, site: int, stat: str) -> NDArray[np.float64]:
-    """A statistic of the first input of the call that an output came from, by step; empty where there is none."""
-    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
-    return np.zeros(0) if given is None else table.stat(given, stat)[1]
+    sites = []
+    for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD):
+        layout, place = table.layout(site), (table.fqn[site], table.call[site], table.path[site])
+        flows = table.kind[site] == Kind.OUTPUT or table.site(Phase.BACKWARD, Kind.GRAD_INPUT, *place) is not None
+        counts = not any(word in table.module_class[site] for word in _NO_ZEROS)
+        if flows and counts and layout is not None and len(layout.shape) > 1:
+            sites.append(site)
+    return sites
 
 
 def _was_given(table: Table, site: int) -> bool:
-    """Whether an output is no more zero than the module's own input was."""
-    before = _of_input(table, site, "zeros")
-    _, after = table.stat(site, "zeros")
-    return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(after))))
+    """Whether an output is no more zero than the first input of its module's call was."""
+    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
+    before = np.zeros(0) if given is None else table.stat(given, "zeros")[1]
+    return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(table.stat(site, "zeros")[1]))))
 
 
-@rule(
-    "saturated",
-    Level.WARNING,
-    "sigmoid or tanh outputs at their ends, where the gradient is gone",
-    f"at the last {LASTING} steps or more, the mean derivative of a Tanh or Sigmoid (from mean and variance of "
-    f"its output) is below {SATURATED:.0%} of its largest",
-    "weights or inputs that are too large; normalise them or lower the initial scale",
-)
+@rule(Level.WARNING)
 def saturated(table: Table) -> Iterator[Hit]:
-    squashing = table.tensors(Kind.OUTPUT, floats=False)
-    sites = observed(
-        [site for site in squashing if table.module_class[site] in ("Tanh", "Sigmoid")], "a Tanh or Sigmoid module"
-    )
-    for site in sites:
+    """Sigmoid or tanh outputs at their ends, where the gradient is gone.
+
+    When: at the last {LASTING} steps or more, the mean derivative of a Tanh or Sigmoid (from mean and variance of
+        its output) is below {SATURATED:.0%} of its largest
+    Cause: weights or inputs that are too large; normalise them or lower the initial scale
+    """
+    outputs = table.tensors(Kind.OUTPUT, floats=False)
+    squashing = [site for site in outputs if table.module_class[site] in ("Tanh", "Sigmoid")]
+    for site in observed(squashing, "a Tanh or Sigmoid module"):
         steps, (mean, var) = table.stats(site, "mean", "var")
         square = var + mean * mean
         # E[1 - t^2] for tanh, E[s (1 - s)] of at most 1/4 for the sigmoid: the derivative, averaged.
         slope = 1 - square if table.module_class[site] == "Tanh" else 4 * (mean - square)
         start = lasting(slope < SATURATED, LASTING)
         if start is not None:
-            slope_now = f"{max(slope[-1], 0):.1%} of the largest, under {SATURATED:.0%} since step {steps[start]}"
-            text = f"its mean derivative is {slope_now}"
-            yield table.hit(site, steps[start], text)
+            under = f"{max(slope[-1], 0):.1%} of the largest, under {SATURATED:.0%} since step {steps[start]}"
+            yield table.hit(site, steps[start], f"its mean derivative is {under}")

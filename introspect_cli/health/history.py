@@ -19,13 +19,18 @@ import numpy as np
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from introspect_cli.health.table import SiteName, Table
 
-STATS = ("mean", "std", "absmax", "bad")
+_SERIES: dict[str, Callable[[dict[str, NDArray[np.float32]]], NDArray[np.float32]]] = {
+    "mean": lambda floats: floats["mean"],
+    "std": lambda floats: np.sqrt(floats["var"].astype(np.float64)).astype(np.float32),
+    "absmax": lambda floats: np.maximum(np.abs(floats["min"]), np.abs(floats["max"])),
+    "bad": lambda floats: floats["bad"],
+}
 """Statistics that are packed; the L2 norm follows from them."""
 
 BUDGET = 3_200_000
@@ -35,13 +40,11 @@ MOST_POINTS = 2000
 COARSE_POINTS = 48
 _WHOLE_SHARE = 0.6  # of the budget, for sites that keep every step
 
-_FIRST = (
-    *(Kind.LOSS, Kind.HYPERPARAMETER, Kind.OUTPUT, Kind.GRAD, Kind.PARAM, Kind.GRAD_OUTPUT),
-    *(Kind.BATCH, Kind.INPUT, Kind.GRAD_INPUT, Kind.BUFFER, Kind.OPTIMIZER_STATE),
+_ORDER = (
+    *("loss", "hyperparameter", "output", "grad", "param", "grad_output"),
+    *("batch", "input", "grad_input", "buffer", "optimizer_state"),
 )
-_WITHOUT = (Kind.RNG, Kind.OP_OUTPUT)  # operators have another table
-_ORDER = {kind.value: place for place, kind in enumerate(dict.fromkeys([*_FIRST, *Kind])) if kind not in _WITHOUT}
-_LAST = len(_FIRST)
+_WITHOUT = (Kind.RNG.value, Kind.OP_OUTPUT.value)  # operators have another table
 
 UNKNOWN, EQUAL, DIFFERS, ONLY_A, ONLY_B = range(5)
 """How a record of a and its partner in b compare, by their checksums; unknown where one was not observed."""
@@ -93,28 +96,47 @@ class _Part:
 
     def __init__(self, tables: Sequence[Table], shifts: Sequence[int], steps: NDArray[np.int64]) -> None:
         self.steps = steps
-        self.windows = [_Window(table, steps - shift) for table, shift in zip(tables, shifts, strict=True)]
         self.rows: list[NDArray[np.float32]] = []
         self.states: list[NDArray[np.uint8]] = []
+        # Of sites that keep some steps, and of those that keep all: where the kept steps lie in both.
+        self._windows = [
+            (
+                table,
+                [
+                    np.intersect1d(steps - shift, held.steps, return_indices=True)[1:]
+                    for held in (table.many, table.few)
+                ],
+            )
+            for table, shift in zip(tables, shifts, strict=True)
+        ]
+
+    def at(self, run: int, number: int, name: str) -> NDArray[Any]:
+        """A statistic, or checksums, of a site at the kept steps as it was recorded, NaN or 0 where absent."""
+        table, common = self._windows[run]
+        column = table.column(number)
+        values = _SERIES[name](column.floats) if name in _SERIES else column.checksum
+        out = np.full(len(self.steps), np.nan if name in _SERIES else 0, values.dtype)
+        there, rows = common[number in table.few.place]
+        out[there] = values[rows]
+        return out
 
     def take(self, runs: dict[int, int]) -> tuple[Series, list[NDArray[np.float32]]]:
         """The series of a site and the rows they need; `keep` makes the rows part of this."""
         series: Series = {}
         rows: list[NDArray[np.float32]] = []
-        for stat in STATS:
+        for stat in _SERIES:
             entries: list[int | float] = []
             numbers: dict[bytes, int] = {}
-            for run, window in enumerate(self.windows):
-                values = window.get(runs[run], stat) if run in runs else None
-                if values is None or np.isnan(values).all():
+            for run in range(len(self._windows)):
+                values = self.at(run, runs[run], stat) if run in runs else np.zeros(0, np.float32)
+                if np.isnan(values).all():
                     entries.append(-1)
                 elif (values == values[0]).all():
                     entries.append(float(f"{values[0]:.9g}"))
                 else:
                     fresh = len(self.rows) + len(rows)
                     entries.append(numbers.setdefault(values.tobytes(), fresh))
-                    if entries[-1] == fresh:
-                        rows.append(values)
+                    rows += [values] if entries[-1] == fresh else []
             if any(entry != -1 or isinstance(entry, float) for entry in entries):
                 series[stat] = tuple(entries)
         return series, rows
@@ -122,8 +144,10 @@ class _Part:
     def keep(self, runs: dict[int, int], rows: list[NDArray[np.float32]], *, compared: bool) -> None:
         self.rows += rows
         if compared:
-            bits = [window.checksums(runs[run]) if run in runs else None for run, window in enumerate(self.windows[:2])]
-            self.states.append(_states(bits[0], bits[1], len(self.steps)))
+            none = np.zeros(len(self.steps), np.uint64)
+            a, b = (self.at(run, runs[run], "checksum") if run in runs else none for run in (0, 1))
+            cases = [(a != 0) & (a == b), (a != 0) & (b != 0), (a != 0) & (1 not in runs), (b != 0) & (0 not in runs)]
+            self.states.append(np.select(cases, [EQUAL, DIFFERS, ONLY_A, ONLY_B], UNKNOWN).astype(np.uint8))
 
     def result(self) -> Rows:
         none = 0, len(self.steps)
@@ -152,95 +176,41 @@ def pack(
     by_name: dict[SiteName, dict[int, int]] = {}
     for run, table in enumerate(tables):
         for name, number in table.numbers.items():
-            if name[1] in _ORDER and (name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']")):
+            if name[1] not in _WITHOUT and (name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']")):
                 by_name.setdefault(name, {})[run] = number
-    names = sorted(by_name, key=lambda name: (min(_ORDER[name[1]], _LAST), name[3] > 0))
+    names = sorted(by_name, key=lambda name: ([*_ORDER, name[1]].index(name[1]), name[3] > 0))
     steps = [table.many.steps if len(table.many.steps) else table.few.steps for table in tables]
     every = np.unique(np.concatenate([of_run + shift for of_run, shift in zip(steps, shifts, strict=True)]))
     kept = _thinned(every, MOST_POINTS, keep_step)
     parts = _Part(tables, shifts, kept), _Part(tables, shifts, _thinned(kept, COARSE_POINTS, keep_step))
-    used, whole = 0, None
+    used, whole = 0, len(names)
     sites: list[SiteName] = []
     series: list[Series] = []
+    about = []
     with np.errstate(all="ignore"):  # a store from a stranger may hold a negative variance
-        for name in names:
+        for place, name in enumerate(names):
             numbers = by_name[name]
-            if whole is None:
-                entry, rows = parts[0].take(numbers)
-                if used + sum(row.nbytes for row in rows) > _WHOLE_SHARE * budget:
-                    whole = len(sites)
-            if whole is not None:
+            entry, rows = parts[place >= whole].take(numbers)
+            if place < whole and used + sum(row.nbytes for row in rows) > _WHOLE_SHARE * budget:
+                whole = place
                 entry, rows = parts[1].take(numbers)
             used += sum(row.nbytes for row in rows)
             if used > budget and sites:
                 break
-            parts[whole is not None].keep(numbers, rows, compared=compared)
+            parts[place >= whole].keep(numbers, rows, compared=compared)
             sites.append(name)
             series.append(entry)
-    about = []
-    for name in sites:
-        run, number = next(iter(by_name[name].items()))
-        layout = tables[run].layout(number)
-        described = (layout.dtype, layout.shape, layout.numel) if layout else ("", (), 0)
-        about.append((tables[run].module_class[number], *described))
-    return Packed(
-        sites=tuple(sites),
-        about=tuple(about),
-        series=tuple(series),
-        whole=len(sites) if whole is None else whole,
-        parts=(parts[0].result(), parts[1].result()),
-        total=len(names),
-        steps=len(every),
-    )
-
-
-def _states(a: NDArray[np.uint64] | None, b: NDArray[np.uint64] | None, steps: int) -> NDArray[np.uint8]:
-    """How a site compares at each kept step, from its checksums in a and b; None where a run has no such site."""
-    if a is None or b is None:
-        seen_in, checksums = (ONLY_A, a) if a is not None else (ONLY_B, b)
-        return np.where((np.zeros(steps) if checksums is None else checksums) != 0, seen_in, UNKNOWN).astype(np.uint8)
-    seen = (a != 0) & (b != 0)
-    return np.select([seen & (a == b), seen], [EQUAL, DIFFERS], UNKNOWN).astype(np.uint8)
+            run, number = next(iter(numbers.items()))
+            layout = tables[run].layout(number)
+            described = (layout.dtype, layout.shape, layout.numel) if layout else ("", (), 0)
+            about.append((tables[run].module_class[number], *described))
+    both = parts[0].result(), parts[1].result()
+    return Packed(tuple(sites), tuple(about), tuple(series), min(whole, len(sites)), both, len(names), len(every))
 
 
 def _thinned(every: NDArray[np.int64], points: int, keep: int | None) -> NDArray[np.int64]:
-    if not len(every):
-        return every
-    places = np.unique(np.linspace(0, len(every) - 1, min(points, len(every))).round().astype(np.int64))
-    picked: NDArray[np.int64] = every[places]
-    if keep is not None and keep in every:
-        return np.union1d(picked, np.array([keep], np.int64))
-    return picked
-
-
-class _Window:
-    """The kept steps of one table."""
-
-    def __init__(self, table: Table, steps: NDArray[np.int64]) -> None:
-        self._table, self._length = table, len(steps)
-        # Of sites that keep some steps, and of those that keep all: where the kept steps lie in both.
-        self._common = [
-            np.intersect1d(steps, columns.steps, return_indices=True)[1:] for columns in (table.many, table.few)
-        ]
-
-    def get(self, number: int, stat: str) -> NDArray[np.float32]:
-        """A statistic at the kept steps as it was recorded, NaN where absent."""
-        floats = self._table.column(number).floats
-        if stat == "std":
-            return self._at(number, np.sqrt(floats["var"].astype(np.float64)).astype(np.float32), np.nan)
-        if stat == "absmax":
-            return self._at(number, np.maximum(np.abs(floats["min"]), np.abs(floats["max"])), np.nan)
-        return self._at(number, floats[stat], np.nan)
-
-    def checksums(self, number: int) -> NDArray[np.uint64]:
-        """A site's checksums at the kept steps, 0 where it was not observed."""
-        return self._at(number, self._table.column(number).checksum, 0)
-
-    def _at(self, number: int, values: NDArray[Any], absent: float) -> NDArray[Any]:
-        there, rows = self._common[number in self._table.few.place]
-        out = np.full(self._length, absent, values.dtype)
-        out[there] = values[rows]
-        return out
+    places = np.unique(np.linspace(0, max(len(every) - 1, 0), min(points, len(every))).round().astype(np.int64))
+    return np.union1d(every[places], every[every == keep])
 
 
 # --- curves
@@ -272,13 +242,11 @@ def curves(table: Table, shift: int = 0) -> tuple[Curve, ...]:
         call = f" of backward {table.call[site]}" if table.call[site] else ""
         path = f" {table.path[site]}" if table.path[site] else ""
         made.append(_curve(table, site, "loss", f"loss{call}{path}"))
-    norm = _gradient_norm(table)
-    rates = [site for site in table.pick(Kind.HYPERPARAMETER) if table.path[site].endswith("['lr']")]
-    for site in rates[:_MOST]:
+    made[1:1] = _gradient_norm(table)
+    for site in table.rates()[:_MOST]:
         group = table.path[site].removesuffix("['lr']")
         made.append(_curve(table, site, "learning rate", f"learning rate of {table.fqn[site]} {group}".rstrip()))
-    ordered = (*made[:1], *([norm] if norm else []), *made[1:])
-    return tuple(replace(curve, steps=curve.steps + shift) for curve in ordered if len(curve.steps))
+    return tuple(replace(curve, steps=curve.steps + shift) for curve in made if len(curve.steps))
 
 
 def _curve(table: Table, site: int, kind: str, name: str) -> Curve:
@@ -290,20 +258,17 @@ def _curve(table: Table, site: int, kind: str, name: str) -> Curve:
     return Curve(name, kind, column.steps[rows], values)
 
 
-def _gradient_norm(table: Table) -> Curve | None:
+def _gradient_norm(table: Table) -> list[Curve]:
     """L2 norm over the gradients of all recorded parameters, at their last backward pass in each step."""
-    last: dict[str, int] = {}
-    for site in sorted(table.pick(Kind.GRAD), key=lambda site: table.call[site]):
-        last[table.fqn[site]] = site
-    sites = list(last.values())
+    sites = list({table.fqn[n]: n for n in sorted(table.pick(Kind.GRAD), key=lambda n: table.call[n])}.values())
     if not sites:
-        return None
+        return []
     with np.errstate(all="ignore"):
         norms, total = table.norms(sites), table.total_norm(sites)
     bad = np.stack([table.column(site).floats["bad"] > 0 for site in sites], axis=1).any(axis=1)
     total[bad] = np.nan
     seen = np.isfinite(norms).any(axis=1) | bad
-    return Curve("L2 norm of all recorded gradients", "gradients", table.many.steps[seen], total[seen])
+    return [Curve("L2 norm of all recorded gradients", "gradients", table.many.steps[seen], total[seen])]
 
 
 @dataclass(frozen=True)

@@ -82,16 +82,15 @@ def _left_over(taken: NDArray[np.float64], given: NDArray[np.float64], before: N
     return bool(even and rest < REST and plain > 10 * max(rest, REST / 2))
 
 
-@rule(
-    "gradients-left-over",
-    Level.ERROR,
-    "gradients to which those of the step before are added",
-    f"in {STEPS} steps or more, and {OFTEN:.0%} of those that can be asked, the sums of the gradients of {BIASES} "
-    "biases or more are those of the gradients at their modules' outputs plus those that the optimizer took in the "
-    "step before",
-    "zero_grad is missing, or is called for another optimizer or model",
-)
+@rule(Level.ERROR)
 def gradients_left_over(table: Table) -> Iterator[Hit]:
+    """Gradients to which those of the step before are added.
+
+    When: in {STEPS} steps or more, and {OFTEN:.0%} of those that can be asked, the sums of the gradients of
+        {BIASES} biases or more are those of the gradients at their modules' outputs plus those that the optimizer
+        took in the step before
+    Cause: zero_grad is missing, or is called for another optimizer or model
+    """
     names, taken, given = _sums(table)
     steps = table.many.steps
     if len(names) < BIASES:

@@ -9,12 +9,12 @@ parameter it is, and since when.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.health.check import folded
-from introspect_cli.health.copies import copies_differ
+from introspect_cli.health.equal import copies_differ
 from introspect_cli.health.findings import CheckResult, Hit
 from introspect_cli.records import KIND_CODES, Kind
 from introspect_cli.store.format.totals import SHARE, place_of
@@ -93,17 +93,17 @@ def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
         return CheckResult(path, (), (), ((copies_differ.id, needs),), tuple(run.endings), steps)
     unequal, undecided = _unequal(held)
     seen: dict[int, list[tuple[int, int, Hit]]] = {}
-    for each in unequal:
-        seen.setdefault(each.rank, []).extend(_looked_at(run, each))
+    for share, rank, base, most in unequal:
+        seen.setdefault(rank, []).extend(_looked_at(run, share, rank, base, most))
     ordered = ([hit for *_, hit in sorted(every, key=lambda one: one[:2])] for every in seen.values())
     findings = [replace(folded(copies_differ, hits), cause=_CAUSE) for hits in ordered if hits]
     findings.sort(key=lambda finding: (finding.step, finding.rank))
-    alone = int((np.unique(held["share"], return_counts=True)[1] == 1).sum())
-    notes = [*run.endings, _scope(len(np.unique(held["share"])), alone, undecided)]
+    shares, holders = np.unique(held["share"], return_counts=True)
+    notes = (*run.endings, _scope(len(shares), int((holders == 1).sum()), undecided))
+    needs = f"a value that most ranks have of {count(undecided, 'share')}"
     if undecided and not findings:
-        needs = f"a value that most ranks have of {count(undecided, 'share')}"
-        return CheckResult(path, (), (), ((copies_differ.id, needs),), tuple(notes), steps)
-    return CheckResult(path, tuple(findings), (copies_differ.id,), (), tuple(notes), steps)
+        return CheckResult(path, (), (), ((copies_differ.id, needs),), notes, steps)
+    return CheckResult(path, tuple(findings), (copies_differ.id,), (), notes, steps)
 
 
 def _scope(shares: int, alone: int, undecided: int) -> str:
@@ -116,59 +116,53 @@ def _scope(shares: int, alone: int, undecided: int) -> str:
     return scope
 
 
-class _Unequal(NamedTuple):
-    """A share of which most ranks have one number, and some another.
+def _unequal(held: Array) -> tuple[list[tuple[bytes, int, int, int]], int]:
+    """Of shares of which a minority has another number than most: the share, a rank, the lowest of most, how many most.
 
-    Attributes:
-        share: as `totals.SHARE`, in bytes.
-        rank: one that has another.
-        base: the lowest of those that have the one.
+    And how many shares have no majority.
     """
-
-    share: bytes
-    rank: int
-    base: int
-    most: int
-
-
-def _unequal(held: Array) -> tuple[list[_Unequal], int]:
-    """The shares of which a minority of the ranks has another number, and how many shares have no majority."""
     names, share = np.unique(held["share"], return_inverse=True)
     order = np.lexsort((held["rank"], held["number"], share))
     share, number, rank = share[order], held["number"][order], held["rank"][order].astype(np.int64)
-    new = np.ones(len(order), np.bool_)
-    new[1:] = (np.diff(share) != 0) | (np.diff(number) != 0)
-    starts = np.flatnonzero(new)
+    starts = np.flatnonzero((np.diff(share, prepend=-1) != 0) | (np.diff(number, prepend=number[:1]) != 0))
     sizes = np.diff(starts, append=len(order))
-    holders = np.bincount(share, minlength=len(names))
-    of_share = share[starts]
-    most = 2 * sizes > holders[of_share]
-    base = np.full(len(names), -1, np.int64)
-    base[of_share[most]] = starts[most]
-    size_of = np.zeros(len(names), np.int64)
-    size_of[of_share[most]] = sizes[most]
+    most = 2 * sizes > np.bincount(share, minlength=len(names))[share[starts]]
+    base = dict(
+        zip(share[starts[most]].tolist(), zip(starts[most].tolist(), sizes[most].tolist(), strict=True), strict=True)
+    )
     unequal = [
-        _Unequal(bytes(names[of]).ljust(SHARE.itemsize, b"\0"), int(rank[at]), int(rank[base[of]]), int(size_of[of]))
-        for start, size, of in zip(starts.tolist(), sizes.tolist(), of_share.tolist(), strict=True)
-        if base[of] >= 0 and start != base[of]
+        (bytes(names[of]).ljust(SHARE.itemsize, b"\0"), int(rank[at]), int(rank[base[of][0]]), base[of][1])
+        for start, size, of in zip(starts.tolist(), sizes.tolist(), share[starts].tolist(), strict=True)
+        if of in base and start != base[of][0]
         for at in range(start, start + size)
     ]
-    return unequal, int((base < 0).sum())
+    return unequal, len(names) - len(base)
 
 
-def _looked_at(run: Run, unequal: _Unequal) -> list[tuple[int, int, Hit]]:
+def _looked_at(run: Run, of: bytes, rank: int, base: int, most: int) -> list[tuple[int, int, Hit]]:
     """The records of a share that differ, of the first step in which any does, with when they were recorded."""
-    one, two = (run.rank(rank) for rank in (unequal.base, unequal.rank))
-    share = np.frombuffer(unequal.share, SHARE)[0]
+    one, two, share = run.rank(base), run.rank(rank), np.frombuffer(of, SHARE)[0]
+    host = run.manifests.get(rank, {}).get("host")
     for row, step in enumerate(two.entries["step"].tolist()):
         if step not in one or two.entries["digest"][row] == one.entries["digest"][one.row_of(step)]:
             continue
         batches = one.read(step), two.read(step)
         records = [_of_share(reader, batch, share) for reader, batch in zip((one, two), batches, strict=True)]
-        shared = [key for key in records[1] if key in records[0]]
-        differ = [k for k in shared if batches[0].checksum[records[0][k]] != batches[1].checksum[records[1][k]]]
-        if differ:
-            return [_seen_at(run, unequal, step, batches[1], records[1][key]) for key in differ]
+        hits = []
+        for key, at in records[1].items():
+            if key not in records[0] or batches[0].checksum[records[0][key]] == batches[1].checksum[at]:
+                continue
+            site, _ = two.sites[int(batches[1].site[at])]
+            device = two.layouts[int(batches[1].layout[at])].device
+            where = ", ".join(text for text in (device, f"host {host}" if host else "") if text)
+            evidence = (
+                f"from step {step} on rank {rank}'s {site.kind.one.removeprefix('the ')} {site.fqn}{site.path} differs "
+                f"from that of {count(most, 'rank')} with equal copies{f' ({where})' if where else ''}"
+            )
+            hit = Hit(step, f"{site.kind.value} {site.fqn}{site.path}", evidence, rank)
+            hits.append((step, int(batches[1].sequence[at]), hit))
+        if hits:
+            return hits
     return []
 
 
@@ -178,17 +172,3 @@ def _of_share(reader: RankReader, batch: StepBatch, share: Any) -> dict[int, int
     places = np.array([place_of(layout) for layout in reader.layouts], np.uint64)
     rows = np.flatnonzero((kinds[batch.site] == share["kind"]) & (places[batch.layout] == share["place"]))
     return dict(zip(reader.sites.key[batch.site[rows]].tolist(), rows.tolist(), strict=True))
-
-
-def _seen_at(run: Run, unequal: _Unequal, step: int, batch: StepBatch, row: int) -> tuple[int, int, Hit]:
-    reader = run.rank(unequal.rank)
-    site, _ = reader.sites[int(batch.site[row])]
-    device = reader.layouts[int(batch.layout[row])].device
-    host = run.manifests.get(unequal.rank, {}).get("host")
-    where = ", ".join(text for text in (device, f"host {host}" if host else "") if text)
-    evidence = (
-        f"from step {step} on rank {unequal.rank}'s {site.kind.one.removeprefix('the ')} {site.fqn}{site.path} differs "
-        f"from that of {count(unequal.most, 'rank')} with equal copies{f' ({where})' if where else ''}"
-    )
-    hit = Hit(step, f"{site.kind.value} {site.fqn}{site.path}", evidence, unequal.rank)
-    return step, int(batch.sequence[row]), hit

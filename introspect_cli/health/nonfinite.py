@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.health.findings import Hit, Level, NotObservedError, observed, rule
+from introspect_cli.health.table import first_rise
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from introspect_cli.health.table import NonFinite, Table
 
@@ -36,6 +39,15 @@ _MASKS = frozenset({Kind.INPUT.value, Kind.OUTPUT.value, Kind.BUFFER.value, Kind
 _BACKWARD = frozenset({Kind.GRAD.value, Kind.GRAD_INPUT.value, Kind.GRAD_OUTPUT.value})
 
 
+_MADE = {
+    **dict.fromkeys(_BACKWARD, "the forward pass of that step is finite, so backward made them"),
+    Kind.OP_OUTPUT.value: "no operator and no module before it has any",
+    Kind.BATCH.value: "they came with the data",
+    Kind.INPUT.value: "no module before it has any, so they came with the data or from code between modules",
+    Kind.LOSS.value: "every module's output is finite, so the loss function made them",
+}
+
+
 def _is_mask(table: Table, event: NonFinite) -> bool:
     """Whether it is a mask, nothing but -Inf in something that is no gradient, or a bound that a buffer holds."""
     if event.nans or (event.posinfs and table.kind[event.site] != Kind.BUFFER.value):
@@ -53,16 +65,16 @@ def _bounds(table: Table) -> list[int]:
     return [event.site for event in began if table.phase[event.site] == Phase.START.value]
 
 
-@rule(
-    "nonfinite",
-    Level.ERROR,
-    "the first NaN or Inf, and the site that made it",
-    "a recorded value is NaN or infinite; says whether what went into the module was finite. -Inf alone in an "
-    "input, output, buffer, batch or result of a forward operator counts as a mask, an infinity that a buffer holds "
-    "when the first step begins as a bound, and gradients of a step that changed no parameter as skipped-steps",
-    "a division by zero, the log or root of something not positive, an overflow, or bad data",
-)
+@rule(Level.ERROR)
 def nonfinite(table: Table) -> Iterator[Hit]:
+    """The first NaN or Inf, and the site that made it.
+
+    When: a recorded value is NaN or infinite; says whether what went into the module was finite. -Inf alone in an
+        input, output, buffer, batch or result of a forward operator counts as a mask, an infinity that a buffer
+        holds when the first step begins as a bound, and gradients of a step that changed no parameter as
+        skipped-steps
+    Cause: a division by zero, the log or root of something not positive, an overflow, or bad data
+    """
     observed(len(table.many.steps), "a step with records")
     if all(np.isnan(columns.floats["bad"]).all() for columns in (table.many, table.few)):
         raise NotObservedError("statistics (`--stats`)")
@@ -81,39 +93,24 @@ def _maker(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
     counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
     parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)
     what = f"{parts} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"
-    kind = table.kind[event.site]
-    if kind == Kind.OUTPUT.value:
+    kind, call = table.kind[event.site], (table.fqn[event.site], table.call[event.site])
+    why = _MADE.get(kind, "nothing earlier has any")
+    if kind == Kind.OUTPUT:
         bad = {other.site for other in events if other.step <= event.step}
-        inputs = [
-            site
-            for site in table.pick(Kind.INPUT)
-            if table.fqn[site] == table.fqn[event.site] and table.call[site] == table.call[event.site]
-        ]
-        clean = inputs and not any(site in bad for site in inputs)
-        owner = f"{table.module_class[event.site]} {table.fqn[event.site]}"
-        return f"{what}; its inputs are finite, so {owner} made them" if clean else f"{what}; nothing earlier has any"
-    if kind == Kind.OP_OUTPUT.value:
-        return f"{what}; no operator and no module before it has any"
-    if kind == Kind.BATCH.value:
-        return f"{what}: they came with the data"
-    if kind == Kind.INPUT.value:
-        return f"{what}; no module before it has any, so they came with the data or from code between modules"
-    if kind in _BACKWARD:
-        return f"{what}; the forward pass of that step is finite, so backward made them"
-    if kind == Kind.LOSS.value:
-        return f"{what}; every module's output is finite, so the loss function made them"
-    return f"{what}; nothing earlier has any"
+        inputs = {site for site in table.pick(Kind.INPUT) if (table.fqn[site], table.call[site]) == call}
+        if inputs and not inputs & bad:
+            why = f"its inputs are finite, so {table.module_class[event.site]} {call[0]} made them"
+    return f"{what}; {why}"
 
 
-@rule(
-    "overflow-ahead",
-    Level.WARNING,
-    "values near the largest that their dtype holds",
-    f"an input, output, parameter or its gradient exceeds 1/{HEADROOM:g} of the largest value of its dtype "
-    f"({LARGEST['float16']:g} for float16); bfloat16 and float32 count up to {MASKED:g}, where masks are filled",
-    "activations or a loss scale that grow; use bfloat16, normalise, or lower the scale",
-)
+@rule(Level.WARNING)
 def overflow_ahead(table: Table) -> Iterator[Hit]:
+    """Values near the largest that their dtype holds.
+
+    When: an input, output, parameter or its gradient exceeds 1/{HEADROOM:g} of the largest value of its dtype
+        ({LARGEST[float16]:g} for float16); bfloat16 and float32 count up to {MASKED:g}, where masks are filled
+    Cause: activations or a loss scale that grow; use bfloat16, normalise, or lower the scale
+    """
     observed(any(layout.dtype in LARGEST for layout in table.layouts), "a tensor of float16, bfloat16 or float32")
     # Not the gradients on their way: a scaler makes them as large as they can be, on purpose.
     for site in table.pick(Kind.INPUT, Kind.OUTPUT, Kind.GRAD, Kind.PARAM):
@@ -132,46 +129,37 @@ def overflow_ahead(table: Table) -> Iterator[Hit]:
             yield table.hit(site, steps[at], text)
 
 
-@rule(
-    "skipped-steps",
-    Level.INFO,
-    "steps skipped because gradients overflowed",
-    "gradients are not finite and no parameter changes in that step, as with a gradient scaler",
-    "a gradient scaler that looks for its scale; usual in the first steps",
-)
+@rule(Level.INFO)
 def skipped_steps(table: Table) -> Iterator[Hit]:
+    """Steps skipped because gradients overflowed.
+
+    When: gradients are not finite and no parameter changes in that step, as with a gradient scaler
+    Cause: a gradient scaler that looks for its scale; usual in the first steps
+    """
     observed(table.moves.names, "parameters after optimizer steps")
     backward = {event.step for event in table.nonfinite if table.kind[event.site] in _BACKWARD}
     for step in sorted(backward & table.moves.skipped)[:1]:
         yield Hit(step, "gradients", f"not finite at step {step}, and no parameter was changed by that step")
 
 
-@rule(
-    "underflow",
-    Level.WARNING,
-    "float16 gradients that have become zero",
-    f"at {UNDERFLOWS} steps or more, over {LOST:.0%} of a float16 gradient at a module's input is zero, and less "
-    f"than {KEPT:.0%} of the one at its output",
-    "no gradient scaler, or a scale that is too low",
-)
+@rule(Level.WARNING)
 def underflow(table: Table) -> Iterator[Hit]:
+    """Float16 gradients that have become zero.
+
+    When: at {UNDERFLOWS} steps or more, over {LOST:.0%} of a float16 gradient at a module's input is zero, and
+        less than {KEPT:.0%} of the one at its output
+    Cause: no gradient scaler, or a scale that is too low
+    """
     gradients = ((site, table.layout(site)) for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD))
     sites = [site for site, layout in gradients if layout is not None and layout.dtype == "float16"]
-    observed(sites, "float16 gradients")
-    for site in sites:
+    for site in observed(sites, "float16 gradients"):
         above = table.site(Phase.BACKWARD, Kind.GRAD_OUTPUT, table.fqn[site], table.call[site])
-        if above is None:
-            continue
         steps, zeros = table.stat(site, "zeros")
-        _, source = table.stat(above, "zeros")
-        if len(zeros) != len(source) or not len(zeros):
-            continue
-        lost = np.flatnonzero((zeros > LOST) & (source < KEPT))
+        source = table.stat(above, "zeros")[1] if above is not None else np.zeros(0)
+        lost = np.flatnonzero((zeros > LOST) & (source < KEPT)) if len(zeros) == len(source) else np.zeros(0, np.int64)
         if len(lost) >= UNDERFLOWS:
             at = int(lost[0])
-            text = (
-                f"{zeros[at]:.0%} of the gradient is zero at step {steps[at]}, {source[at]:.0%} of the one it is from"
-            )
+            text = f"{zeros[at]:.0%} of it is zero at step {steps[at]}, {source[at]:.0%} of the one it is from"
             yield table.hit(site, steps[at], text)
 
 
@@ -184,8 +172,8 @@ STUCK = 0.002
 SPIKE_DEVIATIONS = 20.0
 """Robust standard deviations that make a spike."""
 
-SPIKE_FACTOR = 3.0
-"""Times the usual loss that a spike reaches at least."""
+SPIKE_TIMES = 2.0
+"""Times the usual loss that a spike exceeds it by at least."""
 
 SPIKE_HISTORY = 10
 """Steps before a spike that say what is usual."""
@@ -201,14 +189,13 @@ def _losses(table: Table) -> list[int]:
     return observed(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
 
 
-@rule(
-    "loss-nonfinite",
-    Level.ERROR,
-    "a loss that is NaN or Inf",
-    "a loss is NaN or infinite at any step",
-    "what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain",
-)
+@rule(Level.ERROR)
 def loss_nonfinite(table: Table) -> Iterator[Hit]:
+    """A loss that is NaN or Inf.
+
+    When: a loss is NaN or infinite at any step
+    Cause: what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain
+    """
     for site in _losses(table):
         steps, bad = table.stat(site, "bad")
         rows = np.flatnonzero(bad > 0)
@@ -217,49 +204,41 @@ def loss_nonfinite(table: Table) -> Iterator[Hit]:
             yield table.hit(site, steps[rows[0]], text)
 
 
-@rule(
-    "loss-stuck",
-    Level.WARNING,
-    "a loss that does not move",
-    f"over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median",
-    "a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels",
-)
+@rule(Level.WARNING)
 def loss_stuck(table: Table) -> Iterator[Hit]:
-    long_enough = False
-    for site in _losses(table):
-        steps, value = table.stat(site, "mean")
-        if len(value) < STUCK_STEPS:
-            continue
-        long_enough = True
-        usual = abs(float(np.median(value)))
-        span = float(np.ptp(value))
-        if usual > 0 and span < STUCK * usual:
+    """A loss that does not move.
+
+    When: over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median
+    Cause: a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels
+    """
+    curves = [(site, table.stat(site, "mean")) for site in _losses(table)]
+    curves = [(site, curve) for site, curve in curves if len(curve[0]) >= STUCK_STEPS]
+    for site, (steps, value) in observed(curves, f"{STUCK_STEPS} or more steps with a finite loss"):
+        if np.ptp(value) < STUCK * abs(np.median(value)):
             text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
             yield table.hit(site, steps[0], text)
-    observed(long_enough, f"{STUCK_STEPS} or more steps with a finite loss")
 
 
-@rule(
-    "loss-spike",
-    Level.WARNING,
-    "a loss that spikes",
-    f"a loss exceeds the median of those before it ({SPIKE_HISTORY} at least, {RECENT} at most) by "
-    f"{SPIKE_FACTOR - 1:g} times that median and by {SPIKE_DEVIATIONS:g} robust standard deviations ({ROBUST} "
-    "times the median absolute deviation)",
-    "a bad batch, a learning rate that is too high, or an overflow",
-)
+@rule(Level.WARNING)
 def loss_spike(table: Table) -> Iterator[Hit]:
-    long_enough = False
-    for site in _losses(table):
-        steps, value = table.stat(site, "mean")
-        for position in range(SPIKE_HISTORY, len(value)):
-            long_enough = True
-            before = value[max(0, position - RECENT) : position]
-            usual = float(np.median(before))
-            spread = ROBUST * float(np.median(np.abs(before - usual)))
-            now = float(value[position])
-            if now - usual > max(SPIKE_DEVIATIONS * spread, (SPIKE_FACTOR - 1) * abs(usual), 1e-6):
-                text = f"{now:.4g} at step {steps[position]}, where {usual:.4g} was usual"
-                yield table.hit(site, steps[position], text)
-                break
-    observed(long_enough, f"more than {SPIKE_HISTORY} steps with a finite loss")
+    """A loss that spikes.
+
+    When: a loss exceeds the median of those before it ({SPIKE_HISTORY} at least, {RECENT} at most) by
+        {SPIKE_TIMES:g} times that median and by {SPIKE_DEVIATIONS:g} robust standard deviations ({ROBUST}
+        times the median absolute deviation)
+    Cause: a bad batch, a learning rate that is too high, or an overflow
+    """
+
+    def limit(before: NDArray[np.float64]) -> float:
+        usual = float(np.median(before))
+        spread = ROBUST * float(np.median(np.abs(before - usual)))
+        return usual + max(SPIKE_DEVIATIONS * spread, SPIKE_TIMES * abs(usual), 1e-6)
+
+    curves = [(site, table.stat(site, "mean")) for site in _losses(table)]
+    long = any(len(steps) > SPIKE_HISTORY for _, (steps, _) in curves)
+    observed(long, f"more than {SPIKE_HISTORY} steps with a finite loss")
+    for site, (steps, value) in curves:
+        at = first_rise(value, limit, SPIKE_HISTORY, RECENT)
+        if at is not None:
+            text = f"{value[at]:.4g} at step {steps[at]}, where less than {limit(value[max(0, at - RECENT) : at]):.4g}"
+            yield table.hit(site, steps[at], f"{text} was usual")

@@ -12,6 +12,8 @@ from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from introspect_cli.store.format.batch import StepBatch
@@ -27,96 +29,82 @@ _NOT_FINITE = ("nans", "posinfs", "neginfs")
 
 def read_table(reader: RankReader, most_cells: int = MOST_CELLS) -> Table:
     """Read all steps of a rank once."""
-    builder = TableBuilder(reader, most_cells)
-    for step in reader.entries["step"].tolist():
-        builder.take(step, reader.read(step))
-    return builder.table()
+    sites, steps = reader.sites, reader.entries["step"].astype(np.int64)
+    is_few = np.array([kind in _FEW for kind in sites.kind], np.bool_)
+    stride = max(1, -(-len(steps) * int((~is_few).sum()) // most_cells))
+    few, many = Columns.empty(steps, np.flatnonzero(is_few)), Columns.empty(steps[::stride], np.flatnonzero(~is_few))
+    place = np.zeros(len(sites), np.int64)
+    for columns in (few, many):
+        place[columns.sites] = np.arange(len(columns.sites))
+    numel = np.array([float(layout.numel) for layout in reader.layouts] or [0.0])
+    order = np.full(len(sites), np.iinfo(np.int64).max, np.int64)
+    nonfinite: dict[int, NonFinite] = {}
+    moves = _MovesBuilder(reader, steps, numel)
+    for row, step in enumerate(steps.tolist()):
+        batch = reader.read(step)
+        of_few = is_few[batch.site]
+        _fill(few, row, batch, np.flatnonzero(of_few), place, numel)
+        if row % stride == 0:
+            _fill(many, row // stride, batch, np.flatnonzero(~of_few), place, numel)
+        np.minimum.at(order, batch.site, batch.sequence.astype(np.int64))
+        for event in _nonfinite(step, batch, numel):
+            nonfinite.setdefault(event.site, event)
+        moves.take(row, batch)
+    return Table(
+        rank=reader.rank,
+        stride=stride,
+        phase=sites.phase,
+        kind=sites.kind,
+        fqn=sites.fqn,
+        call=sites.call.tolist(),
+        path=sites.path,
+        module_class=sites.module_class,
+        op=sites.op,
+        source=sites.source,
+        order=order,
+        layouts=reader.layouts,
+        modules=reader.modules,
+        few=few,
+        many=many,
+        moves=moves.moves,
+        nonfinite=sorted(nonfinite.values(), key=lambda event: (event.step, event.sequence)),
+    )
 
 
-class TableBuilder:
-    """A rank's table in the making: takes in its steps one after the other."""
+def _fill(
+    columns: Columns,
+    row: int,
+    batch: StepBatch,
+    rows: NDArray[np.int64],
+    place: NDArray[np.int64],
+    numel: NDArray[np.float64],
+) -> None:
+    """Put some records of a step, by their sites' places, into a row."""
+    places, floats = place[batch.site[rows]], columns.floats
+    measured = np.isin(batch.status[rows], _MEASURED)
+    columns.layout[row, places[measured]] = batch.layout[rows[measured]]
+    columns.checksum[row, places] = batch.checksum[rows]
+    if batch.counts:
+        with np.errstate(all="ignore"):
+            for name in STATS:
+                floats[name][row, places] = batch.floats[name][rows]
+            size, zeros = numel[batch.layout[rows]], batch.counts["zeros"][rows]
+            floats["zeros"][row, places] = np.where((zeros >= 0) & (size > 0), zeros / size, np.nan)
+            bad, counted = sum(batch.counts[name][rows] for name in _NOT_FINITE), batch.counts["nans"][rows] >= 0
+            floats["bad"][row, places] = np.where(counted & (size > 0), bad / size, np.nan)
+    for position in np.flatnonzero(batch.status[rows] == Status.VALUE.value):
+        with suppress(ValueError):  # most plain values are no numbers
+            floats["mean"][row, places[position]] = float(batch.text[int(rows[position])])
 
-    def __init__(self, reader: RankReader, most_cells: int = MOST_CELLS) -> None:
-        """Make room for all steps of a rank."""
-        self._reader, sites = reader, reader.sites
-        steps = reader.entries["step"].astype(np.int64)
-        self._is_few = np.array([kind in _FEW for kind in sites.kind], np.bool_)
-        few, many = np.flatnonzero(self._is_few), np.flatnonzero(~self._is_few)
-        self._stride = max(1, -(-len(steps) * len(many) // most_cells))
-        self._few, self._many = Columns.empty(steps, few), Columns.empty(steps[:: self._stride], many)
-        self._place = np.zeros(len(sites), np.int64)
-        for columns in (self._few, self._many):
-            self._place[columns.sites] = np.arange(len(columns.sites))
-        self._numel = np.array([float(layout.numel) for layout in reader.layouts] or [0.0])
-        self._order = np.full(len(sites), np.iinfo(np.int64).max, np.int64)
-        self._nonfinite: list[NonFinite] = []
-        self._was_bad = np.zeros(len(sites), np.bool_)
-        self._moves = _MovesBuilder(reader, steps, self._numel)
-        self._row = 0
 
-    def take(self, step: int, batch: StepBatch) -> None:
-        """Take in the next step."""
-        row, few = self._row, self._is_few[batch.site]
-        self._row += 1
-        self._fill(self._few, row, batch, np.flatnonzero(few))
-        if row % self._stride == 0:
-            self._fill(self._many, row // self._stride, batch, np.flatnonzero(~few))
-        np.minimum.at(self._order, batch.site, batch.sequence.astype(np.int64))
-        if batch.counts:
-            self._note_nonfinite(step, batch)
-        self._moves.take(row, batch)
-
-    def table(self) -> Table:
-        """The table of all steps that were taken in."""
-        sites = self._reader.sites
-        return Table(
-            rank=self._reader.rank,
-            stride=self._stride,
-            phase=sites.phase,
-            kind=sites.kind,
-            fqn=sites.fqn,
-            call=sites.call.tolist(),
-            path=sites.path,
-            module_class=sites.module_class,
-            op=sites.op,
-            source=sites.source,
-            order=self._order,
-            layouts=self._reader.layouts,
-            modules=self._reader.modules,
-            few=self._few,
-            many=self._many,
-            moves=self._moves.moves,
-            nonfinite=sorted(self._nonfinite, key=lambda event: (event.step, event.sequence)),
-        )
-
-    def _fill(self, columns: Columns, row: int, batch: StepBatch, rows: NDArray[np.int64]) -> None:
-        places = self._place[batch.site[rows]]
-        measured = np.isin(batch.status[rows], _MEASURED)
-        columns.layout[row, places[measured]] = batch.layout[rows[measured]]
-        columns.checksum[row, places] = batch.checksum[rows]
-        floats = columns.floats
-        if batch.counts:
-            with np.errstate(all="ignore"):
-                for name in STATS:
-                    floats[name][row, places] = batch.floats[name][rows]
-                numel, zeros = self._numel[batch.layout[rows]], batch.counts["zeros"][rows]
-                floats["zeros"][row, places] = np.where((zeros >= 0) & (numel > 0), zeros / numel, np.nan)
-                bad = sum(batch.counts[name][rows] for name in _NOT_FINITE)
-                counted = batch.counts["nans"][rows] >= 0
-                floats["bad"][row, places] = np.where(counted & (numel > 0), bad / numel, np.nan)
-        for position in np.flatnonzero(batch.status[rows] == Status.VALUE.value):
-            with suppress(ValueError):  # most plain values are no numbers
-                floats["mean"][row, places[position]] = float(batch.text[int(rows[position])])
-
-    def _note_nonfinite(self, step: int, batch: StepBatch) -> None:
-        counts = batch.counts
-        bad = (counts["nans"] > 0) | (counts["posinfs"] > 0) | (counts["neginfs"] > 0)
-        for position in np.flatnonzero(bad & ~self._was_bad[batch.site]):
-            site = int(batch.site[position])
-            self._was_bad[site] = True
-            nans, posinfs, neginfs = (int(counts[name][position]) for name in _NOT_FINITE)
-            numel = int(self._numel[batch.layout[position]])
-            self._nonfinite.append(NonFinite(step, site, int(batch.sequence[position]), nans, posinfs, neginfs, numel))
+def _nonfinite(step: int, batch: StepBatch, numel: NDArray[np.float64]) -> Iterator[NonFinite]:
+    """Records of a step that are not all finite."""
+    if batch.counts:
+        counts = np.stack([batch.counts[name] for name in _NOT_FINITE], axis=1)
+        for row in np.flatnonzero((counts > 0).any(axis=1)).tolist():
+            nans, posinfs, neginfs = counts[row].tolist()
+            at = step, int(batch.site[row]), int(batch.sequence[row])
+            yield NonFinite(*at, nans, posinfs, neginfs, int(numel[batch.layout[row]]))
 
 
 class _MovesBuilder:

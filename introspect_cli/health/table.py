@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.health.findings import Hit
+from introspect_cli.records import Kind
 from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from introspect_cli.records import Kind, Layout, ModuleInfo, Phase
+    from introspect_cli.records import Layout, ModuleInfo, Phase
 
 STATS = ("min", "max", "mean", "amean", "var")
 """Statistics that are kept as they were recorded; a plain number is its mean."""
@@ -179,6 +180,10 @@ class Table:
         ]
         return sorted(numbers, key=lambda number: int(self.order[number]))
 
+    def rates(self) -> list[int]:
+        """Sites of learning rates."""
+        return [site for site in self.pick(Kind.HYPERPARAMETER) if self.path[site].endswith("['lr']")]
+
     def column(self, site: int) -> Column:
         """A site over the steps that are kept of it."""
         return (self.few if site in self.few.place else self.many).column(site)
@@ -233,6 +238,13 @@ class Table:
         values = [column.floats[name].astype(np.float64) for name in names]
         rows = np.flatnonzero(~np.isnan(values).any(axis=0))
         return column.steps[rows], [value[rows] for value in values]
+
+
+def first_rise(
+    values: NDArray[np.float64], limit: Callable[[NDArray[np.float64]], float], least: int, most: int
+) -> int | None:
+    """The first position whose value exceeds the limit that so many values before it set."""
+    return next((at for at in range(least, len(values)) if values[at] > limit(values[max(0, at - most) : at])), None)
 
 
 def lasting(flags: NDArray[np.bool_], least: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,21 +36,14 @@ def _layouts(table: Table) -> dict[str, Layout]:
     return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not None}
 
 
-def _holds(layout: Layout | None) -> bool:
-    """Whether a rank has elements of a parameter at all: where it is cut over ranks, others may have them."""
-    return layout is None or layout.part is None or layout.part.numel > 0
-
-
 def _gradients(table: Table) -> dict[str, float]:
     """For each parameter with recorded gradients, the largest mean absolute value; infinite where not finite."""
     sizes: dict[str, float] = {}
     for site in table.pick(Kind.GRAD):
-        _, size = table.stat(site, "amean")
-        if not len(size):
-            continue  # its optimizer holds it, and never had one
-        _, bad = table.stat(site, "bad")
-        largest = np.inf if (bad > 0).any() else float(size.max(initial=0.0))
-        sizes[table.fqn[site]] = max(sizes.get(table.fqn[site], 0.0), largest)
+        (_, size), (_, bad) = table.stat(site, "amean"), table.stat(site, "bad")
+        if len(size):  # else its optimizer holds it, and never had one
+            largest = np.inf if (bad > 0).any() else float(size.max(initial=0.0))
+            sizes[table.fqn[site]] = max(sizes.get(table.fqn[site], 0.0), largest)
     return sizes
 
 
@@ -63,15 +56,14 @@ def _resting(table: Table) -> Iterator[tuple[str, int, int, bool]]:
             yield name, int(table.moves.steps[seen[0]]), len(seen), bool((changed[seen] == 1).any())
 
 
-@rule(
-    "never-changes",
-    Level.WARNING,
-    "parameters with a gradient that never change",
-    f"a parameter has a gradient, above {ROUNDING:g} of the median parameter's, and the same bits after each of "
-    f"{LEAST} steps or more",
-    "a learning rate of zero, an optimizer over copies of the parameters, or updates too small for the dtype",
-)
+@rule(Level.WARNING)
 def never_changes(table: Table) -> Iterator[Hit]:
+    """Parameters with a gradient that never change.
+
+    When: a parameter has a gradient, above {ROUNDING:g} of the median parameter's, and the same bits after each of
+        {LEAST} steps or more
+    Cause: a learning rate of zero, an optimizer over copies of the parameters, or updates too small for the dtype
+    """
     observed(table.moves.names, "parameters after optimizer steps")
     observed(table.pick(Kind.GRAD), "gradients of parameters")
     sizes, layouts = _gradients(table), _layouts(table)
@@ -83,33 +75,32 @@ def never_changes(table: Table) -> Iterator[Hit]:
             yield Hit(first, f"param {name}", f"has a gradient and the same bits ({dtype}) after each of {times} steps")
 
 
-@rule(
-    "no-gradient",
-    Level.WARNING,
-    "parameters in an optimizer that never get a gradient",
-    f"a parameter in an optimizer has no gradient, or one of zero, at each of {LEAST} steps or more",
-    "a layer that is frozen, not used or detached from the loss",
-)
+@rule(Level.WARNING)
 def no_gradient(table: Table) -> Iterator[Hit]:
-    observed(
-        table.moves.names and table.pick(Kind.GRAD), "gradients of parameters, and parameters after optimizer steps"
-    )
+    """Parameters in an optimizer that never get a gradient.
+
+    When: a parameter in an optimizer has no gradient, or one of zero, at each of {LEAST} steps or more
+    Cause: a layer that is frozen, not used or detached from the loss
+    """
+    seen = table.moves.names and table.pick(Kind.GRAD)
+    observed(seen, "gradients of parameters, and parameters after optimizer steps")
     sizes, layouts = _gradients(table), _layouts(table)
+    # where it is cut over ranks, others may have all of its elements
+    elsewhere = {name for name, layout in layouts.items() if layout.part is not None and not layout.part.numel}
     for name, first, times, _ in _resting(table):
-        if not sizes.get(name, 0.0) > 0 and _holds(layouts.get(name)):
+        if not sizes.get(name, 0.0) > 0 and name not in elsewhere:
             what = "its gradient is zero" if name in sizes else "it has no gradient"
             yield Hit(first, f"param {name}", f"{what} at each of {times} steps, though an optimizer holds it")
 
 
-@rule(
-    "not-in-optimizer",
-    Level.INFO,
-    "parameters that no optimizer holds, beside others that one does",
-    "no optimizer was seen to hold a parameter of a model that is trained; a module that begins with the values of one "
-    "that is trained is a copy of it and does not count",
-    "frozen on purpose, or added after the optimizer was built",
-)
+@rule(Level.INFO)
 def not_in_optimizer(table: Table) -> Iterator[Hit]:
+    """Parameters that no optimizer holds, beside others that one does.
+
+    When: no optimizer was seen to hold a parameter of a model that is trained; a module that begins with the
+        values of one that is trained is a copy of it and does not count
+    Cause: frozen on purpose, or added after the optimizer was built
+    """
     trained = set(observed(table.moves.names, "parameters after optimizer steps"))
     roots = {name.partition(".")[0] for name in trained}
     aliases = {alias for module in table.modules for text in module.aliases for alias in text.split("=")}
@@ -158,15 +149,14 @@ def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.floa
     return observed(updates, f"{LEAST} or more updates of a weight of two dimensions")
 
 
-@rule(
-    "tiny-updates",
-    Level.WARNING,
-    "weights whose updates are lost in rounding",
-    f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is below {TINY:g} of "
-    "its norm, which float32 rounds away; L-BFGS does not count",
-    "a learning rate that is far too low, or decayed to nothing",
-)
+@rule(Level.WARNING)
 def tiny_updates(table: Table) -> Iterator[Hit]:
+    """Weights whose updates are lost in rounding.
+
+    When: the median update of a weight of two dimensions or more, over {LEAST} steps or more, is below {TINY:g} of
+        its norm, which float32 rounds away; L-BFGS does not count
+    Cause: a learning rate that is far too low, or decayed to nothing
+    """
     sizes = _gradients(table)
     for name, steps, relative in _updates(table):
         if sizes.get(name, 0.0) > 0 and (relative > 0).any() and float(np.median(relative)) < TINY:
@@ -174,15 +164,14 @@ def tiny_updates(table: Table) -> Iterator[Hit]:
             yield Hit(int(steps[0]), f"param {name}", text)
 
 
-@rule(
-    "huge-updates",
-    Level.WARNING,
-    "weights that are mostly replaced at each step",
-    f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is above {HUGE:.0%} "
-    "of its norm; a thousandth is usual. L-BFGS does not count",
-    "a learning rate that is too high, or no warm-up",
-)
+@rule(Level.WARNING)
 def huge_updates(table: Table) -> Iterator[Hit]:
+    """Weights that are mostly replaced at each step.
+
+    When: the median update of a weight of two dimensions or more, over {LEAST} steps or more, is above {HUGE:.0%}
+        of its norm; a thousandth is usual. L-BFGS does not count
+    Cause: a learning rate that is too high, or no warm-up
+    """
     for name, steps, relative in _updates(table):
         if float(np.median(relative)) > HUGE:
             first = steps[np.argmax(relative > HUGE)]
@@ -190,18 +179,14 @@ def huge_updates(table: Table) -> Iterator[Hit]:
             yield Hit(int(first), f"param {name}", text)
 
 
-@rule(
-    "zero-learning-rate",
-    Level.WARNING,
-    "a learning rate of zero",
-    f"a learning rate is zero at {LEAST} steps or more",
-    "a schedule that has ended, or one that is stepped too often",
-)
+@rule(Level.WARNING)
 def zero_learning_rate(table: Table) -> Iterator[Hit]:
-    sites = observed(
-        [site for site in table.pick(Kind.HYPERPARAMETER) if table.path[site].endswith("['lr']")], "learning rates"
-    )
-    for site in sites:
+    """A learning rate of zero.
+
+    When: a learning rate is zero at {LEAST} steps or more
+    Cause: a schedule that has ended, or one that is stepped too often
+    """
+    for site in observed(table.rates(), "learning rates"):
         steps, rate = table.stat(site, "mean")
         zero = np.flatnonzero(rate == 0)
         if len(zero) >= LEAST:
@@ -215,90 +200,63 @@ REST = 5
 """Steps over which running statistics must move."""
 
 
-class _Batch(NamedTuple):
-    """One batch.
-
-    Attributes:
-        samples: how many, by its largest tensor.
-    """
-
-    step: int
-    checksums: tuple[int, ...]
-    samples: int
-
-
-def _batches(table: Table) -> dict[str, list[_Batch]]:
-    """Every loader's batches, in order."""
+def _batches(table: Table) -> dict[str, list[tuple[int, tuple[int, ...], int]]]:
+    """Every loader's batches in order: the step, the checksums, and how many samples, by the largest tensor."""
     columns = table.few
     groups: dict[tuple[str, int], list[int]] = {}
     for site in table.pick(Kind.BATCH, phase=Phase.DATA):
-        groups.setdefault((table.fqn[site], table.call[site]), []).append(site)
-    batches: dict[str, list[_Batch]] = {}
-    for row, step in enumerate(columns.steps):
-        for (loader, _), sites in sorted(groups.items()):
-            places = [columns.place[site] for site in sites]
-            places = [place for place in places if columns.layout[row, place] >= 0]
-            if places:
-                layouts = [table.layouts[int(columns.layout[row, place])] for place in places]
-                largest = max(layouts, key=lambda layout: layout.numel)
-                checksums = tuple(int(columns.checksum[row, place]) for place in places)
-                samples = largest.shape[0] if largest.shape else 1
-                batches.setdefault(loader, []).append(_Batch(int(step), checksums, samples))
+        groups.setdefault((table.fqn[site], table.call[site]), []).append(columns.place[site])
+    batches: dict[str, list[tuple[int, tuple[int, ...], int]]] = {}
+    for row, step in enumerate(columns.steps.tolist()):
+        for (loader, _), places in sorted(groups.items()):
+            seen = [place for place in places if columns.layout[row, place] >= 0]
+            if seen:
+                layouts = [table.layouts[int(columns.layout[row, place])] for place in seen]
+                samples, *_ = (*max(layouts, key=lambda layout: layout.numel).shape, 1)
+                batches.setdefault(loader, []).append((step, tuple(columns.checksum[row, seen].tolist()), samples))
     return observed(batches, "batches of a DataLoader")
 
 
-@rule(
-    "repeated-batch",
-    Level.WARNING,
-    "the same batch twice in a row",
-    "a loader yields a batch twice in a row, and other batches too; batches of one sample do not count",
-    "an iterator that is not advanced, workers with one seed, or a sampler that repeats itself",
-)
+@rule(Level.WARNING)
 def repeated_batch(table: Table) -> Iterator[Hit]:
+    """The same batch twice in a row.
+
+    When: a loader yields a batch twice in a row, and other batches too; batches of one sample do not count
+    Cause: an iterator that is not advanced, workers with one seed, or a sampler that repeats itself
+    """
     for loader, batches in _batches(table).items():
-        if len({batch.checksums for batch in batches}) < 2:
-            continue
-        twice = [(one, two) for one, two in pairwise(batches) if one.checksums == two.checksums and one.samples > 1]
-        if twice:
+        twice = [(one[0], two[0]) for one, two in pairwise(batches) if one[1] == two[1] and one[2] > 1]
+        if twice and len({checksums for _, checksums, _ in batches}) > 1:
             before, after = twice[0]
             times = f", and {len(twice) - 1} more times" if len(twice) > 1 else ""
-            text = f"the batch of step {after.step} is the one of step {before.step} again, bit for bit{times}"
-            yield Hit(after.step, loader, text)
+            yield Hit(after, loader, f"the batch of step {after} is that of step {before} again, bit for bit{times}")
 
 
-@rule(
-    "one-batch",
-    Level.INFO,
-    "a loader that yields one batch only",
-    f"a loader yields one and the same batch {REST} times or more and no other",
-    "full-batch training, or a data set cut down to try something",
-)
+@rule(Level.INFO)
 def one_batch(table: Table) -> Iterator[Hit]:
+    """A loader that yields one batch only.
+
+    When: a loader yields one and the same batch {REST} times or more and no other
+    Cause: full-batch training, or a data set cut down to try something
+    """
     for loader, batches in _batches(table).items():
-        if len(batches) >= REST and len({batch.checksums for batch in batches}) == 1:
-            yield Hit(batches[0].step, loader, f"all {len(batches)} batches are the same, bit for bit")
+        if len(batches) >= REST and len({checksums for _, checksums, _ in batches}) == 1:
+            yield Hit(batches[0][0], loader, f"all {len(batches)} batches are the same, bit for bit")
 
 
-def _running(table: Table, name: str) -> list[int]:
-    """The running statistics of that name."""
-    buffers = table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER)
-    sites = [site for site in buffers if table.fqn[site].endswith(f".{name}") and "Norm" in table.module_class[site]]
-    return observed(sites, "running statistics of a BatchNorm")
-
-
-@rule(
-    "batchnorm-frozen",
-    Level.WARNING,
-    "BatchNorm statistics that never change in training",
-    f"running statistics keep their bits over more than {REST} steps in which the module ran in training",
-    "a model left in eval mode, a momentum of 0, or statistics frozen on purpose",
-)
+@rule(Level.WARNING)
 def batchnorm_frozen(table: Table) -> Iterator[Hit]:
+    """BatchNorm statistics that never change in training.
+
+    When: running statistics keep their bits over more than {REST} steps in which the module ran in training
+    Cause: a model left in eval mode, a momentum of 0, or statistics frozen on purpose
+    """
     called = {table.fqn[site] for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)}
-    for site in _running(table, "running_mean"):
-        if table.fqn[site].rpartition(".")[0] not in called:
-            continue
+    buffers = [site for site in table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER) if "Norm" in table.module_class[site]]
+    running = [site for site in buffers if table.fqn[site].endswith(".running_mean")]
+    for site in observed(running, "running statistics of a BatchNorm"):
         column = table.column(site)
         rows = np.flatnonzero(column.layout >= 0)
-        if len(rows) > REST and len(set(column.checksum[rows].tolist())) == 1:
+        ran, bits = table.fqn[site].rpartition(".")[0] in called, set(column.checksum[rows].tolist())
+        if ran and len(rows) > REST and len(bits) == 1:
             yield table.hit(site, column.steps[rows[0]], f"the same bits after each of {len(rows)} steps")

@@ -6,7 +6,7 @@ import ast
 import contextlib
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from introspect_cli.records import Record
 
 _PIECE = re.compile(r"""\.\w+|\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\[\]]*)\]""")
 _LONGEST = 20  # digits of a position; python reads no number of more than 4,300
@@ -82,8 +84,7 @@ def _key(piece: str) -> str | int:
 
 def nested(items: Iterable[tuple[str, Any]]) -> Any:
     """Values by path as nested dicts and lists; a single value at the empty path is itself."""
-    pairs = [(keys(path), value) for path, value in items]
-    return _nested(pairs)
+    return _nested([(keys(path), value) for path, value in items])
 
 
 def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
@@ -93,9 +94,8 @@ def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
     for path, value in pairs:
         groups.setdefault(path[0] if path else "", []).append((path[1:], value))
     inner = {key: _nested(group) for key, group in groups.items()}
-    if inner and all(isinstance(key, int) for key in inner) and sorted(map(int, inner)) == list(range(len(inner))):
-        return [inner[place] for place in range(len(inner))]
-    return inner
+    is_list = inner and {*inner} == {*range(len(inner))}
+    return [inner[place] for place in range(len(inner))] if is_list else inner
 
 
 def flattened(value: Any, path: str = "", is_leaf: Callable[[Any], bool] = lambda _: False) -> list[tuple[str, Any]]:
@@ -106,81 +106,63 @@ def flattened(value: Any, path: str = "", is_leaf: Callable[[Any], bool] = lambd
     return [leaf for key, item in items for leaf in flattened(item, f"{path}[{key!r}]", is_leaf)]
 
 
-class _Node:
-    """A place in a nested value, while the tree is built."""
-
-    def __init__(self) -> None:
-        self.inside: dict[str, _Node] = {}
-        self.leaf: ValueRow | None = None
+_Tree: TypeAlias = "dict[str, Any]"
+"""A place in a nested value: what is inside it by piece of the path; what lies there itself at ""."""
 
 
-def nested_values(reader: Any, settings: Any) -> dict[str, tuple[ValueRow, ...]]:
+def _nested_values(sides: Iterable[Record], classes: Any) -> dict[str, tuple[ValueRow, ...]]:
     """For each module, the nested ones among what it was given and gave in its first call of the first step."""
-    if not len(reader):
-        return {}
-    batch, sites = reader.read_row(0), reader.sites
-    trees: dict[tuple[str, str], _Node] = {}
-    for row, number in enumerate(np.asarray(batch.site)):
-        kind = sites.kind[number]
-        if kind not in _SIDES or int(sites.call[number]) or sites.phase[number] == Phase.RECOMPUTE.value:
+    trees: dict[tuple[str, str], _Tree] = {}
+    for record in sides:
+        site, layout = record.site, record.summary.layout
+        if site.call:
             continue
-        layout = reader.layouts[int(batch.layout[row])]
-        variance = batch.floats.get("var")
-        measured = variance is not None and np.isfinite(variance[row])
-        node = trees.setdefault((sites.fqn[number], kind), _Node())
-        for piece in pieces(sites.path[number]):
-            node = node.inside.setdefault(piece, _Node())
-        node.leaf = ValueRow(
-            0,
-            "",
-            sites.path[number],
-            shape=tuple(layout.shape) if layout.device else None,
-            dtype=layout.dtype,
-            scale=float(np.sqrt(variance[row])) if measured else None,
-        )
-    classes = settings.get("nested") if isinstance(settings, dict) else None
+        node = trees.setdefault((site.fqn, site.kind.value), {})
+        for piece in pieces(site.path):
+            node = node.setdefault(piece, {})
+        form = layout.shape if layout.device else None
+        node[""] = ValueRow(0, "", site.path, shape=form, dtype=layout.dtype, scale=_scale(record))
     rows_of: dict[str, tuple[ValueRow, ...]] = {}
     for (fqn, kind), root in sorted(trees.items(), key=lambda item: item[0][1]):
-        rows = _rows_of(root, kind, _classes(classes, fqn, kind))
+        # None where it is no more than tensors one by one.
+        shown = {piece: node for piece, node in _inside(root).items() if kind == Kind.OUTPUT or _inside(node)}
+        rows = list(_rows(shown, kind, "", 1, _named(classes, fqn, kind))) if shown else []
         rows_of[fqn] = (*rows_of.get(fqn, ()), *rows)
     return rows_of
 
 
-def _classes(document: Any, fqn: str, kind: str) -> dict[str, str]:
+def _scale(record: Record) -> float | None:
+    scale = record.summary.stats.get("std")
+    return scale if scale is not None and np.isfinite(scale) else None
+
+
+def _inside(node: _Tree) -> _Tree:
+    return {piece: inner for piece, inner in node.items() if piece}
+
+
+def _named(document: Any, *keys: str) -> dict[str, str]:
     """Path to class name, as far as a run says; a run of an older version does not."""
-    for key in (fqn, kind):
+    for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
     return {str(path): str(name) for path, name in document.items()} if isinstance(document, dict) else {}
 
 
-def _rows_of(root: _Node, kind: str, classes: dict[str, str]) -> list[ValueRow]:
-    """The lines of one side of a module; none where it is no more than tensors one by one."""
-    arguments = {piece: node for piece, node in root.inside.items() if kind == Kind.OUTPUT.value or node.inside}
-    if not arguments:
-        return []
-    shown = _Node()
-    shown.inside = arguments
-    rows: list[ValueRow] = []
-    _walk(shown, kind, "", 1, classes, rows)
-    return rows
-
-
-def _walk(node: _Node, name: str, path: str, depth: int, classes: dict[str, str], rows: list[ValueRow]) -> None:
-    if not node.inside:
-        if node.leaf is not None:
-            rows.append(replace(node.leaf, depth=depth, name=name))
+def _rows(node: _Tree, name: str, path: str, depth: int, classes: dict[str, str]) -> Iterator[ValueRow]:
+    inside = list(_inside(node).items())
+    if not inside:
+        yield replace(node[""], depth=depth, name=name)
         return
     arguments = name == Kind.INPUT.value and depth == 1
-    rows.append(ValueRow(depth, name, path, "" if arguments else classes.get(path) or _guess(node)))
-    children = list(node.inside.items())
-    numbered = [piece[1:-1].isdecimal() for piece, _ in children]
-    looks = [_look(inner) if number else None for (_, inner), number in zip(children, numbered, strict=True)]
-    for start, end in stretches(looks, numbered):
-        first, folded = len(rows), end - start >= 2
-        for piece, inner in (children[start], children[end]) if folded else children[start : end + 1]:
-            _walk(inner, piece, path + piece, depth + 1, classes, rows)
-        if folded:
-            rows[first] = replace(rows[first], folded=end - start - 1)
+    yield ValueRow(depth, name, path, "" if arguments else classes.get(path) or _guess(inside[0][0]))
+    for start, end in stretches(
+        [_look(inner) for _, inner in inside], [piece[1:-1].isdecimal() for piece, _ in inside]
+    ):
+        folded = end - start - 1 if end - start >= 2 else 0
+        for place in (start, end) if folded else range(start, end + 1):
+            piece, inner = inside[place]
+            first, *more = _rows(inner, piece, path + piece, depth + 1, classes)
+            yield replace(first, folded=folded if place == start else 0)
+            yield from more
 
 
 def stretches(looks: Sequence[object], numbered: Sequence[bool]) -> Iterator[tuple[int, int]]:
@@ -194,18 +176,14 @@ def stretches(looks: Sequence[object], numbered: Sequence[bool]) -> Iterator[tup
         start = end + 1
 
 
-def _look(node: _Node) -> tuple[Any, ...]:
-    leaf = node.leaf
-    tensor = (leaf.shape, leaf.dtype) if leaf is not None else None
-    return (tensor, tuple((piece, _look(inner)) for piece, inner in node.inside.items()))
+def _look(node: _Tree) -> object:
+    leaf = node.get("")
+    return leaf and (leaf.shape, leaf.dtype), [(piece, _look(inner)) for piece, inner in _inside(node).items()]
 
 
-def _guess(node: _Node) -> str:
+def _guess(piece: str) -> str:
     """What a run that tells no classes lets one say: the form of the keys."""
-    first: Sequence[str] = next(iter(node.inside))
-    if first[0] == ".":
-        return "(object)"
-    return "(sequence)" if "".join(first[1:-1]).isdecimal() else "(mapping)"
+    return "(object)" if piece[0] == "." else "(sequence)" if piece[1:-1].isdecimal() else "(mapping)"
 
 
 @dataclass(frozen=True)
@@ -236,44 +214,44 @@ class ModuleRow:
 def module_tree(run: Any, *, fold: bool = True, rank: int | None = None, depth: int | None = None) -> list[ModuleRow]:
     """The module tree; of runs of equal numbered neighbours only the first and the last, unless told otherwise."""
     reader = reader_of(run, rank)
-    sizes = parameter_sizes(reader)
-    outputs = _outputs(reader)
-    values = nested_values(reader, dict(run.settings))
+    sizes, sides = parameter_sizes(reader), list(_flowing(reader))
+    settings = dict(run.settings)
+    values = _nested_values(sides, settings.get("nested"))
+    outputs: dict[str, list[Record]] = {}
+    for record in sides:
+        if record.site.kind is Kind.OUTPUT:
+            outputs.setdefault(record.site.fqn, []).append(record)
     rows = []
     for info in reader.modules:
-        prefix = info.fqn + "."
-        inside = sum(size for name, size in sizes.items() if name.startswith(prefix))
-        shape, dtype, scale, calls = outputs.get(info.fqn, (None, "", None, 0))
-        rows.append(ModuleRow(info, inside, shape, dtype, scale, calls, values=values.get(info.fqn, ())))
-    if fold:
-        rows = _folded(rows)
+        given = outputs.get(info.fqn, [])
+        row = ModuleRow(
+            info,
+            parameters=sum(size for name, size in sizes.items() if name.startswith(f"{info.fqn}.")),
+            calls=len({record.site.call for record in given}),
+            values=values.get(info.fqn, ()),
+        )
+        for record in given[:1]:
+            layout = record.summary.layout
+            row = replace(row, shape=layout.shape, dtype=layout.dtype, scale=_scale(record))
+        rows.append(row)
+    rows = _folded(rows) if fold else rows
     return rows if depth is None else [_cut(row, depth) for row in rows if row.info.fqn.count(".") <= depth]
+
+
+def _flowing(reader: Any) -> Iterator[Record]:
+    """What modules were given and gave at the first step."""
+    batch, kinds = reader.read_row(0) if len(reader) else None, reader.sites.kind
+    for row, number in enumerate(batch.site.tolist() if batch is not None else ()):
+        if kinds[number] in _SIDES:
+            record = reader.record(batch, row, int(reader.entries["step"][0]))
+            if record.site.phase is not Phase.RECOMPUTE:
+                yield record
 
 
 def _cut(row: ModuleRow, depth: int) -> ModuleRow:
     """A row without the nested values that lie deeper than is wanted."""
     left = depth - row.info.fqn.count(".")
     return replace(row, values=tuple(value for value in row.values if value.depth <= left))
-
-
-def _outputs(reader: Any) -> dict[str, tuple[tuple[int, ...] | None, str, float | None, int]]:
-    """First output of each module at the first step: shape, dtype, scale, number of calls."""
-    outputs: dict[str, tuple[tuple[int, ...] | None, str, float | None, int]] = {}
-    if not len(reader):
-        return outputs
-    batch, sites = reader.read_row(0), reader.sites
-    calls: dict[str, set[int]] = {}
-    for row, number in enumerate(np.asarray(batch.site)):
-        if sites.kind[number] != Kind.OUTPUT.value or sites.phase[number] == Phase.RECOMPUTE.value:
-            continue
-        name = sites.fqn[number]
-        calls.setdefault(name, set()).add(int(sites.call[number]))
-        if name not in outputs:
-            layout = reader.layouts[int(batch.layout[row])]
-            var = batch.floats.get("var")
-            scale = float(np.sqrt(var[row])) if var is not None and np.isfinite(var[row]) else None
-            outputs[name] = (tuple(layout.shape), layout.dtype, scale, 0)
-    return {name: (*value[:3], len(calls[name])) for name, value in outputs.items()}
 
 
 def _folded(rows: Sequence[ModuleRow]) -> list[ModuleRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
-    from introspect_cli.store.read.manifests import Settings
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,15 @@ def overview(run: Any) -> Overview:
     """What a run is, without opening more than its first step."""
     readers = [run.rank(rank) for rank in run.ranks]
     first = next((reader for reader in readers if len(reader)), None)
-    kinds: dict[str, int] = {}
-    blind = parameters = 0
-    if first is not None:
-        batch = first.read_row(0)
-        names = first.sites.kind
-        for number in np.asarray(batch.site):
-            kinds[names[number]] = kinds.get(names[number], 0) + 1
-        blind = int((np.asarray(batch.status) == int(Status.NOT_OBSERVED)).sum())
-        parameters = sum(parameter_sizes(first).values())
+    batch, names = (first.read_row(0), first.sites.kind) if first is not None else (None, [])
+    labels = list(first.labels.values()) if first is not None else []
+    modules = {module.fqn for module in first.modules} if first is not None else set[str]()
+    returned = {
+        fqn for fqn, kind in zip(first.sites.fqn if first else (), names, strict=True) if kind == Kind.OUTPUT.value
+    }
+    runtime, hardware = run.settings.document("runtime"), run.settings.document("hardware")
+    parts = [f"{name} {text}" for name in ("torch", "python", "cuda") if (text := _text(runtime.get(name))).strip()]
+    parts += [text for name in ("cpu", "system") if (text := _text(hardware.get(name)))]
     return Overview(
         path=str(run.path),
         state=run.state.value,
@@ -120,44 +120,23 @@ def overview(run: Any) -> Overview:
         first_step=int(first.entries["step"][0]) if first is not None else None,
         last_step=run.last_step,
         records=sum(int(reader.entries["rows"].sum(dtype=np.int64)) for reader in readers),
-        sites=len(first.sites) if first is not None else 0,
-        kinds=kinds,
-        not_observed=blind,
+        sites=len(names),
+        kinds=dict(Counter(names[number] for number in batch.site.tolist())) if batch is not None else {},
+        not_observed=int((batch.status == int(Status.NOT_OBSERVED)).sum()) if batch is not None else 0,
         modules=len(first.modules) if first is not None else 0,
-        called=_called(first),
-        parameters=parameters,
+        called=len(returned & modules),
+        parameters=sum(parameter_sizes(first).values()) if first is not None else 0,
         size=run.remote_size or size_on_disk(str(run.path)),
         directory=_text(run.settings.document("command").get("directory")),
-        machine=_machine(run.settings),
+        machine=", ".join([*parts, *([gpu_names(gpus)] if (gpus := hardware.get("gpus")) else ())]),
         endings=tuple(run.endings),
-        labels=_labels(first),
+        labels=(labels[0], labels[-1]) if labels else (),
         thinned=tuple(dict.fromkeys(str(steps) for reader in readers for steps in reader.thinned)),
     )
 
 
-def _called(reader: Any) -> int:
-    """Modules of which what came out of a call is on record."""
-    if reader is None:
-        return 0
-    returned = {fqn for fqn, kind in zip(reader.sites.fqn, reader.sites.kind, strict=True) if kind == Kind.OUTPUT.value}
-    return len(returned & {module.fqn for module in reader.modules})
-
-
-def _labels(reader: Any) -> tuple[Labels, ...]:
-    labels = list(reader.labels.values()) if reader is not None else []
-    return (labels[0], labels[-1]) if labels else ()
-
-
 def _text(value: object) -> str:
     return "" if value is None else str(value)
-
-
-def _machine(settings: Settings) -> str:
-    runtime, hardware = settings.document("runtime"), settings.document("hardware")
-    parts = [f"{name} {text}" for name in ("torch", "python", "cuda") if (text := _text(runtime.get(name))).strip()]
-    parts += [text for name in ("cpu", "system") if (text := _text(hardware.get(name)))]
-    gpus = hardware.get("gpus")
-    return ", ".join([*parts, *([gpu_names(gpus)] if gpus else ())])
 
 
 def size_on_disk(path: str) -> int:
@@ -243,20 +222,15 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
     if not chosen:
         hint = near_module(fqn, set(sites.fqn)) or ": `introspect show tree` lists the modules of a run"
         raise UsageError(f"{run.path} has no record of {fqn}{hint}")
-    wanted = set(chosen)
     points: dict[int, list[tuple[int, float | None, str]]] = {number: [] for number in chosen}
     kept = False
     for row in range(len(reader)):
-        batch = reader.read_row(row)
-        step = int(reader.entries["step"][row])
+        batch, step = reader.read_row(row), int(reader.entries["step"][row])
         kept = kept or stat in batch.floats or stat in batch.counts or (bool(batch.floats) and stat in DERIVED_STATS)
-        places = np.flatnonzero(np.isin(np.asarray(batch.site), chosen))
-        for place in places:
-            number = int(batch.site[place])
-            if number in wanted:
-                record = reader.record(batch, int(place), step)
-                text = record.summary.text if record.summary.status is Status.VALUE else ""
-                points[number].append((step, _number(record.summary.stats.get(stat), text), text))
+        for place in np.flatnonzero(np.isin(batch.site, chosen)).tolist():
+            summary = reader.record(batch, place, step).summary
+            text = summary.text if summary.status is Status.VALUE else ""
+            points[int(batch.site[place])].append((step, _number(summary.stats.get(stat), text), text))
     names = (*STATISTICS, *DERIVED_STATS)
     if not kept and (stat not in names or not any(text for rows in points.values() for _, _, text in rows)):
         hint = did_you_mean(stat, names) or f"; choose from {', '.join(names)}"
@@ -281,12 +255,9 @@ def _history(sites: Any, number: int, rows: list[tuple[int, float | None, str]])
 
 
 def _number(value: float | None, text: str) -> float | None:
-    if value is not None or not text:
-        return value
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    with suppress(ValueError):  # most plain values are no numbers
+        return float(text) if value is None and text else value
+    return None
 
 
 def stored_values(

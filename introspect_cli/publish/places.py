@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from introspect_cli.errors import StoreError, UsageError, did_you_mean
-from introspect_cli.exchange.tensorboard import event, first_event, framed, scalar
+from introspect_cli.exchange.tensorboard import EventFile, scalar
 from introspect_cli.publish.send import Sender
 from introspect_cli.store.remote.objects import RefusedError, is_remote
 from introspect_cli.store.remote.pack import ENDING
@@ -169,16 +169,12 @@ class TensorBoard:
         self._directory = Path(directory or f"runs/{name}")
         self._directory.mkdir(parents=True, exist_ok=True)
         stem = f"events.out.tfevents.{int(time.time())}.introspect.{os.getpid()}.0"
-        self._file = (self._directory / stem).open("wb")
-        self._write(first_event(time.time()))
-
-    def _write(self, data: bytes) -> None:
-        self._file.write(framed(data))
-        self._file.flush()
+        self._file = EventFile(self._directory / stem, time.time())
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Append the numbers of a step."""
-        self._write(event(step, [scalar(f"introspect/{name}", value) for name, value in numbers.items()], time.time()))
+        values = [scalar(f"introspect/{name}", value) for name, value in numbers.items()]
+        self._file.add(step, values, time.time())
 
     def keep(self, file: Path) -> None:
         """TensorBoard shows no files."""

@@ -6,25 +6,30 @@ nobody else.
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
 from introspect_cli.publish.share import ANOTHER, Share
 from introspect_cli.store.files.folders import (
     ATTEMPT_NAME,
-    CLOSED,
+    LARGEST,
     LIMIT_DOCUMENT,
+    LOG,
     MANIFEST,
     RANK_NAME,
+    SHARED,
+    SHARED_NAME,
     Folder,
-    RankFolder,
     reason,
 )
 from introspect_cli.store.format import documents
 from introspect_cli.store.read.manifests import launch_of, read_manifest
-from introspect_cli.store.remote.objects import NothingThereError, Storage
+from introspect_cli.store.remote.objects import NothingThereError, Storage, below
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +70,8 @@ class Sender:
         self._sources = sources
         self._shares: dict[str, Share] = {}
         self._announced: set[str] = set()
+        self._there: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
         self._began = time.monotonic()
         self._next = 0.0
 
@@ -100,10 +107,30 @@ class Sender:
             raise StoreError(f"cannot read {self._run}: {reason(error)}") from None
 
     def _begin(self, place: str) -> Share:
-        with RankFolder(Folder.at(str(self._run / place))) as folder:
+        base = place.rpartition("/")[0]
+        with Folder.at(str(self._run / base)) as folder:
             run_id = str(read_manifest(folder).get("id"))
-        self._shares[place] = share = Share(self._run, place, self.storage, run_id, sources=self._sources)
+        before = partial(self._send_shared, base) if place else lambda: None
+        self._shares[place] = share = Share(
+            self._run, place, self.storage, run_id, sources=self._sources, before=before
+        )
         return share
+
+    def _send_shared(self, base: str) -> None:
+        """Send what ranks of a launch share, so that it is there before a catalogue with a log that names it."""
+        with self._lock, Folder.at(str(self._run / base)) as run:
+            if SHARED not in run:
+                return
+            place = below(base, SHARED)
+            if base not in self._there:
+                with suppress(NothingThereError):
+                    self._there[base] = set(self.storage.entries(place) or {})
+            there = self._there.setdefault(base, set())
+            with run.folder(SHARED) as folder:
+                for name in folder.names():
+                    if name not in there and SHARED_NAME.fullmatch(name):
+                        self.storage.put(f"{place}/{name}", folder.read_file(name, LARGEST))
+                        there.add(name)
 
     def _places(self) -> list[str]:
         """The directories that have a catalogue each; manifests that stand above them are sent."""
@@ -121,7 +148,7 @@ class Sender:
             if self._rank is not None:
                 names = [match for match in names if int(match[1]) == self._rank and base == bases[-1]]
             places += [f"{base}{match[0]}" for match in names]
-        return [place for place in places if any((self._run / place / name).exists() for name in (MANIFEST, CLOSED))]
+        return [place for place in places if (self._run / place / LOG).exists()]
 
     def _announce(self, folder: Folder, base: str) -> None:
         """Have the manifest of a launch there, which its ranks all write alike."""

@@ -6,53 +6,44 @@ whoever sends a run again, later, finds the catalogue and goes on from there.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import (
-    CLOSED,
-    INDEX,
+    HEADS,
     LIMIT_DOCUMENT,
+    LOG,
     MANIFEST,
     RANK_NAME,
-    RECORDS,
-    STREAMS,
     DamageError,
     Directory,
     Folder,
-    RankFolder,
     is_locked,
 )
-from introspect_cli.store.format.documents import LABELS
-from introspect_cli.store.format.index import Index, parse_index, records_name
-from introspect_cli.store.format.schemas import ENTRY, HEADER, LIMIT_INDEX
-from introspect_cli.store.format.totals import TOTALS
+from introspect_cli.store.format.log import CACHE, HEAD, START, STEP, Frames
 from introspect_cli.store.remote.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError
 from introspect_cli.store.remote.pack import files_of
 from introspect_cli.store.remote.remote_folder import catalogues
 from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from introspect_cli.store.files.handles import Source
     from introspect_cli.store.remote.objects import Storage
 
 PIECE = 16 << 20
 
 ANOTHER = "{} holds another run: choose another URL, or remove what is there"
 
-_GROWS = re.compile(r"(?:rank\d+/)?(?:[a-z]+\.arrow|records-\d+\.arrow|index\.bin|labels\.jsonl|totals\.bin)")
 _TENSOR = ".safetensors"
 
 
 class Stretch(NamedTuple):
-    """Bytes of a file that are to be sent; those of records are checked by the index, and have no digest."""
+    """Bytes of a file that are to be sent; those of a log are checked by its heads, and have no digest."""
 
     name: str
     begin: int
@@ -65,7 +56,7 @@ class _Look(NamedTuple):
     Attributes:
         over: whether nobody writes it any more.
         inline: what goes into the catalogue, by the name of a file.
-        lengths: of the files that grow, how much counts.
+        lengths: of the logs, how much counts.
         steps: of the rank with the fewest.
     """
 
@@ -84,7 +75,9 @@ class Share:
         waiting: bytes that were there to send, and were not sent yet.
     """
 
-    def __init__(self, run: Path, place: str, storage: Storage, run_id: str, *, sources: bool) -> None:
+    def __init__(
+        self, run: Path, place: str, storage: Storage, run_id: str, *, sources: bool, before: Callable[[], None]
+    ) -> None:
         """Find what was sent before.
 
         Args:
@@ -93,6 +86,7 @@ class Share:
             storage: where to.
             run_id: the run's.
             sources: whether the text of source files goes with it.
+            before: is called before a catalogue is put, to send what its logs name.
 
         Raises:
             StoreError: it cannot be found out, or another run is there.
@@ -105,7 +99,8 @@ class Share:
         self._sources = sources
         self._extents: dict[str, list[tuple[str, Extent]]] = {}
         self._sizes: dict[str, int] = {}
-        self._indexes: dict[str, bytes] = {}
+        self._heads: dict[str, bytes] = {}
+        self._before = before
         self._stamps: dict[str, tuple[int, int]] = {}
         self._number = 0
         self._resume(place)
@@ -124,8 +119,9 @@ class Share:
         for name, extents in before.files.items():
             for extent in extents:
                 if extent.piece == INLINE:
-                    if name.endswith(INDEX):
-                        self._indexes[name] = before.inline[extent.offset : extent.offset + extent.length]
+                    if name.endswith(HEADS):
+                        data = before.inline[extent.offset : extent.offset + extent.length]
+                        self._heads[name] = data[CACHE.size : CACHE.size + CACHE.unpack_from(data)[2] * HEAD.size]
                     continue
                 piece, size = before.pieces[extent.piece]
                 if entries.get(piece) != size:
@@ -151,87 +147,53 @@ class Share:
             return
         for group in _in_pieces(todo):
             self._put(group)
+        self._before()
         self._put_catalogue(look, every)
         self.steps, self.over = look.steps, look.over
 
     # --- what there is
 
     def _look(self) -> _Look:
-        with RankFolder(Folder.at(str(self._path))) as folder:
+        with Folder.at(str(self._path)) as folder:
             over = not is_locked(folder)  # asked first: what is then read is all there will be
-            inline = {MANIFEST: folder.read_file(MANIFEST, LIMIT_DOCUMENT)}
+            inline = {} if self._place else {MANIFEST: folder.read_file(MANIFEST, LIMIT_DOCUMENT)}
             lengths: dict[str, int] = {}
             steps = []
             below = [""] if self._place else [name for name in folder.names() if RANK_NAME.fullmatch(name)]
             for name in below:
                 number = int((name or self._path.name).removeprefix("rank"))
                 with folder.folder(name) if name else nullcontext(folder) as rank:
-                    steps.append(self._look_at(rank, f"{name}/" if name else "", number, inline, lengths))
+                    if LOG in rank:
+                        steps.append(self._look_at(rank, f"{name}/" if name else "", number, inline, lengths))
         return _Look(over, inline, lengths, min(steps, default=0))
 
     def _look_at(
         self, rank: Directory, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
     ) -> int:
         """Take in what counts of a rank; its steps."""
-        if INDEX not in rank:
-            return 0
-        data = rank.read_file(INDEX, LIMIT_INDEX)
-        index = parse_index(data, number, f"{rank.path}/{INDEX}")
-        if not index.run_id:
-            return 0
-        name = f"{prefix}{INDEX}"
-        start = HEADER.size + HEADER.unpack_from(data)[4]
-        inline[name] = data[: start + (len(index.entries) + index.ended) * ENTRY.itemsize]
-        if not inline[name].startswith(self._indexes.get(name, b"")):  # steps were dropped or taken back
-            self._forget(prefix)
-        self._indexes[name] = inline[name]
-        if index.last is None:
-            return 0
-        with_records = records_name(index.generation)
-        for file, length in _counted(index).items():
-            path = f"{prefix}{with_records if file == RECORDS else file}"
-            lengths[path] = self._size(path) if index.ended else length
-        for file in (LABELS, TOTALS):
-            if file in rank:
-                lengths[f"{prefix}{file}"] = self._size(f"{prefix}{file}")
-                self._check_last(f"{prefix}{file}")
-        if len(index.entries):
-            head = int(index.entries["offset"][0])
-            inline[f"{prefix}{with_records}"] = self._read(f"{prefix}{with_records}", 0, head)
-        return len(index.entries)
-
-    def _forget(self, prefix: str) -> None:
-        """What was sent of a rank's files that grow is no longer what they hold."""
-        for name in list(self._extents):
-            if name.startswith(prefix) and _GROWS.fullmatch(name):
-                del self._extents[name]
-
-    def _check_last(self, name: str) -> None:
-        """What no index vouches for may have been taken back with the step it was written for."""
-        while self._extents.get(name):
-            at = sum(extent.length for _, extent in self._extents[name][:-1])
-            _, last = self._extents[name][-1]
-            if content_digest(self._read(name, at, at + last.length)) == last.digest:
-                return
-            self._extents[name].pop()
+        log, name = f"{prefix}{LOG}", f"{prefix}{HEADS}"
+        with rank.file(LOG) as file:
+            frames = Frames(file, number, file.path)
+            if not frames.run_id:
+                return 0
+            inline[name], lengths[log] = frames.encoded(), int(frames.at[-1])
+            inline[log] = file.read(0, START.size)
+        heads = frames.heads.tobytes()
+        if not heads.startswith(self._heads.get(name, b"")):  # it was written anew, without some steps
+            self._extents.pop(log, None)
+        self._heads[name] = heads
+        return len(frames.of(STEP))
 
     # --- what is to be sent
 
     def _stretches(self, look: _Look) -> Iterator[Stretch]:
         """What is not there yet: small files first, which are read together."""
-        with RankFolder(Folder.at(str(self._path))) as folder:
-            closed = folder.bundled()
-        there = {*closed, *(name for name, _ in files_of(self._path, sources=self._sources) if name != CLOSED)}
-        whole = [name for name in there if name not in look.inline and not _GROWS.fullmatch(name)]
-        for name in sorted(
-            (*look.lengths, *whole), key=lambda name: (name in look.inline) + 2 * name.endswith(_TENSOR)
-        ):
-            if name in look.lengths:
-                begin = len(look.inline.get(name, b"")) + self._sent(name)
-                end = look.lengths[name]
-            else:
-                begin, end = self._sent(name), self._whole(name)
-            for at in range(begin, end, PIECE):
+        there = {name for name, _ in files_of(self._path, sources=self._sources)}
+        whole = [name for name in there if name not in look.inline and not name.endswith((LOG, HEADS))]
+        every = (*look.lengths, *whole)
+        for name in sorted(every, key=lambda name: (name in look.lengths) + 2 * name.endswith(_TENSOR)):
+            end = look.lengths[name] if name in look.lengths else self._whole(name)
+            for at in range(len(look.inline.get(name, b"")) + self._sent(name), end, PIECE):
                 yield Stretch(name, at, min(at + PIECE, end))
 
     def _sent(self, name: str) -> int:
@@ -239,9 +201,9 @@ class Share:
 
     def _whole(self, name: str) -> int:
         """The length of a file that is replaced as a whole, after forgetting what was sent of another one."""
-        with self._open(name) as file:
-            size = file.size()
-            stamp = size, file.changed()
+        there = (self._path / name).stat()
+        size = there.st_size
+        stamp = size, there.st_mtime_ns
         if self._stamps.get(name) != stamp:
             at = 0
             for number, (_, extent) in enumerate(self._extents.get(name, [])):
@@ -254,21 +216,10 @@ class Share:
             self._stamps[name] = stamp
         return size
 
-    def _open(self, name: str) -> Source:
-        folders, _, last = name.rpartition("/")
-        with RankFolder(Folder.at(str(self._path))) as place:
-            if not folders:
-                return place.file(last)
-            with place.folder(folders) as folder:
-                return folder.file(last)
-
-    def _size(self, name: str) -> int:
-        with self._open(name) as file:
-            return file.size()
-
     def _read(self, name: str, begin: int, end: int) -> bytes:
-        with self._open(name) as file:
-            return file.read(begin, end - begin)
+        folders, _, last = name.rpartition("/")
+        with Folder.at(str(self._path / folders)) as place, place.file(last) as file:
+            return file.read(begin, end)
 
     # --- sending
 
@@ -279,7 +230,7 @@ class Share:
             data = self._read(name, begin, end)
             if len(data) != end - begin:
                 raise OSError(f"{self._path / name} became shorter")
-            digest = "" if Path(name).name.startswith("records") else content_digest(data)
+            digest = "" if name.endswith(LOG) else content_digest(data)
             parts.append(data)
             extents.append((name, Extent(0, at, len(data), digest)))
             at += len(data)
@@ -327,13 +278,3 @@ def _in_pieces(todo: list[Stretch]) -> Iterator[list[Stretch]]:
         group.append(stretch)
     if group:
         yield group
-
-
-def _counted(index: Index) -> dict[str, int]:
-    """How much of each stream the last entry vouches for."""
-    last = index.last
-    assert last is not None
-    return {
-        name: int(last["offset"] + last["length"] if name == RECORDS else last[f"{name.removesuffix('.arrow')}_length"])
-        for name in STREAMS
-    }

@@ -7,9 +7,8 @@ console knows about colours and widths of real ones.
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from introspect_cli.texts import clean
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from introspect_cli.records import Site, Summary
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_PLAIN_SPARKS = "_.-:=+*#"
 
 
 def shorten(text: str, width: int) -> str:
@@ -76,9 +74,8 @@ def shape(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes)) if sizes else "scalar"
 
 
-def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = False) -> str:
+def sparkline(values: Sequence[float | None], width: int) -> str:
     """Values as a row of little bars, folded by their mean to the width; `!` where not finite, a blank where absent."""
-    marks = _PLAIN_SPARKS if ascii_only else _SPARKS
     fold = max(1, -(-len(values) // max(width, 1)))
     folded: list[float | None] = []
     for start in range(0, len(values), fold):
@@ -97,24 +94,14 @@ def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = 
         elif math.isnan(value):
             line += "!"
         else:
-            line += marks[len(marks) // 2 if span == 0 else min(int((value - low) / span * len(marks)), len(marks) - 1)]
+            line += _SPARKS[4 if span == 0 else min(int((value - low) / span * 8), 7)]
     return line
-
-
-_BRIEF = {"optimizer_state": "state", "hyperparameter": "hyper"}
 
 
 def site_text(site: Site) -> str:
     """Kind, path, and the call where it is not the first: `output [0] #2`."""
     path = f" {clean(site.path)}" if site.path else ""
     return f"{site.kind.value}{path}{f' #{site.call}' if site.call else ''}"
-
-
-def brief_what(site: Site) -> str:
-    """The same with shorter words and no quotes: `state exp_avg`."""
-    path = re.sub(r"^\['(\w+)'\]$", r"\1", clean(site.path))
-    kind = _BRIEF.get(site.kind.value, site.kind.value)
-    return f"{kind}{f' {path}' if path else ''}{f' #{site.call}' if site.call else ''}"
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -170,16 +157,12 @@ class Column:
         title: its heading.
         right: whether it is set flush right.
         least: width down to which its texts may be cut; 0 for never.
-        brief: shorter texts, one a row, for where there is no room; empty for none.
-        brief_at: when these are used: the lower, the sooner.
         drop_at: when the column is left out: the lower, the sooner; 0 for never.
     """
 
     title: str
     right: bool = False
     least: int = 0
-    brief: tuple[str, ...] = ()
-    brief_at: int = 0
     drop_at: int = 0
 
 
@@ -191,19 +174,48 @@ class Table:
         columns: what is shown.
         rows: one text per column.
         styles: the style of each row.
+        caption: what it shows; above it on a page, and in a terminal.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     styles: tuple[str, ...] = field(default=())
+    caption: str = ""
 
 
-Block = Line | Table
+@dataclass(frozen=True)
+class Figure:
+    """A picture: letters in a terminal, as many as there is room for; on a page a drawing.
+
+    Attributes:
+        letters: its blocks, given a width.
+        drawing: its markup.
+    """
+
+    letters: Callable[[int], Sequence[Block]]
+    drawing: Callable[[], str] = str
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What a page shows when it is asked to."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+Block: TypeAlias = "Line | Table | Figure | Fold"
 
 
 def line(text: str = "", style: str = "", indent: int = 0, *, wrap: bool = True) -> Line:
     """A paragraph of one style."""
     return Line(((text, style),) if text else (), indent, wrap)
+
+
+def section(title: str, blocks: Iterable[Block]) -> list[Block]:
+    """Blocks below a blank line and a heading; none without any."""
+    inside = list(blocks)
+    return [line(), line(title, "heading"), *inside] if inside else []
 
 
 def rest_of(total: int, shown: int, where: str = "", indent: int = 0, *, what: str = "more") -> list[Block]:
@@ -215,74 +227,63 @@ def rest_of(total: int, shown: int, where: str = "", indent: int = 0, *, what: s
 def table_of(
     items: Iterable[Item],
     columns: Sequence[tuple[Column, Callable[[Item], str]]],
-    style: Callable[[Item], str] | None = None,
+    style: Callable[[Item], str] = lambda _: "",
+    caption: str = "",
 ) -> Table:
-    """A row for each item: every column with what it says of one, and the style of a row."""
+    """A row for each item: every column with what it says of one, if it says anything, and the style of a row."""
     items = tuple(items)
-    rows = tuple(tuple(words(item) for _, words in columns) for item in items)
-    return Table(tuple(column for column, _ in columns), rows, tuple(map(style, items)) if style is not None else ())
-
-
-def _gap(width: int) -> int:
-    return 2 if width >= 100 else 1
-
-
-def _widths(columns: Sequence[Column], texts: Sequence[Sequence[str]]) -> list[int]:
-    return [max([len(column.title), *map(len, cells)]) for column, cells in zip(columns, texts, strict=True)]
+    cells = [(column, [words(item) for item in items]) for column, words in columns]
+    kept = [(column, texts) for column, texts in cells if any(texts)]
+    rows = zip(*(texts for _, texts in kept), strict=True)
+    return Table(tuple(column for column, _ in kept), tuple(rows), tuple(map(style, items)), caption)
 
 
 def fit(table: Table, width: int) -> tuple[Table, list[int]]:
     """The table as it fits into a width, and the width of each column.
 
-    What is said twice goes first: briefer texts and dropped columns, in the order their columns ask for; only then are
-    texts cut, the widest column first, down to its least width.
+    Texts are cut, the widest column first, down to its least width; where that is not enough, columns are dropped
+    before, in the order they ask for.
     """
-    columns = list(table.columns)
-    texts = [[row[place] for row in table.rows] for place in range(len(columns))]
-    actions = sorted(
-        {(column.brief_at, False, column.title) for column in columns if column.brief}
-        | {(column.drop_at, True, column.title) for column in columns if column.drop_at}
-    )
-    gap = _gap(width)
-
-    def over() -> int:
-        return sum(_widths(columns, texts)) + gap * (len(columns) - 1) - width
-
-    for _, drop, title in actions:
-        if over() <= 0:
+    gap = 2 if width >= 100 else 1
+    cells = [[column.title, *(row[place] for row in table.rows)] for place, column in enumerate(table.columns)]
+    wide = [max(map(len, texts)) for texts in cells]
+    least = [
+        max(min(column.least or room, room), len(column.title))
+        for column, room in zip(table.columns, wide, strict=True)
+    ]
+    kept = list(range(len(wide)))
+    for place in sorted(kept, key=lambda place: table.columns[place].drop_at):
+        if table.columns[place].drop_at and sum(least[p] for p in kept) + gap * (len(kept) - 1) > width:
+            kept.remove(place)
+    while sum(wide[p] for p in kept) + gap * (len(kept) - 1) > width:
+        widest = max(kept, key=lambda place: (wide[place] > least[place], wide[place]))
+        if wide[widest] <= least[widest]:
             break
-        place = next((p for p, column in enumerate(columns) if column.title == title), None)
-        if place is None:
-            continue
-        if drop:
-            del columns[place], texts[place]
-        else:
-            texts[place] = list(columns[place].brief)
-    widths = _widths(columns, texts)
-    excess = over()
-    while excess > 0:
-        free = [p for p, c in enumerate(columns) if c.least and widths[p] > max(c.least, len(c.title))]
-        if not free:
-            break
-        widths[max(free, key=lambda p: widths[p])] -= 1
-        excess -= 1
-    fitted = tuple(
-        tuple(shorten(cells[row], widths[p]) for p, cells in enumerate(texts)) for row in range(len(table.rows))
-    )
-    return Table(tuple(columns), fitted, table.styles), widths
+        wide[widest] -= 1
+    columns = tuple(table.columns[place] for place in kept)
+    rows = tuple(tuple(shorten(row[place], wide[place]) for place in kept) for row in table.rows)
+    return replace(table, columns=columns, rows=rows), [wide[place] for place in kept]
 
 
 def lines_of(blocks: Iterable[Block], width: int) -> Iterator[Line]:
     """The blocks, tables laid out as lines of text."""
     for block in blocks:
-        yield from table_lines(block, width) if isinstance(block, Table) else (block,)
+        if isinstance(block, Line):
+            yield block
+        elif isinstance(block, Table):
+            yield from table_lines(block, width)
+        elif isinstance(block, Figure):
+            yield from lines_of(block.letters(width), width)
+        else:
+            yield from (line(), line(block.title, "heading"), *lines_of(block.blocks, width))
 
 
 def table_lines(table: Table, width: int) -> list[Line]:
     """The table as lines of text."""
     fitted, widths = fit(table, width)
-    gap = " " * _gap(width)
-    lines = [_row([column.title for column in fitted.columns], fitted.columns, widths, gap, "heading")]
+    gap = " " * (2 if width >= 100 else 1)
+    lines = [line(table.caption, "heading")] if table.caption else []
+    lines.append(_row([column.title for column in fitted.columns], fitted.columns, widths, gap, "heading"))
     for place, row in enumerate(fitted.rows):
         style = fitted.styles[place] if place < len(fitted.styles) else ""
         lines.append(_row(row, fitted.columns, widths, gap, style))

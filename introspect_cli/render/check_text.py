@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import textwrap
+from functools import partial
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.compare.terms.words import some
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
-from introspect_cli.render.blocks import Block, Line, line, number, rest_of, sparkline
-from introspect_cli.render.plots_text import map_blocks
+from introspect_cli.render.blocks import Block, Figure, Line, line, number, rest_of
+from introspect_cli.render.plots_text import map_blocks, spark
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}
 _SHOWN = 4
-_NARROWEST = 40
+_NARROWEST, _WIDEST = 40, 80
 
 
 def check_blocks(result: CheckResult) -> list[Block]:
@@ -73,15 +74,20 @@ def _finding(finding: Finding, since: str) -> list[Block]:
     return blocks
 
 
-def rules_blocks(rules: Sequence[Rule], width: int) -> list[Block]:
-    """Each rule with its level, what it looks for and when that counts, folded at `width` as help is, in a pipe too."""
+def rules_blocks(rules: Sequence[Rule]) -> list[Block]:
+    """Each rule with its level, what it looks for and when that counts, folded as help is, in a pipe too."""
     blocks: list[Block] = []
     for rule in rules:
         blocks.append(Line(((rule.id, "name"), (f"  {rule.level.value}", _STYLE[rule.level])), wrap=False))
         for text, style in ((rule.about, ""), (f"when: {rule.when}", "dim")):
-            folded = textwrap.wrap(text, max(width, _NARROWEST) - 4, break_long_words=False, break_on_hyphens=False)
-            blocks += [line(part, style, 4 if number else 2, wrap=False) for number, part in enumerate(folded)]
+            blocks.append(Figure(partial(_folded, text, style)))
     return blocks
+
+
+def _folded(text: str, style: str, width: int) -> list[Block]:
+    room = max(min(width, _WIDEST), _NARROWEST) - 4
+    folded = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return [line(part, style, 4 if number else 2, wrap=False) for number, part in enumerate(folded)]
 
 
 _CURVES = 4
@@ -89,28 +95,23 @@ _FINDINGS = 5
 _MODULES = 8
 
 
-def watch_blocks(
-    look: Look, width: int, against: tuple[str, DiffResult | None] | None = None, *, ascii_only: bool = False
-) -> list[Block]:
+def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = None) -> list[Block]:
     """The whole screen."""
-    room = min(width, 80)
     blocks: list[Block] = [Line(((clean(look.path), "heading"), (f"  {watch_line(look)}", "")))]
     for curve in look.curves[:_CURVES]:
-        blocks += _curve(curve, room, ascii_only=ascii_only)
+        blocks += _curve(curve)
     blocks.append(line())
     if against is not None:
         blocks += _distance(look, *against)
     for finding in look.check.findings[:_FINDINGS]:
-        head = (f"{finding.level.value}: ", _STYLE[finding.level]), (finding.rule, "heading")
-        blocks.append(Line((*head, (f" from step {finding.step}: {clean(finding.site)}", ""))))
-        blocks.append(line(clean(finding.evidence), indent=2))
+        blocks += _finding(finding, f" from step {finding.step}")[:2]
     blocks += rest_of(len(look.check.findings), _FINDINGS, "`introspect check` lists them")
     checked = summary(look.check) if look.check.checked else "no rule has the data it needs yet"
     blocks.append(line(f"check: {checked}", "dim"))
     # The last, since a terminal may have no rows left for it.
     result = against[1] if against is not None else None
     if result is not None and result.verdict is Verdict.DIVERGED:
-        blocks += map_blocks(result, room, _MODULES)
+        blocks += map_blocks(result, _MODULES, 80)
     return blocks
 
 
@@ -121,7 +122,7 @@ def watch_line(look: Look) -> str:
     return f"{look.state.value}, {where}{rate}"
 
 
-def _curve(curve: Curve, room: int, *, ascii_only: bool) -> list[Block]:
+def _curve(curve: Curve) -> list[Block]:
     values = curve.values.tolist()
     finite = [value for value in values if math.isfinite(value)]
     last = number(values[-1]) if math.isfinite(values[-1]) else "not finite"
@@ -130,7 +131,7 @@ def _curve(curve: Curve, room: int, *, ascii_only: bool) -> list[Block]:
     span = f", {number(min(finite))} to {number(max(finite))}" if finite else ""
     return [
         Line(((clean(curve.name), "heading"), (f"  {last} at step {curve.steps[-1]}{span}", ""))),
-        line(sparkline(values, room, ascii_only=ascii_only), "name", wrap=False),
+        spark(values, 80),
     ]
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 import textwrap
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group
@@ -33,20 +34,7 @@ STYLES = {
     "warm": "color(166)",
 }
 """Colours of middling lightness: the named ones are the terminal's own, and yellow and cyan vanish on white."""
-_ASCII = {
-    "…": "~",
-    "→": "->",
-    "█": "#",
-    "▓": "*",
-    "▒": "+",
-    "░": ":",
-    "▁": "_",
-    "│": "|",
-    "├": "|",
-    "└": "`",
-    "─": "-",
-    "·": ".",
-}
+_ASCII = dict(zip("…█▓▒░▁▂▃▄▅▆▇│├└─·•", "~#*+:_.-:=+*||`-.*", strict=True)) | {"→": "->"}
 
 
 class Screen:
@@ -108,45 +96,25 @@ class Screen:
             yield draw
 
     def _texts(self, line: Line) -> list[Text]:
-        """A line, styled; several where it is a paragraph that is wider than the terminal."""
+        """A line, styled; several where it is wider than the terminal: cut at blanks, words that are longer whole."""
         text = _styled(line, self._shown)
-        width = max(min(self.width, 120), 20)
-        if line.wrap and len(text) > width and self.width < WIDEST:
-            return self._wrapped(text, width, line.hang or (line.indent + 2 if line.indent else 0))
-        return [text]
-
-    def _wrapped(self, text: Text, width: int, hang: int) -> list[Text]:
-        """A styled paragraph cut at blanks; words longer than the line stay whole."""
-        lines = textwrap.wrap(
-            text.plain,
-            width - hang,
-            break_long_words=False,
-            break_on_hyphens=False,
-            drop_whitespace=False,
-            replace_whitespace=False,
-        )
-        parts, start = [], 0
-        room_used = False
-        for piece in lines:
-            blanks = len(piece) - len(piece.lstrip(" ")) if room_used else 0
-            part = text[start + blanks : start + len(piece)]
+        width, hang = max(min(self.width, 120), 20), line.hang or (line.indent + 2 if line.indent else 0)
+        if not line.wrap or len(text) <= width or self.width >= WIDEST:
+            return [text]
+        wrapper = textwrap.TextWrapper(width - hang, break_long_words=False, break_on_hyphens=False)
+        wrapper.drop_whitespace = wrapper.replace_whitespace = False
+        pieces = wrapper.wrap(text.plain)
+        parts = list(text.divide(list(accumulate(map(len, pieces[:-1])))))
+        for place, part in enumerate(parts):
             part.rstrip()
-            if room_used:
-                part = Text(" " * hang) + part
-            parts.append(part)
-            start += len(piece)
-            room_used = True
+            if place:
+                parts[place] = Text(" " * hang) + part[len(part) - len(part.plain.lstrip(" ")) :]
         return parts
 
     def _shown(self, content: str) -> str:
         if self.unicode:
             return content
         return "".join(_ASCII.get(char, char) for char in content).encode("ascii", "backslashreplace").decode()
-
-
-def rich_lines(blocks: Iterable[Block], width: int) -> Iterator[Text]:
-    """The blocks for a console that somebody else owns, such as a notebook's: texts of rich, styled, never markup."""
-    return map(_styled, lines_of(blocks, width))
 
 
 def _styled(line: Line, shown: Callable[[str], str] = str) -> Text:

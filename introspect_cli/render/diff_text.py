@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.causes import candidate_words
 from introspect_cli.compare.terms.findings import Certainty
-from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, Verdict
-from introspect_cli.render.blocks import Block, Column, Line, Table, distance, line, rest_of, site_text
-from introspect_cli.render.divergence_text import detail_blocks, divergence_table, glance, module_of
+from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
+from introspect_cli.render.blocks import Block, Line, distance, line, rest_of, section
+from introspect_cli.render.divergence_text import detail_blocks, divergence_table
 from introspect_cli.render.findings import findings_blocks
 from introspect_cli.texts import clean, count
 
@@ -37,23 +37,23 @@ def diff_blocks(
         result: the comparison.
         everything: whether to list all settings.
         verbose: whether to show what differs in each divergence that is listed.
-        grouped: whether the answer is told in short: what explains the first divergence, and how much follows from it.
+        grouped: whether it is told how much follows from the first divergence, and no other one is listed.
         more: how more divergences are listed; "" where nothing lists them.
     """
-    short = grouped and bool(result.head)
+    short = bool(result.head)
     blocks: list[Block] = [line(clean(result.head if short else result.sentence), _VERDICT_STYLE[result.verdict])]
     blocks += why_lines(result) if short else [line(f"- {clean(text)}", indent=2) for text in result.evidence]
     by_rank = result.candidates if len(result.candidates) > 1 else ()
     if by_rank:
-        blocks += [line(), line("First on each rank, by step and phase (no other order is known):", "heading")]
         shown = by_rank if everything else by_rank[:_SHOWN_RANKS]
-        blocks.append(divergence_table(shown, ranks=True))
-        blocks += rest_of(len(by_rank), len(shown), "--all lists them", what="more ranks")
-    blocks += findings_blocks(result, everything=everything, short=short)
+        rest = rest_of(len(by_rank), len(shown), "--all lists them", what="more ranks")
+        title = "First on each rank, by step and phase (no other order is known):"
+        blocks += section(title, [divergence_table(shown, ranks=True), *rest])
+    blocks += findings_blocks(result, everything=everything, settings=everything or not short)
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
-    elif result.divergences and short:
-        blocks += [] if by_rank else [line(), follows_table(result)]
+    elif result.divergences and short and grouped:
+        blocks += [] if by_rank else [line(), *_followed(result)]
     elif result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
         already = {_place(divergence) for divergence in by_rank}
@@ -63,16 +63,10 @@ def diff_blocks(
         if verbose:
             blocks += detail_blocks(result)
         blocks += _rest(result, len(by_rank) + len(listed), more)
-    if result.notes:
-        blocks.append(line())
-        blocks += [
-            line(f"Note: {clean(note)}", "unsure" if result.verdict is not Verdict.SAME else "")
-            for note in result.notes
-        ]
-    if result.suggestions:
-        blocks += [line(), line("Modules that look alike under different names; to compare them:", "heading")]
-        blocks += [line(clean(str(renaming)), indent=2, wrap=False) for renaming in result.suggestions]
-    return blocks
+    style = "" if result.verdict is Verdict.SAME else "unsure"
+    blocks += [line()] * bool(result.notes) + [line(f"Note: {clean(note)}", style) for note in result.notes]
+    renamings = (line(clean(str(renaming)), indent=2, wrap=False) for renaming in result.suggestions)
+    return [*blocks, *section("Modules that look alike under different names; to compare them:", renamings)]
 
 
 # --- the answer in short
@@ -116,45 +110,26 @@ def why_lines(result: DiffResult) -> list[Block]:
         text = f"{count(every, 'statement')} changed, none named here: {places}{', ...' * (every > _LIKELY)}"
         blocks.append(line(f"{clean(text)} (--changes)", "dim", 2))
     if statements > 1:
-        text = f"{statements} changed statements reach this place: `introspect bisect --changes a b` finds which"
-        blocks.append(line(text, "dim", 2))
+        finds = f"`introspect bisect --changes {result.a} {result.b}` finds which"
+        blocks.append(line(clean(f"{statements} changed statements reach this place: {finds}"), "dim", 2))
     return [*blocks, *(line(clean(text), "dim", 2) for text in result.also)]
 
 
-def follows_table(result: DiffResult) -> Table:
-    """The first divergence, and how much follows from it in the pass at hand and after that, at most three rows."""
+def _followed(result: DiffResult) -> list[Block]:
+    """The first divergence, and how much follows from it in the pass at hand and after that."""
     first, *rest = result.divergences
-    words = (module_of(first), site_text(first.site), *glance(first), distance(first.rel_l2), first.role.value)
-    rows = [(str(first.step), first.site.phase.value, *words)]
-    same = [d for d in rest if d.step == first.step]
+    blocks: list[Block] = [divergence_table([first])]
+    same = [each for each in rest if each.step == first.step]
     for members in (
-        [d for d in same if d.site.phase is first.site.phase],
-        [d for d in same if d.site.phase is not first.site.phase],
+        [each for each in same if each.site.phase is first.site.phase],
+        [each for each in same if each.site.phase is not first.site.phase],
     ):
         if members:
-            largest = max(members, key=lambda d: d.rel_l2 or 0.0)
-            phases = list(dict.fromkeys(d.site.phase.value for d in members))
-            follow = f"{count(len(members), 'more record')} follow{'s' * (len(members) == 1)}"
-            most = f"to {distance(largest.rel_l2)}" if largest.rel_l2 else "-"
-            rows.append(
-                (
-                    str(first.step),
-                    phases[0],
-                    follow,
-                    "",
-                    "",
-                    "",
-                    most,
-                    f"at {clean(largest.site.fqn)}" if largest.rel_l2 else "",
-                )
-            )
-    titles = ("step", "phase", "module", "what", "a", "b", "rel. L2", "")
-    columns = tuple(
-        Column(title, right=title in {"step", "rel. L2"}, least=14 if title in {"module", "what"} else 1)
-        for title in titles
-    )
-    style = "origin" if first.role is Role.ORIGIN else ""
-    return Table(columns, tuple(rows), (style, *[""] * (len(rows) - 1)))
+            largest = max(members, key=lambda each: each.rel_l2 or 0.0)
+            phases = ", ".join(dict.fromkeys(each.site.phase.value for each in members))
+            most = f", up to {distance(largest.rel_l2)} at {clean(largest.site.fqn)}" if largest.rel_l2 else ""
+            blocks.append(line(f"{count(len(members), 'more record')} follow ({phases}){most}", "dim", 2))
+    return blocks
 
 
 def first_blocks(result: DiffResult) -> list[Block]:

@@ -14,10 +14,10 @@ from introspect_cli.render.blocks import (
     Column,
     Line,
     Table,
-    brief_what,
     distance,
     line,
     number,
+    section,
     shape,
     site_text,
     table_of,
@@ -39,39 +39,30 @@ _SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "
 
 def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, moments: bool = False) -> Table:
     """Divergences as a table; columns without content are left out, as are those of time where moments are compared."""
-    noisy = any(divergence.floor is not None for divergence in divergences)
-    sized = any(divergence.size is Size.ROUNDING for divergence in divergences)
-    shifted = any(divergence.step_b != divergence.step for divergence in divergences)
-    briefs = list(zip(*(_brief(glance(divergence)) for divergence in divergences), strict=True))
-    modules = tuple(clean(divergence.site.fqn) for divergence in divergences)
-    kinds = tuple(brief_what(divergence.site) for divergence in divergences)
+    noisy = any(each.floor is not None for each in divergences)
+    sized = any(each.size is Size.ROUNDING for each in divergences)
+    shifted = any(each.step_b != each.step for each in divergences)
+    at = not moments
     columns: list[tuple[Column, Callable[[Divergence], str]]] = [
-        (Column("step", right=True), lambda divergence: str(divergence.step)),
-        *([(Column("of b", right=True), lambda divergence: str(divergence.step_b))] if shifted else []),
-        *([(Column("rank", right=True), lambda divergence: str(divergence.rank))] if ranks else []),
-        (Column("phase", drop_at=2), lambda divergence: divergence.site.phase.value),
-        (Column("tensor" if moments else "module", least=18, brief=modules, brief_at=1), module_of),
-        (Column("what", least=14, brief=kinds, brief_at=2), lambda divergence: site_text(divergence.site)),
-        (Column("a", least=7, brief=briefs[0], brief_at=3), lambda divergence: glance(divergence)[0]),
-        (Column("b", least=7, brief=briefs[1], brief_at=3), lambda divergence: glance(divergence)[1]),
-        (Column("rel. L2", right=True), lambda divergence: distance(divergence.rel_l2)),
-        *([(Column("x noise", right=True), _over_noise)] if noisy else []),
-        *([(Column("size", drop_at=1), _size)] if sized else []),
-        (Column("role"), lambda divergence: divergence.role.value),
+        (Column("step", right=True), lambda each: str(each.step) * at),
+        (Column("of b", right=True), lambda each: str(each.step_b) * (at and shifted)),
+        (Column("rank", right=True), lambda each: str(each.rank) * (at and ranks)),
+        (Column("phase", drop_at=2), lambda each: each.site.phase.value * at),
+        (Column("tensor" if moments else "module", least=18), module_of),
+        (Column("what", least=14), lambda each: site_text(each.site)),
+        (Column("a", least=7), lambda each: glance(each)[0]),
+        (Column("b", least=7), lambda each: glance(each)[1]),
+        (Column("rel. L2", right=True), lambda each: distance(each.rel_l2)),
+        (Column("x noise", right=True), lambda each: _over_noise(each) * noisy),
+        (Column("size", drop_at=1), lambda each: (each.size.name.lower() if each.size is not None else "-") * sized),
+        (Column("role"), lambda each: each.role.value * at),
     ]
-    if moments:
-        columns = [column for column in columns if column[0].title not in ("step", "of b", "rank", "phase", "role")]
-    return table_of(divergences, columns, lambda divergence: "origin" if divergence.role is Role.ORIGIN else "")
+    return table_of(divergences, columns, lambda each: "origin" if each.role is Role.ORIGIN else "")
 
 
 def _over_noise(divergence: Divergence) -> str:
-    if divergence.rel_l2 is None or not divergence.floor:
-        return "-"
-    return f"{divergence.rel_l2 / divergence.floor:.3g}"
-
-
-def _size(divergence: Divergence) -> str:
-    return "-" if divergence.size is None else "more" if divergence.size is Size.MORE else divergence.size.value
+    rel, floor = divergence.rel_l2, divergence.floor
+    return f"{rel / floor:.3g}" if rel is not None and floor else "-"
 
 
 def module_of(divergence: Divergence) -> str:
@@ -80,21 +71,16 @@ def module_of(divergence: Divergence) -> str:
     return f"{name} ({owner})" if owner and owner != name else name
 
 
-def _dtype(name: str) -> str:
-    return _SHORT.get(name, name)
-
-
 def glance(divergence: Divergence) -> tuple[str, str]:
     """Run a and run b at a glance: what tells them apart in a few characters."""
     a, b = divergence.a, divergence.b
-    if a is None or b is None:
-        return _one_side(a), _one_side(b)
+    if a is None or b is None or Status.VALUE in (a.status, b.status):
+        return _alone(a), _alone(b)
+    forms = [(shape(side.layout.shape), _SHORT.get(side.layout.dtype, side.layout.dtype)) for side in (a, b)]
     if shapes_differ(a, b):
-        return shape(a.layout.shape), shape(b.layout.shape)
-    if Status.VALUE in (a.status, b.status):
-        return _plain(a), _plain(b)
+        return forms[0][0], forms[1][0]
     if a.layout.dtype != b.layout.dtype:
-        return _dtype(a.layout.dtype), _dtype(b.layout.dtype)
+        return forms[0][1], forms[1][1]
     if divergence.site.kind is Kind.RNG:
         return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
     for name, word in (("nans", "NaN"), ("infs", "Inf")):
@@ -103,30 +89,18 @@ def glance(divergence: Divergence) -> tuple[str, str]:
     return _statistic(a, b)
 
 
-def _brief(glances: tuple[str, str]) -> tuple[str, str]:
-    """The same in fewer characters: no name of the statistic, fewer digits."""
-    name, _, value = glances[0].partition(" ")
-    return two_numbers(float(value), float(glances[1]), least=2) if name in _COMPARED else glances
-
-
-def _one_side(summary: Summary | None) -> str:
+def _alone(summary: Summary | None) -> str:
     if summary is None:
         return "(none)"
-    if summary.status is Status.VALUE:
-        return _plain(summary)
-    return f"{shape(summary.layout.shape)} {_dtype(summary.layout.dtype)}"
-
-
-def _shape(summary: Summary) -> str:
-    return f"{summary.layout.numel} elements" if shapeless(summary) else shape(summary.layout.shape)
-
-
-def _plain(summary: Summary) -> str:
     if summary.status is Status.VALUE:
         return clean(summary.text, 24)
     if summary.layout.numel == 1 and "mean" in summary.stats:
         return number(summary.stats["mean"])
-    return f"{shape(summary.layout.shape)} {_dtype(summary.layout.dtype)}"
+    return f"{shape(summary.layout.shape)} {_SHORT.get(summary.layout.dtype, summary.layout.dtype)}"
+
+
+def _shape(summary: Summary) -> str:
+    return f"{summary.layout.numel} elements" if shapeless(summary) else shape(summary.layout.shape)
 
 
 def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
@@ -157,7 +131,7 @@ def detail_blocks(result: DiffResult) -> list[Block]:
         title = f"{divergence.step_words}: {site_text(divergence.site)} of {module_of(divergence)}"
         blocks += [line(), line(title, "origin" if divergence.role is Role.ORIGIN else "heading")]
         if a is None or b is None:
-            blocks.append(line(f"only in {'a' if b is None else 'b'}: {_one_side(a or b)}", indent=2))
+            blocks.append(line(f"only in {'a' if b is None else 'b'}: {_alone(a or b)}", indent=2))
             continue
         statistics = statistics_words(divergence)
         if divergence.elements is not None:
@@ -213,8 +187,6 @@ HEADS = {
     Nearness.ELSEWHERE: "Changed elsewhere, in nothing that reaches this place by name",
 }
 """What a group of changes has in common."""
-_FEW = 2
-"""Statements that are shown although none of them is likely."""
 _LONGEST = 6
 """Lines of a statement that are shown."""
 _WHY = {
@@ -223,49 +195,19 @@ _WHY = {
 }
 
 
-def code_blocks(code: CodeChanges | None) -> list[Block]:
-    """The change that is most likely the cause, and how many there are; nothing where no statement changed.
-
-    Where none is likely, a few are shown all the same: who made them knows what they do.
-    """
-    if code is None or not code.ranked:
-        return []
-    best, every = code.ranked[0], len(code.ranked)
-    if not best.likely and every <= _FEW:
-        lines = chain.from_iterable(map(change_lines, code.ranked))
-        return [line(), line(f"{HEADS[best.nearness]}:", "heading"), *lines]
-    if not best.likely:
-        statements = f"{count(every, 'statement')} changed in {count(code.files, 'file')}"
-        text = f"No changed statement reaches this place by name; {statements} (--changes lists them)."
-        return [line(), line(text, "dim")]
-    blocks: list[Block] = [line(), line(f"{HEADS[best.nearness]}:", "heading"), *change_lines(best)]
-    if every > 1:
-        likely = len(code.likely) - 1
-        rest = f"and {count(every - 1, 'more changed statement')}"
-        of_these = "all" if likely == every - 1 > 1 else f"{likely:,}" if likely else "none"
-        blocks.append(line(f"{rest}, {of_these} likely (--changes lists all)", "dim", 2))
-    return blocks
-
-
 def changes_blocks(code: CodeChanges | None) -> list[Block]:
     """All changes, the most likely cause first, by how near they are."""
     if code is None:
         return [line("Nothing is known of the source files: a run has no digests of them (--no-source).")]
     blocks: list[Block] = []
     for nearness in Nearness:
-        changes = [one for one in code.ranked if one.nearness is nearness]
-        if changes:
-            blocks += [line(), line(f"{HEADS[nearness]}:", "heading")]
-            for one in changes:
-                blocks += change_lines(one)
-    for name in code.in_comments:
-        blocks.append(line(f"{clean(name)} changed, in comments alone.", "dim"))
-    for name in code.in_names:
-        blocks.append(line(f"{clean(name)} changed, in the names of variables alone.", "dim"))
-    for name, why in code.unread:
-        blocks.append(line(f"{clean(name)} changed: {_WHY.get(why, why)}.", "dim"))
-    if not blocks:
-        return [line(f"No source file on record differs ({count(code.compared, 'file')} compared).")]
+        changes = (change_lines(one) for one in code.ranked if one.nearness is nearness)
+        blocks += section(f"{HEADS[nearness]}:", chain.from_iterable(changes))
+    others = [(name, ", in comments alone") for name in code.in_comments]
+    others += [(name, ", in the names of variables alone") for name in code.in_names]
+    others += [(name, f": {_WHY.get(why, why)}") for name, why in code.unread]
+    blocks += [line(f"{clean(name)} changed{how}.", "dim") for name, how in others]
+    blocks = blocks or [line(f"No source file on record differs ({count(code.compared, 'file')} compared).")]
     return blocks[1:] if blocks[0] == line() else blocks
 
 
@@ -273,7 +215,8 @@ def change_lines(one: Ranked) -> Iterator[Line]:
     """Both sides of a change, with the line above."""
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope and change.unit != "value" else ""
-    moved = f"  (moved from line {change.a.first})" if change.unit == "moved" and change.a is not None else ""
+    sides = change.a is not None and change.b is not None and change.a.first != change.b.first
+    moved = f"  ({'moved from ' * (change.unit == 'moved')}line {change.a.first} of a)" if sides and change.a else ""
     yield Line(((clean(change.place), "name"), (f"{scope}{moved}", "dim")), indent=2)
     if change.unit == "file":
         only = "a" if change.b is None else "b" if change.a is None else ""

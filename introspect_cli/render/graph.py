@@ -30,7 +30,7 @@ _STATS = (
     ("max|x|", "absmax"),
     ("min|x|", "absmin"),
 )
-_WIDE, _HIGH, _GAP, _BELOW, _EDGE = 168, 38, 20, 34, 24
+_WIDE, _HIGH, _GAP, _BELOW, _EDGE, _TOP = 168, 38, 20, 34, 24, 30
 _STATE_COLOURS = {
     "equal": "var(--eq,#e8ecef)",
     "origin": "#d7263d",
@@ -40,6 +40,7 @@ _STATE_COLOURS = {
 }
 _NAN = "#d7263d"
 _RAMP = ("#2b5c8a", "#5b8db8", "#a8c6dc", "#e8ecef", "#f3d1a5", "#e59a4f", "#b85c1c")
+_DARK = {_NAN, _RAMP[0], _RAMP[-1], _STATE_COLOURS["only a"]}
 # Inside a page the variables are those of its theme; a drawing by itself falls back to light.
 _STYLE = (
     ".ops text{font:11px system-ui,sans-serif;fill:var(--front,#1b1f24)}.ops text.m{fill:var(--quiet,#57606a)}"
@@ -82,79 +83,63 @@ def graph_blocks(graph: Graph) -> list[Block]:
         gradient = gradients.get(node.number)
         return number(gradient.scale, 3) if gradient is not None and gradient.scale is not None else ""
 
-    def statistics(name: str) -> Callable[[Node], str]:
-        return lambda node: statistic(node.record.summary, name, 3)
+    def scale(title: str, name: str, drop_at: int) -> tuple[Column, Callable[[Node], str]]:
+        return Column(title, right=True, drop_at=drop_at), lambda node: statistic(node.record.summary, name, 3)
 
     columns: list[tuple[Column, Callable[[Node], str]]] = [
         (Column("phase", drop_at=1), lambda node: node.record.site.phase.value),
         (Column("module", least=14), lambda node: clean(node.record.site.fqn)),
-        (Column("operator", least=16), lambda node: _operator(node.record.site)),
+        (Column("operator", least=16), lambda node: _called(node.record.site)),
         (Column("shape", drop_at=6), lambda node: shape(node.record.summary.layout.shape)),
-        *(
-            (Column(title, right=True, drop_at=3 if place > 1 else 0), statistics(name))
-            for place, (title, name) in enumerate(_STATS)
-        ),
+        *(scale(title, name, 3 if place > 1 else 0) for place, (title, name) in enumerate(_STATS)),
         (Column("gradient mean|x|", right=True, drop_at=5), gradient_scale),
         (Column("line", least=12, drop_at=4), lambda node: clean(node.record.info.source)),
+        (Column("state"), lambda node: node.state),
+        (Column("rel L2", right=True), lambda node: "" if node.rel_l2 is None else number(node.rel_l2, 2)),
     ]
-    if any(node.state for node in graph.nodes):
-        columns += [
-            (Column("state"), lambda node: node.state),
-            (Column("rel L2", right=True), lambda node: number(node.rel_l2, 2) if node.rel_l2 is not None else ""),
-        ]
     left = graph.total - len(graph.nodes)
-    head = f"Step {graph.step}: {len(graph.nodes)} results of operators"
-    blocks: list[Block] = [line(head + (f", {left} more left out." if left else "."))]
-    blocks += [line(clean(note)) for note in graph.notes]
+    head = f"Step {graph.step}: {len(graph.nodes)} results of operators{f', {left} more left out' if left else ''}."
     table = table_of(graph.nodes, columns, lambda node: "origin" if node.state == "origin" or node.nonfinite else "")
-    return [*blocks, table]
+    return [line(head), *(line(clean(note)) for note in graph.notes), table]
 
 
-def _operator(site: Site) -> str:
-    return clean(site.path) + (f" ({site.call})" if site.call else "")
+def _called(site: Site) -> str:
+    return f"{clean(site.path)}{f' ({site.call})' if site.call else ''}"
 
 
 def graph_svg(graph: Graph) -> str:
     """The graph as one SVG document, without scripts or anything from elsewhere."""
     places, width, height = _layout(graph)
-    top = 30
-    parts = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="ops" width="{width}" height="{height + top}" '
-            f'viewBox="0 0 {width} {height + top}" role="img" aria-label="operators of step {graph.step}">'
-        ),
-        f"<style>{_STYLE}</style>",
-        f'<rect width="{width}" height="{height + top}" style="fill:var(--back,#fff);stroke:none"/>',
-        _legend(graph),
-        f'<g transform="translate(0 {top})">',
-    ]
+    size = f'width="{width}" height="{height + _TOP}"'
     by_number = {node.number: node for node in graph.nodes}
     # What the forward pass saved for the backward pass is drawn first, and faintly: there is much of it.
     across = {edge for edge in graph.edges if _across(by_number[edge[0]], by_number[edge[1]])}
-    for start, end in sorted(graph.edges, key=lambda edge: edge not in across):
-        (x0, y0), (x1, y1) = places[start], places[end]
+    parts = []
+    for edge in sorted(graph.edges, key=lambda edge: edge not in across):
+        (x0, y0), (x1, y1) = (places[end] for end in edge)
         x0, x1, y0 = x0 + _WIDE / 2, x1 + _WIDE / 2, y0 + _HIGH
         bend = max((y1 - y0) / 2, 12)
-        kind = "s" if (start, end) in across else "f"
-        parts.append(
-            f'<g class="{kind}"><path d="M{x0:.0f} {y0:.0f}C{x0:.0f} {y0 + bend:.0f} {x1:.0f} {y1 - bend:.0f} '
-            f'{x1:.0f} {y1:.0f}"/></g>'
-        )
+        curve = f"M{x0:.0f} {y0:.0f}C{x0:.0f} {y0 + bend:.0f} {x1:.0f} {y1 - bend:.0f} {x1:.0f} {y1:.0f}"
+        parts.append(f'<g class="{"s" if edge in across else "f"}"><path d="{curve}"/></g>')
     parts += [_box(node, *places[node.number]) for node in graph.nodes]
-    return "".join([*parts, "</g></svg>"])
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ops" {size} viewBox="0 0 {width} {height + _TOP}" role="img" '
+        f'aria-label="operators of step {graph.step}"><style>{_STYLE}</style>'
+        f'<rect {size} style="fill:var(--back,#fff);stroke:none"/>{_legend(graph)}'
+        f'<g transform="translate(0 {_TOP})">{"".join(parts)}</g></svg>'
+    )
 
 
 def graph_html(graph: Graph, title: str) -> str:
     """A page that holds the picture and scrolls."""
+    title = html.escape(clean(title))
     notes = "".join(f"<p>{html.escape(clean(note))}</p>" for note in graph.notes)
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{html.escape(clean(title))}</title>"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         "<style>body{margin:16px;font:14px system-ui,sans-serif;color:#1b1f24;background:#fff}"
-        ".scroll{overflow:auto}h1{font-size:18px}</style></head><body>"
-        f"<h1>{html.escape(clean(title))}</h1><p>Step {graph.step}: {len(graph.nodes)} of {graph.total} results of "
-        f'operators. Hover over one for its numbers.</p>{notes}<div class="scroll">{graph_svg(graph)}</div>'
-        "</body></html>"
+        f".scroll{{overflow:auto}}h1{{font-size:18px}}</style></head><body><h1>{title}</h1>"
+        f"<p>Step {graph.step}: {len(graph.nodes)} of {graph.total} results of operators. Hover over one for its "
+        f'numbers.</p>{notes}<div class="scroll">{graph_svg(graph)}</div></body></html>'
     )
 
 
@@ -168,39 +153,28 @@ def draw(graph: Graph, path: str, title: str) -> None:
     Raises:
         UsageError: the ending is neither `.svg` nor `.html`, or the file cannot be written.
     """
-    if path.endswith(".svg"):
-        text = graph_svg(graph)
-    elif path.endswith((".html", ".htm")):
-        text = graph_html(graph, title)
-    else:
+    if not path.endswith((".svg", ".html", ".htm")):
         raise UsageError(f"{path} is neither .svg nor .html: name the file so that its kind is known.")
     try:
-        write_whole(Path(path), text)
+        write_whole(Path(path), graph_svg(graph) if path.endswith(".svg") else graph_html(graph, title))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from None
 
 
 def _box(node: Node, x: float, y: float) -> str:
-    record = node.record
-    site, info = record.site, record.info
-    colour, dark = _colour(node)
-    name = site.path.removeprefix("aten.")
-    parts = name.split(".")
-    short = parts[0] + ("[" + name.partition("[")[2] if "[" in name else "")
-    stats = ", ".join(
-        f"{title} {number(record.summary.stats[key], 4)}" for title, key in _STATS if key in record.summary.stats
-    )
+    site, summary = node.record.site, node.record.summary
+    colour, ink, faint = _colour(node)
+    name, bracket, output = site.path.removeprefix("aten.").partition("[")
     facts = [
         f"{site.phase.value} {site.fqn}: {site.path}" + (f" (call {site.call})" if site.call else ""),
-        f"{shape(record.summary.layout.shape)} {record.summary.layout.dtype}",
-        stats,
-        info.source,
+        f"{shape(summary.layout.shape)} {summary.layout.dtype}",
+        ", ".join(f"{title} {number(summary.stats[key], 4)}" for title, key in _STATS if key in summary.stats),
+        node.record.info.source,
         node.state + (f", relative L2 {number(node.rel_l2, 3)}" if node.rel_l2 is not None else ""),
     ]
     tip = html.escape("\n".join(clean(text) for text in facts if text))
-    plain = colour.startswith("var")  # follows the theme, as its text then does
-    ink, faint = ("d", "d") if dark else ("", "m") if plain else ("i", "i")
     kind = ("g" if site.phase is Phase.BACKWARD else "n") + (" origin" if node.state == "origin" else "")
+    short = f"{name.partition('.')[0]}{bracket}{output}"
     return (
         f'<g class="{kind}" transform="translate({x:.0f} {y:.0f})"><title>{tip}</title>'
         f'<rect width="{_WIDE}" height="{_HIGH}" rx="6" style="fill:{colour}"/>'
@@ -209,34 +183,25 @@ def _box(node: Node, x: float, y: float) -> str:
     )
 
 
-def _colour(node: Node) -> tuple[str, bool]:
-    """Fill, and whether it is dark."""
-    if node.nonfinite:
-        return _NAN, True
-    if node.state:
-        return _STATE_COLOURS.get(node.state, "var(--back,#fff)"), node.state in {"origin", "only a", "only b"}
+def _colour(node: Node) -> tuple[str, str, str]:
+    """Fill, and the classes of both lines of text: on a colour of the theme's own, as the theme has it."""
     scale = node.scale
-    if scale is None:
-        return "var(--back,#fff)", False
-    if scale == 0:
-        return _RAMP[0], True
-    place = min(max(math.log10(scale) + 6, 0), 8) / 8 * (len(_RAMP) - 1)
-    index = round(place)
-    return _RAMP[index], index in (0, len(_RAMP) - 1)
+    if node.nonfinite:
+        colour = _NAN
+    elif node.state or scale is None:
+        colour = _STATE_COLOURS.get(node.state, "var(--back,#fff)")
+    else:
+        place = min(max(math.log10(scale) + 6, 0), 8) / 8 if scale else 0
+        colour = _RAMP[round(place * (len(_RAMP) - 1))]
+    return (colour, "", "m") if colour.startswith("var") else (colour, *("d" if colour in _DARK else "i") * 2)
 
 
 def _legend(graph: Graph) -> str:
+    texts = ("mean|x| 1e-6", "1e-5", "1e-3", "1e-2", "0.1", "1", "100")
+    items = [*zip(_RAMP, texts, strict=True), (_NAN, "NaN or Inf")]
     if any(node.state for node in graph.nodes):
-        entries = [
-            ("equal", "equal"),
-            ("origin", "first divergence"),
-            ("diverged", "diverged"),
-            ("only a", "in one run"),
-        ]
-        items = [(_STATE_COLOURS[state], text) for state, text in entries]
-    else:
-        texts = ("mean|x| 1e-6", "1e-5", "1e-3", "1e-2", "0.1", "1", "100")
-        items = [*zip(_RAMP, texts, strict=True), (_NAN, "NaN or Inf")]
+        states = {"equal": "equal", "origin": "first divergence", "diverged": "diverged", "only a": "in one run"}
+        items = [(_STATE_COLOURS[state], text) for state, text in states.items()]
     parts, x = [], _EDGE
     for colour, text in items:
         parts.append(f'<rect x="{x}" y="8" width="14" height="14" rx="3" style="fill:{colour}"/>')
@@ -245,59 +210,43 @@ def _legend(graph: Graph) -> str:
     return "".join(parts)
 
 
-def _sink(graph: Graph, depth: dict[int, int]) -> None:
-    """Have what is made early and used late (a dropout's mask) stand above what uses it first."""
-    by_number = {node.number: node for node in graph.nodes}
-    after: dict[int, list[int]] = {}
-    for start, end in graph.edges:
-        if not _across(by_number[start], by_number[end]):
-            after.setdefault(start, []).append(end)
-    for node in reversed(graph.nodes):
-        users = after.get(node.number)
-        if users:
-            depth[node.number] = max(depth[node.number], min(depth[end] for end in users) - 1)
-
-
 def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
     """Where each node stands (left, top), and the picture's width and height."""
+    by_number = {node.number: node for node in graph.nodes}
     before: dict[int, list[int]] = {node.number: [] for node in graph.nodes}
+    users: dict[int, list[int]] = {node.number: [] for node in graph.nodes}
     for start, end in graph.edges:
         before[end].append(start)
+        if not _across(by_number[start], by_number[end]):
+            users[start].append(end)
     depth: dict[int, int] = {}
     first_backward = 0
     for node in graph.nodes:
-        given = before[node.number]
+        given, phase = before[node.number], node.record.site.phase
         level = max((depth[start] + 1 for start in given if start in depth), default=0)
-        if not given and node.record.site.phase in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.LOSS):
+        if not given and phase in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.LOSS):
             level = first_backward  # nothing drawn leads to it; it must not stand above the forward pass
         depth[node.number] = level
-        if node.record.site.phase is Phase.FORWARD:
+        if phase is Phase.FORWARD:
             first_backward = max(first_backward, level + 1)
-    _sink(graph, depth)
+    for node in reversed(graph.nodes):  # what is made early and used late (a dropout's mask) stands above its first use
+        if users[node.number]:
+            depth[node.number] = max(depth[node.number], min(depth[end] for end in users[node.number]) - 1)
     layers: list[list[int]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for item, level in depth.items():
         layers[level].append(item)
-    step = _WIDE + _GAP
     left: dict[int, float] = {}
     for level, layer in enumerate(layers):
-        wished = {
-            number: sum(left[start] for start in given) / len(given)
-            if (given := [s for s in before[number] if s in left])
-            else 0.0
-            for number in layer
-        }
-        order = sorted(layer, key=lambda item: wished[item])
+        drawn = {item: [left[start] for start in before[item] if start in left] for item in layer}
+        wished = {item: sum(given) / len(given) if given else 0.0 for item, given in drawn.items()}
         at = -math.inf
-        for item in order:
-            at = max(at + step, wished[item])
-            left[item] = at
-        if order and level:
-            # Pushing to the right only would let the picture drift; half of it is taken back.
-            drift = sum(left[item] - wished[item] for item in order) / len(order)
-            for item in order:
-                left[item] -= drift
+        for item in sorted(layer, key=lambda item: wished[item]):
+            at = left[item] = max(at + _WIDE + _GAP, wished[item])
+        # Pushing to the right only would let the picture drift; half of it is taken back.
+        drift = sum(left[item] - wished[item] for item in layer) / len(layer) if layer and level else 0.0
+        for item in layer:
+            left[item] -= drift
     shift = _EDGE - min(left.values(), default=0.0)
     places = {item: (x + shift, float(_EDGE + depth[item] * (_HIGH + _BELOW))) for item, x in left.items()}
     width = int(max((x for x, _ in places.values()), default=0) + _WIDE + _EDGE)
-    height = int(len(layers) * (_HIGH + _BELOW) + _EDGE)
-    return places, max(width, 560), height
+    return places, max(width, 560), int(len(layers) * (_HIGH + _BELOW) + _EDGE)

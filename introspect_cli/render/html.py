@@ -1,7 +1,8 @@
 """One self-contained page about a run, or two: everything inline, nothing fetched, nothing of a stranger executed.
 
-Texts from stores stand in the page as escaped text or as JSON in a block that is no script, and reach the document
-through `textContent` alone. The page's policy allows the one script that was put in, by its hash, and nothing else.
+What a terminal shows as blocks is markup here. Texts from stores stand in the page as escaped text or as JSON in a
+block that is no script, and reach the document through `textContent` alone. The page's policy allows the one script
+that was put in, by its hash, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,19 +15,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.render.blocks import number
-from introspect_cli.render.cards import first_screen, first_table, rests_on, run_cards
+from introspect_cli.render.blocks import Block, Column, Figure, Table, line, number, shape, table_of
+from introspect_cli.render.cards import first_screen, first_table, rests_on
+from introspect_cli.render.check_text import check_blocks
+from introspect_cli.render.findings import settings_blocks
 from introspect_cli.render.graph import graph_svg
-from introspect_cli.render.html_parts import closeups_html, findings, ops_table, runs_table, settings_table
+from introspect_cli.render.markup import card, html_of, style, text
 from introspect_cli.render.page_data import Page, page_data
+from introspect_cli.render.show_text import facts_of, notes_of
+from introspect_cli.render.values_text import closeup_blocks
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.health.history import Packed
     from introspect_cli.inspect.data_flow import Graph
+    from introspect_cli.records import Record
+    from introspect_cli.render.page_data import OpRow
 
 MOST_NODES = 600
 """Operators that a picture may have."""
+_MOST_OPS = 3000
 
 
 def page_html(page: Page) -> str:
@@ -50,47 +60,42 @@ def page_html(page: Page) -> str:
         "ops_hidden": not page.ops,
         "noise_hidden": not page.noise,
     }
+    drawn = [each for each in page.closeups if each.difference is not None and each.difference.elements.differing]
+    checks: list[Block] = []
+    for name, check in zip("ab", page.checks, strict=False):
+        checks += [line(f"Run {name}", "heading")] * (len(page.checks) > 1) + check_blocks(check)
+    blocks: dict[str, list[Block]] = {
+        "first": first_table(first) if first is not None else [],
+        "closeups": [block for each in drawn for block in closeup_blocks(each)],
+        "rests": rests_on(result) if result is not None else [],
+        "settings": settings_blocks(result) if result is not None else [],
+        "findings": checks,
+        "runs": _ran(page),
+        "ops": [*_picture(page.graph), *_ops(page.ops, page.ops_step, two=result is not None)] if page.ops else [],
+    }
     values = {
         "policy": policy,
-        "title": escape(" and ".join(clean(path, 80) for path in page.paths)),
+        "title": escape(" and ".join(clean(run.path, 80) for run in page.runs)),
         "heading": "Where they diverge" if result is not None else "The run",
         "style": style(),
         "screen": first_screen(result) if result is not None else _summary(page),
-        "first": first_table(first) if first is not None else "",
-        "closeups": closeups_html(page.closeups),
-        "rests": rests_on(result) if result is not None else "",
-        "settings": settings_table(result) if result is not None else "",
-        "findings": findings(page.checks),
-        "runs": runs_table(page.paths, page.facts),
-        "ops": _picture(page.graph) + ops_table(page.ops, page.ops_step, two=result is not None) if page.ops else "",
         "kept": _kept(page.history),
         "data": page_data(page),
         "script": script,
+        **{name: html_of(each) for name, each in blocks.items()},
         **{name: "hidden" * hide for name, hide in hidden.items()},
     }
     parts = (assets / "report.html").read_text(encoding="utf-8").split("%%")
     return "".join(values[part] if place % 2 else part for place, part in enumerate(parts))
 
 
-def style() -> str:
-    """The style sheet, which pages and notebooks share."""
-    return (files("introspect_cli.render") / "assets" / "report.css").read_text(encoding="utf-8")
-
-
-def fragment(markup: str) -> str:
-    """Parts of a page as a notebook shows them, the style kept to them."""
-    return f'<div class="introspect"><style>@scope (.introspect) {{\n{style()}}}</style>{markup}</div>'
-
-
 def _summary(page: Page) -> str:
     """Cards of a single run: what ran, its loss, what was found."""
-    facts, check = dict(page.facts[0]), page.checks[0]
+    run, check = page.runs[0], page.checks[0]
+    facts = dict(facts_of(run))
+    told = [(name, facts[name]) for name in ("ran", "started", "on", "ended") if facts.get(name)]
     cards: list[tuple[str, str, list[tuple[str, str]]]] = [
-        (
-            "What ran",
-            f"{count(int(facts.get('steps', 0)), 'step')}, {facts.get('state', '')}",
-            [(name, facts[name]) for name in ("command", "started", "torch", "exception") if name in facts],
-        )
+        ("What ran", f"{count(run.steps, 'step')}, {run.state}", told),
     ]
     loss = next((curve for curve in page.curves[0] if curve.kind == "loss"), None)
     if loss is not None:
@@ -104,19 +109,60 @@ def _summary(page: Page) -> str:
     counted = ", ".join(count(levels.count(level), level) for level in dict.fromkeys(levels)) or "nothing found"
     rows = [(finding.rule, f"from step {finding.step}: {finding.site}") for finding in check.findings[:3]]
     cards.append(("Findings", counted, rows or [("rules", str(len(check.checked)))]))
-    return run_cards(cards)
+    drawn = (
+        card(text(name), text(big), [(text(key), text(value)) for key, value in rows]) for name, big, rows in cards
+    )
+    return f'<div class="cards">{"".join(drawn)}</div>'
 
 
-def _picture(graph: Graph | None) -> str:
+def _ran(page: Page) -> list[Block]:
+    """What ran, side by side, and what of it is not on record."""
+    sides = [dict(facts_of(run)) for run in page.runs]
+    heads = [f"{letter}: {clean(run.path, 120)}" for letter, run in zip("ab", page.runs, strict=False)]
+    names = [name for name in dict.fromkeys(name for side in sides for name in side) if name != "run"]
+    rows = [(name, *(side.get(name, "") for side in sides)) for name in names]
+    table = Table((Column(""), *map(Column, heads)), tuple(row for row in rows if any(row[1:])), (), "What ran")
+    return [table, *(note for run in page.runs for note in notes_of(run))]
+
+
+def _ops(ops: tuple[OpRow, ...], step: int, *, two: bool) -> list[Block]:
+    """Operators of a step in the order in which they ran."""
+
+    def mean(side: Record | None) -> str:
+        return number(side.summary.stats.get("mean") if side is not None else None, 6)
+
+    def state(row: OpRow) -> str:
+        a, b = row
+        if a is not None and b is not None and a.summary.checksum == b.summary.checksum:
+            return "equal"
+        return "only in a" if b is None else "only in b" if a is None else "differs"
+
+    def of(said: Callable[[Record], object]) -> Callable[[OpRow], str]:
+        return lambda row: str(said(next(side for side in row if side is not None)))
+
+    columns: list[tuple[Column, Callable[[OpRow], str]]] = [
+        (Column("operator"), of(lambda record: record.site.path or record.info.op)),
+        (Column("module"), of(lambda record: record.site.fqn)),
+        (Column("phase"), of(lambda record: record.site.phase.value)),
+        (Column("source"), of(lambda record: record.info.source)),
+        (Column("result"), of(lambda r: f"{shape(r.summary.layout.shape)} {r.summary.layout.dtype}")),
+        (Column("mean a" if two else "mean"), lambda row: mean(row[0])),
+        *([(Column("mean b"), lambda row: mean(row[1])), (Column(""), state)] if two else []),
+    ]
+    caption = f"Operators of step {step}, in the order they ran"
+    table = table_of(ops[:_MOST_OPS], columns, lambda row: "bad" * (two and state(row) != "equal"), caption)
+    return [table, *([line(f"and {len(ops) - _MOST_OPS:,} more")] if len(ops) > _MOST_OPS else [])]
+
+
+def _picture(graph: Graph | None) -> list[Block]:
     """The graph of operators, which draws itself without a script; nothing where it is too large to look at."""
     if graph is None or not graph.nodes:
-        return ""
+        return []
     shown = f"{len(graph.nodes):,} of {graph.total:,} results of operators at step {graph.step}"
     if len(graph.nodes) > MOST_NODES:
-        return f"<p>{shown} are left after pruning, too many to draw; `introspect show graph` draws a part.</p>"
-    label = f"{shown}; hover one to see its statistics"
+        return [line(f"{shown} are left after pruning, too many to draw; `introspect show graph` draws a part.")]
     box = f'<div class="paper" id="graph" tabindex="0" role="region" aria-label="Graph">{graph_svg(graph)}</div>'
-    return f'<p class="quiet">{label}.</p>{box}'
+    return [line(f"{shown}; hover one to see its statistics.", "dim"), Figure(lambda _: (), lambda: box)]
 
 
 def _kept(history: Packed) -> str:

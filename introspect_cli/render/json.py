@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.render.findings import findings_document
-from introspect_cli.render.plain import divergence_document, label_document, plain, site_document, summary_document
+from introspect_cli.render.plain import label_document, plain, site_document
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
@@ -59,39 +59,29 @@ def to_yaml(document: dict[str, Any]) -> str:
 # Comparisons.
 
 
+_DIFF = (
+    *("a", "b", "verdict", "sentence", "first", "divergences", "settings", "counts", "evidence", "candidates"),
+    *("notes", "rests_on"),
+)
+
+
 def diff_document(result: DiffResult) -> dict[str, Any]:
     """A comparison of two runs."""
-    document: dict[str, Any] = {
+    return {
         "format": FORMAT,
-        "a": result.a,
-        "b": result.b,
-        "verdict": result.verdict.value,
-        "sentence": result.sentence,
-        "first": divergence_document(result.first) if result.first else None,
-        "divergences": [divergence_document(divergence) for divergence in result.divergences],
-        "settings": plain(result.settings),
-        "counts": plain(result.counts),
-        "evidence": list(result.evidence),
-        "candidates": [divergence_document(divergence) for divergence in result.candidates],
-        "notes": list(result.notes),
-        "rests_on": plain(result.rests_on),
+        **{name: plain(getattr(result, name)) for name in _DIFF},
         "findings": plain(result.explains),
         "causes": plain(result.causes),
         "suggestions": list(map(str, result.suggestions)),
-        "training": _separate(result.training),
-        "evaluation": _separate(result.evaluation),
+        **{name: _separate(getattr(result, name)) for name in ("training", "evaluation")},
         **findings_document(result),
+        **({} if result.map is None else {"map": plain(result.map)}),
     }
-    if result.map is not None:
-        document["map"] = plain(result.map)
-    return document
 
 
 def _separate(result: Separate | None) -> dict[str, Any] | None:
-    if result is None:
-        return None
-    first = divergence_document(result.first) if result.first else None
-    return {"verdict": result.verdict.value, "sentence": result.sentence, "first": first}
+    names = ("verdict", "sentence", "first")
+    return None if result is None else {name: plain(getattr(result, name)) for name in names}
 
 
 def groups_document(groups: Groups) -> dict[str, Any]:
@@ -109,39 +99,21 @@ def overview_document(run: Overview) -> dict[str, Any]:
 
 def tree_document(rows: Sequence[ModuleRow]) -> dict[str, Any]:
     """The module tree, flat, in order."""
-    return {
-        "format": FORMAT,
-        "modules": [
-            {
-                "fqn": row.info.fqn,
-                "class": row.info.module_class,
-                "variable": row.info.variable or None,
-                "source": row.info.source,
-                "own_parameters": list(row.info.parameters),
-                "own_buffers": list(row.info.buffers),
-                "aliases": list(row.info.aliases),
-                "parameters": row.parameters,
-                "output_shape": plain(row.shape),
-                "output_dtype": row.dtype or None,
-                "output_std": row.scale,
-                "calls": row.calls,
-                "folded": row.folded,
-                "values": [
-                    {
-                        "side": _side(row.values, place),
-                        "path": value.path,
-                        "class": value.value_class or None,
-                        "shape": plain(value.shape),
-                        "dtype": value.dtype or None,
-                        "std": value.scale,
-                        "folded": value.folded,
-                    }
-                    for place, value in enumerate(row.values)
-                ],
-            }
-            for row in rows
-        ],
-    }
+    return {"format": FORMAT, "modules": [_module(row) for row in rows]}
+
+
+def _module(row: ModuleRow) -> dict[str, Any]:
+    info, values = row.info, []
+    for place, value in enumerate(row.values):
+        at = {"side": _side(row.values, place), "path": value.path, "class": value.value_class or None}
+        what = {"shape": plain(value.shape), "dtype": value.dtype or None, "std": value.scale, "folded": value.folded}
+        values.append(at | what)
+    named = {"fqn": info.fqn, "class": info.module_class, "variable": info.variable or None, "source": info.source}
+    own = {"own_parameters": info.parameters, "own_buffers": info.buffers, "aliases": info.aliases}
+    output = {"output_shape": row.shape, "output_dtype": row.dtype or None, "output_std": row.scale}
+    counts = {"calls": row.calls, "folded": row.folded, "values": values}
+    found: dict[str, Any] = plain(named | own | {"parameters": row.parameters} | output | counts)
+    return found
 
 
 def _side(values: Sequence[ValueRow], place: int) -> str:
@@ -151,20 +123,13 @@ def _side(values: Sequence[ValueRow], place: int) -> str:
 
 def records_document(records: Sequence[Record], step: int, labels: Labels) -> dict[str, Any]:
     """The records of one step, and what its framework calls it."""
-    return {
-        "format": FORMAT,
-        "step": step,
-        "labels": label_document(labels),
-        "records": [
-            {
-                "rank": record.rank,
-                "sequence": record.sequence,
-                **site_document(record.site, record.info.module_class),
-                **(summary_document(record.summary) or {}),
-            }
-            for record in records
-        ],
-    }
+    rows = [
+        {"rank": record.rank, "sequence": record.sequence}
+        | site_document(record.site, record.info.module_class)
+        | plain(record.summary)
+        for record in records
+    ]
+    return {"format": FORMAT, "step": step, "labels": label_document(labels), "records": rows}
 
 
 def history_document(histories: Sequence[History], stat: str) -> dict[str, Any]:
@@ -175,20 +140,13 @@ def history_document(histories: Sequence[History], stat: str) -> dict[str, Any]:
 
 def values_document(records: Sequence[Stored]) -> dict[str, Any]:
     """Stored tensors, nested lists of numbers; null where one was not stored."""
-    return {
-        "format": FORMAT,
-        "values": [
-            {
-                "step": stored.record.step,
-                "fqn": stored.record.site.fqn,
-                "kind": stored.record.site.kind.value,
-                "path": stored.record.site.path,
-                "summary": summary_document(stored.record.summary),
-                "values": _listed(stored.values) if stored.values is not None else None,
-            }
-            for stored in records
-        ],
-    }
+    rows = []
+    for stored in records:
+        site = stored.record.site
+        about = {"step": stored.record.step, "fqn": site.fqn, "kind": site.kind.value, "path": site.path}
+        values = None if stored.values is None else _listed(stored.values)
+        rows.append({**about, "summary": plain(stored.record.summary), "values": values})
+    return {"format": FORMAT, "values": rows}
 
 
 def _listed(values: Any) -> Any:
@@ -205,20 +163,12 @@ def settings_document(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def graph_document(graph: Graph) -> dict[str, Any]:
     """The operators of a step, and what flows between them."""
-    nodes = [
-        {
-            "site": node.number,
-            "phase": node.record.site.phase.value,
-            "fqn": node.record.site.fqn,
-            "operator": node.record.info.op,
-            "path": node.record.site.path,
-            "call": node.record.site.call,
-            "source": node.record.info.source,
-            "forward": node.forward,
-            "summary": summary_document(node.record.summary),
-        }
-        for node in graph.nodes
-    ]
+    nodes = []
+    for node in graph.nodes:
+        site, info = node.record.site, node.record.info
+        what = {"site": node.number, "phase": site.phase.value, "fqn": site.fqn, "operator": info.op, "path": site.path}
+        where = {"call": site.call, "source": info.source, "forward": node.forward}
+        nodes.append({**what, **where, "summary": plain(node.record.summary)})
     return {"format": FORMAT, "step": graph.step, "total": graph.total, "nodes": nodes, "edges": plain(graph.edges)}
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.health.history import Curve, Depth, Packed
     from introspect_cli.inspect.data_flow import Graph
+    from introspect_cli.inspect.overview import Overview
     from introspect_cli.records import Record
 
 MOST_CELLS = 1_000_000
@@ -45,8 +46,7 @@ class Page:
     """What a page is made of.
 
     Attributes:
-        paths: the runs, a first.
-        facts: of each of them, what ran: names and values.
+        runs: the runs, a first.
         result: the comparison, where there are two.
         checks: what `check` found in each.
         curves: losses, gradient norm and learning rates of each.
@@ -59,8 +59,7 @@ class Page:
         graph: how values went from operator to operator in that step, pruned; None where there is nothing to draw.
     """
 
-    paths: tuple[str, ...]
-    facts: tuple[tuple[tuple[str, str], ...], ...]
+    runs: tuple[Overview, ...]
     result: DiffResult | None
     checks: tuple[CheckResult, ...]
     curves: tuple[tuple[Curve, ...], ...]
@@ -121,42 +120,30 @@ def _text(value: str) -> str:
 
 def _paired(curves: Sequence[Sequence[Curve]]) -> list[tuple[Curve | None, ...]]:
     """The curves of a with those of b of the same name."""
-    names = dict.fromkeys((curve.kind, curve.name) for side in curves for curve in side)
     sides = [{(curve.kind, curve.name): curve for curve in side} for side in curves]
-    return [tuple(side.get(name) for side in sides) for name in names]
+    return [tuple(side.get(name) for side in sides) for name in dict.fromkeys(name for side in sides for name in side)]
 
 
 def _curve(pair: tuple[Curve | None, ...]) -> dict[str, Any]:
     first = next(curve for curve in pair if curve is not None)
-    lines: list[list[Any] | None] = []
-    for curve in pair:
-        if curve is None:
-            lines.append(None)
-            continue
-        keep = np.unique(np.linspace(0, len(curve.steps) - 1, min(len(curve.steps), 2000)).round().astype(np.int64))
-        values = [_in_few_digits(value, curve.kind) for value in curve.values[keep]]
-        lines.append([curve.steps[keep].tolist(), [value if isinstance(value, float) else None for value in values]])
-    return {"name": _text(first.name), "kind": first.kind, "lines": lines}
+    return {"name": _text(first.name), "kind": first.kind, "lines": [curve and _line(curve) for curve in pair]}
 
 
-def _in_few_digits(value: np.float64, kind: str) -> Any:
-    """A value of a curve: in the fewest digits that read back as its float32, but of norms, which are float64."""
-    return finite(float(f"{value:.9g}" if kind == "gradients" else str(np.float32(value))))
+def _line(curve: Curve) -> list[Any]:
+    """Steps and values: in the fewest digits that read back as their float32, but of norms, which are float64."""
+    keep = np.unique(np.linspace(0, len(curve.steps) - 1, min(len(curve.steps), 2000)).round().astype(np.int64))
+    norm = curve.kind == "gradients"
+    values = [float(f"{value:.9g}" if norm else str(np.float32(value))) for value in curve.values[keep]]
+    return [curve.steps[keep].tolist(), [value if math.isfinite(value) else None for value in values]]
 
 
 def _depth(name: str, depth: Depth) -> dict[str, Any]:
-    def short(values: tuple[float, ...]) -> list[float]:
-        return [float(f"{value:.4g}") if math.isfinite(value) else 0.0 for value in values]
-
-    return {
-        "name": name,
-        "total": depth.total,
-        "modules": [_text(module) for module in depth.names],
-        "dtypes": list(depth.dtypes),
-        "low": short(depth.low),
-        "middle": short(depth.middle),
-        "high": short(depth.high),
+    scales = {
+        side: [float(f"{value:.4g}") if math.isfinite(value) else 0.0 for value in getattr(depth, side)]
+        for side in ("low", "middle", "high")
     }
+    modules = [_text(module) for module in depth.names]
+    return {"name": name, "total": depth.total, "modules": modules, "dtypes": list(depth.dtypes), **scales}
 
 
 def _units(history: Packed) -> list[list[Any]]:
@@ -177,10 +164,7 @@ def scale_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 def levels_of(divergence_map: DivergenceMap) -> tuple[np.ndarray[Any, Any], int, int]:
     """Levels (rows, steps) as uint8, and the decades they span."""
-    values = np.array(divergence_map.values, np.float64).reshape(len(divergence_map.modules), len(divergence_map.steps))
-    behind, unmeasured = (
-        np.array(cells, np.bool_).reshape(values.shape) for cells in (divergence_map.behind, divergence_map.unmeasured)
-    )
+    values, unmeasured, behind = _cells(divergence_map)
     low, high = scale_of(np.where(unmeasured, np.nan, values))
     with np.errstate(all="ignore"):
         scaled = np.round(LOWEST + 250 * np.clip((np.log10(values) - low) / (high - low), 0, 1))
@@ -188,17 +172,22 @@ def levels_of(divergence_map: DivergenceMap) -> tuple[np.ndarray[Any, Any], int,
     return np.select(cases, [0, 2, 1, 255, 254], scaled).astype(np.uint8), low, high
 
 
+def _cells(found: DivergenceMap) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Distances (rows, steps), which of them were not measured, and where only the forward pass is equal."""
+    shape = len(found.modules), len(found.steps)
+    unmeasured, behind = (np.array(cells, np.bool_).reshape(shape) for cells in (found.unmeasured, found.behind))
+    return np.array(found.values, np.float64).reshape(shape), unmeasured, behind
+
+
 def _map(divergence_map: DivergenceMap, noise: Sequence[DivergenceMap | None], result: DiffResult) -> dict[str, Any]:
     levels, low, high = levels_of(divergence_map)
     fold = max(1, -(-levels.size // MOST_CELLS))
     names = [list(divergence_map.modules[row : row + fold]) for row in range(0, len(divergence_map.modules), fold)]
-    if fold > 1:
-        levels = np.maximum.reduceat(levels, np.arange(0, len(levels), fold), axis=0)
-    steps = list(divergence_map.steps)
-    origin = None
+    levels = np.maximum.reduceat(levels, np.arange(0, len(levels), fold), axis=0)
+    steps, origin = list(divergence_map.steps), None
     if result.first is not None:
-        site = result.first.site
-        owners = (site.fqn, site.fqn.rpartition(".")[0], f"random state: {site.fqn}")
+        fqn = result.first.site.fqn
+        owners = (fqn, fqn.rpartition(".")[0], f"random state: {fqn}")
         row = next((at for owner in owners for at, shared in enumerate(names) if owner in shared), None)
         later = next((at for at, step in enumerate(steps) if step > result.first.step), len(steps))
         origin = None if row is None else [row, later - 1]
@@ -215,19 +204,13 @@ def _map(divergence_map: DivergenceMap, noise: Sequence[DivergenceMap | None], r
 
 def _noise_band(noise: Sequence[DivergenceMap | None], steps: Sequence[int]) -> list[float]:
     """The largest distance of any module from a in any noise run, at each step of the map; 0 where they agree."""
-    band = np.zeros(len(steps))
-    for divergence_map in noise:
-        if divergence_map is None:
-            continue
-        distances = np.array(divergence_map.values, np.float64).reshape(
-            len(divergence_map.modules), len(divergence_map.steps)
-        )
-        distances[np.array(divergence_map.unmeasured, np.bool_).reshape(distances.shape)] = np.nan
-        largest = np.where(np.isfinite(distances), distances, 0).max(axis=0, initial=0)
-        place = {step: at for at, step in enumerate(divergence_map.steps)}
-        for at, step in enumerate(steps):
-            band[at] = max(band[at], largest[place[step]] if step in place else 0)
-    return [float(f"{value:.4g}") for value in band] if noise else []
+    band = dict.fromkeys(steps, 0.0)
+    for found in noise:
+        if found is not None:
+            distances, unmeasured, _ = _cells(found)
+            largest = np.where(np.isfinite(distances) & ~unmeasured, distances, 0).max(axis=0, initial=0)
+            band |= {s: max(band[s], v) for s, v in zip(found.steps, largest.tolist(), strict=True) if s in band}
+    return [float(f"{value:.4g}") for value in band.values()] if noise else []
 
 
 def _divergence(divergence: Divergence) -> dict[str, Any]:

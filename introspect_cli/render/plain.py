@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.terms.result import RESOLUTION, Divergence
+from introspect_cli.records import Summary
 
 if TYPE_CHECKING:
     from introspect_cli.labels import Labels
-    from introspect_cli.records import Site, Summary
+    from introspect_cli.records import Site
 
 
 def finite(value: Any) -> Any:
@@ -25,6 +26,10 @@ def finite(value: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """Anything that results are made of as dicts, lists, texts and finite numbers."""
+    if isinstance(value, Divergence):
+        return divergence_document(value)
+    if isinstance(value, Summary):
+        return summary_document(value)
     if is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):

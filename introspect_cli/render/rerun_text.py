@@ -11,7 +11,7 @@ from introspect_cli.render.blocks import Block, line
 from introspect_cli.render.diff_text import diff_blocks, first_blocks
 from introspect_cli.render.divergence_text import change_lines
 from introspect_cli.render.values_text import closeup_blocks
-from introspect_cli.texts import clean
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.terms.result import DiffResult
@@ -25,7 +25,9 @@ _SHOWN = 6
 
 def culprit_blocks(culprit: Culprit) -> list[Block]:
     """The first bad commit, what it changed, and what parts because of it."""
-    tried = line(f"{len(culprit.tried)} commits tried; their runs are in {clean(str(culprit.directory))}", "dim")
+    tried = line(
+        f"{count(len(culprit.tried), 'commit')} tried; their runs are in {clean(str(culprit.directory))}", "dim"
+    )
     if culprit.commit is None:
         blocks: list[Block] = [line("Could not tell: only commits that cannot be captured are left.", "bold")]
         blocks += [line(f"could be {commit[:10]}", indent=2) for commit in culprit.candidates]
@@ -78,7 +80,7 @@ def _element_blocks(element: Element) -> list[Block]:
     return list(change_lines(Ranked(element, Nearness.ELSEWHERE)))
 
 
-def zoom_blocks(zoomed: Zoomed, width: int) -> list[Block]:
+def zoom_blocks(zoomed: Zoomed) -> list[Block]:
     """The whole answer of a zoom."""
     blocks: list[Block] = []
     if zoomed.before.verdict is not Verdict.DIVERGED:
@@ -91,7 +93,7 @@ def zoom_blocks(zoomed: Zoomed, width: int) -> list[Block]:
     if zoomed.after is None or not zoomed.after.first:
         blocks.append(line("What follows is from the runs as they were recorded.", "unsure"))
     for place, closeup in enumerate(zoomed.closeups):
-        blocks += [line(), *closeup_blocks(closeup, width, zoomed.source if not place else ())]
+        blocks += [line(), *closeup_blocks(closeup, zoomed.source if not place else ())]
     if zoomed.directory is not None:
         runs = " ".join(clean(str(side.run)) for side in zoomed.sides if side.run is not None)
         blocks += [line(), line(f"The new captures: {runs}", "dim", wrap=False)]

@@ -12,7 +12,6 @@ from introspect_cli.render.blocks import (
     Column,
     Line,
     Table,
-    brief_what,
     line,
     number,
     shape,
@@ -20,6 +19,8 @@ from introspect_cli.render.blocks import (
     statistic,
     table_of,
 )
+from introspect_cli.render.json import to_yaml
+from introspect_cli.render.plain import plain
 from introspect_cli.texts import clean, count, human_size
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
 
 def overview_blocks(run: Overview) -> list[Block]:
     """What a run is, or a checkpoint."""
-    facts = _facts_of_checkpoint(run) if isinstance(run.manifest.get("checkpoint"), dict) else _facts(run)
+    facts = facts_of(run)
     wide = max(len(name) for name, _ in facts)
     blocks: list[Block] = [
         Line(
@@ -51,21 +52,25 @@ def overview_blocks(run: Overview) -> list[Block]:
         for name, text in facts
         if text
     ]
+    return [*blocks, *notes_of(run)]
+
+
+def notes_of(run: Overview) -> list[Block]:
+    """What a run lacks."""
     unobserved = run.manifest.get("not_observed")
-    notes = [
-        *run.endings,
-        *(f"not held: {clause}" for clause in run.thinned),
-        *(str(text) for text in (unobserved if isinstance(unobserved, (list, tuple)) else ())),
-    ]
+    notes = [*run.endings, *(f"not held: {clause}" for clause in run.thinned)]
+    notes += map(str, unobserved) if isinstance(unobserved, (list, tuple)) else ()
     if run.not_observed:
         notes.append(f"{count(run.not_observed, 'record')} of the first step could not be observed")
-    blocks += [line(f"Note: {clean(text)}", "unsure") for text in notes]
-    return blocks
+    return [line(f"Note: {clean(text)}", "unsure") for text in notes]
 
 
-def _facts(run: Overview) -> list[tuple[str, str]]:
+def facts_of(run: Overview) -> list[tuple[str, str]]:
+    """What a run is, or a checkpoint: names and values, some of them empty."""
     manifest = run.manifest
-    kinds = sorted(run.kinds.items(), key=lambda item: (-item[1], item[0]))
+    if isinstance(manifest.get("checkpoint"), dict):
+        return _facts_of_checkpoint(run)
+    kinds, seed = sorted(run.kinds.items(), key=lambda item: (-item[1], item[0])), perturbed_by(manifest)
     facts = [
         ("run", run.path),
         ("ran", _command(manifest)),
@@ -78,11 +83,8 @@ def _facts(run: Overview) -> list[tuple[str, str]]:
         ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
         ("seen", f"calls of {count(run.called, 'module')}{_unseen(manifest)}" if run.called else ""),
-        ("perturbed", _perturbed(manifest)),
-        (
-            "first step",
-            ", ".join(f"{amount} {kind}" for kind, amount in kinds),
-        ),
+        ("perturbed", "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"),
+        ("first step", ", ".join(f"{amount} {kind}" for kind, amount in kinds)),
     ]
     if run.labels:
         facts.insert(7, ("named", ", ".join(_named(*run.labels))))
@@ -117,16 +119,9 @@ def _where(run: Overview) -> str:
     return "in storage" if "://" in run.path and not run.path.endswith(".zip") else "on disk"
 
 
-def _perturbed(manifest: dict[str, Any]) -> str:
-    """That the initial parameters were moved; "" for an ordinary run."""
-    seed = perturbed_by(manifest)
-    return "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"
-
-
 def _command(manifest: dict[str, Any]) -> str:
     argv = manifest.get("argv")
-    words = [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
-    return " ".join(words) or str(manifest.get("script", ""))
+    return " ".join(map(str, argv if isinstance(argv, (list, tuple)) else ())) or str(manifest.get("script", ""))
 
 
 def _ending(run: Overview) -> str:
@@ -171,60 +166,42 @@ def _named(first: Labels, last: Labels) -> list[str]:
 
 
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
-    """The module tree."""
-    columns = (
-        Column("module", least=16),
-        Column("class", least=10),
-        Column("parameters", right=True),
-        Column("output"),
-        Column("dtype", drop_at=2),
-        Column("std", right=True),
-        Column("calls", right=True, drop_at=1),
-    )
-    cells: list[tuple[str, ...]] = []
-    styles: list[str] = []
-
-    def add(depth: int, name: str, *rest: str, style: str = "dim") -> None:
-        cells.append(("  " * depth + name, *(rest or ("",) * (len(columns) - 1))))
-        styles.append(style)
-
-    roots = [row for row in rows if "." not in row.info.fqn]
+    """The module tree, nested values below their module."""
+    roots = [row.info.module_class for row in rows if "." not in row.info.fqn]
+    lines: list[tuple[str, ...]] = []  # a style, and the cells
     for row in rows:
-        fqn = row.info.fqn
-        depth = fqn.count(".")
-        name = clean(fqn.rpartition(".")[2])
-        if row.info.variable and sum(other.info.module_class == row.info.module_class for other in roots) > 1:
+        depth, form = row.info.fqn.count("."), shape(row.shape) if row.shape is not None else ""
+        name = clean(row.info.fqn.rpartition(".")[2])
+        if row.info.variable and roots.count(row.info.module_class) > 1:
             name += f" ({clean(row.info.variable)})"
-        add(
-            depth,
-            name,
-            clean(row.info.module_class),
-            f"{row.parameters:,}" if row.parameters else "",
-            shape(row.shape) if row.shape is not None else "",
-            row.dtype,
-            number(row.scale, 3) if row.scale is not None else "",
-            str(row.calls) if row.calls > 1 else "",
-            style="" if depth else "heading",
-        )
+        parameters, calls = f"{row.parameters:,}" if row.parameters else "", str(row.calls) if row.calls > 1 else ""
+        named, scale = clean(row.info.module_class), "" if row.scale is None else number(row.scale, 3)
+        style = "" if depth else "heading"
+        lines.append((style, "  " * depth + name, named, parameters, form, row.dtype, scale, calls))
         for value in row.values:
+            inner = "  " * (depth + value.depth)
             form = shape(value.shape) if value.shape is not None else ""
-            scale = number(value.scale, 3) if value.scale is not None else ""
-            words = (clean(value.value_class), "", form, clean(value.dtype), scale, "")
-            add(depth + value.depth, clean(value.name), *words)
-            if value.folded:
-                add(depth + value.depth, f"... {value.folded} more like it")
-        if row.folded:
-            add(depth, f"... {row.folded} more like it")
-    if not cells:
-        return [line("No module was recorded.")]
-    return [Table(columns, tuple(cells), tuple(styles))]
+            scale = "" if value.scale is None else number(value.scale, 3)
+            of, dtype = clean(value.value_class), clean(value.dtype)
+            lines.append(("dim", inner + clean(value.name), of, "", form, dtype, scale, ""))
+            lines += _folded(inner, value.folded)
+        lines += _folded("  " * depth, row.folded)
+    heads = (
+        *(Column("module", least=16), Column("class", least=10), Column("parameters", right=True), Column("output")),
+        *(Column("dtype", drop_at=2), Column("std", right=True), Column("calls", right=True, drop_at=1)),
+    )
+    table = Table(heads, tuple(tuple(cells) for _, *cells in lines), tuple(style for style, *_ in lines))
+    return [table if lines else line("No module was recorded.")]
+
+
+def _folded(indent: str, number: int) -> list[tuple[str, ...]]:
+    return [("dim", f"{indent}... {number} more like it", *[""] * 6)] if number else []
 
 
 def records_blocks(records: Sequence[Record], step: int, labels: Labels) -> list[Block]:
     """The records of one step, under what its framework calls it."""
     if not records:
         return [line(f"Step {step} has no record of what was selected.")]
-    briefs = tuple(brief_what(record.site) for record in records)
 
     def statistics(name: str) -> Callable[[Record], str]:
         return lambda record: statistic(record.summary, name)
@@ -232,7 +209,7 @@ def records_blocks(records: Sequence[Record], step: int, labels: Labels) -> list
     columns: list[tuple[Column, Callable[[Record], str]]] = [
         (Column("phase", drop_at=3), lambda record: record.site.phase.value),
         (Column("module", least=18), lambda record: clean(record.site.fqn)),
-        (Column("what", least=12, brief=briefs, brief_at=4), lambda record: site_text(record.site)),
+        (Column("what", least=12), lambda record: site_text(record.site)),
         (Column("shape"), lambda record: _seen(record.summary)),
         (Column("dtype", drop_at=2), lambda record: record.summary.layout.dtype),
         *((Column(name, right=True, drop_at=drop_at), statistics(name)) for name, drop_at in _SHOWN),
@@ -261,32 +238,10 @@ def _record_style(record: Record) -> str:
 
 
 def settings_blocks(settings: dict[str, Any]) -> list[Block]:
-    """All settings, nested ones indented."""
-    blocks: list[Block] = []
-    for name, value in settings.items():
-        blocks.append(line(clean(name), "heading"))
-        blocks += _nested(value, 2)
-    return blocks or [line("No settings were kept.")]
-
-
-def _nested(value: Any, indent: int) -> list[Block]:
-    if isinstance(value, dict):
-        pairs = [(clean(str(key)), item) for key, item in value.items()]
-    elif isinstance(value, (list, tuple)):
-        if not any(isinstance(item, (dict, list, tuple)) for item in value):
-            return [line(", ".join(clean(str(item)) for item in value) or "(none)", "", indent)]
-        pairs = [(str(place), item) for place, item in enumerate(value)]
-    else:
-        return [line(clean(str(value)), "", indent)]
-    blocks: list[Block] = []
-    for key, item in pairs:
-        if isinstance(item, (dict, list, tuple)) and item:
-            blocks.append(line(f"{key}:", "", indent))
-            blocks += _nested(item, indent + 2)
-        else:
-            text = "(none)" if isinstance(item, (dict, list, tuple)) else clean(str(item))
-            blocks.append(Line(((f"{key}: ", "dim"), (text, "")), indent))
-    return blocks
+    """All settings, as YAML."""
+    if not settings:
+        return [line("No settings were kept.")]
+    return [line(clean(row), wrap=False) for row in to_yaml(plain(settings)).splitlines()]
 
 
 _STYLES = {"complete": "", "running": "unsure", "unreadable": "unsure"}
@@ -304,17 +259,11 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
         (Column("started (UTC)", drop_at=4), lambda row: f"{row.started:%Y-%m-%d %H:%M}" if row.started else ""),
         (Column("steps", right=True), lambda row: f"{row.steps:,}"),
         (Column("size", right=True, drop_at=1), lambda row: human_size(row.size)),
-        (
-            Column("ended", least=10, brief=tuple(row.ended for row in rows), brief_at=2),
-            lambda row: row.ended + (f": {clean(row.detail, 60)}" if row.detail else ""),
-        ),
+        (Column("ended"), lambda row: row.ended),
+        (Column("why", drop_at=2), lambda row: clean(row.detail, 60)),
         (Column("ran", least=12, drop_at=3), lambda row: clean(row.script, 80)),
         (Column("perturbed"), lambda row: "" if row.perturbed is None else f"--perturb {row.perturbed}"),
     ]
-    if all(row.perturbed is None for row in rows):
-        del columns[-1]
-    if not any(row.label for row in rows):
-        del columns[1]
     total = f"{count(len(rows), 'run')}, {human_size(sum(row.size for row in rows))}"
     table = table_of(rows, columns, lambda row: _STYLES.get(row.ended, "bad"))
     return [table, line(), line(total, "dim"), *unseen]
@@ -322,20 +271,12 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
 
 def unseen_sentences(search: RunList) -> list[str]:
     """Where a search did not look, in sentences; none where it looked everywhere."""
-    sentences = []
-    if search.unread:
-        named = ", ".join(clean(str(path), 200) for path in search.unread[:_NAMED])
-        more = f" and {len(search.unread) - _NAMED:,} more" if len(search.unread) > _NAMED else ""
-        sentences.append(f"Not searched, for lack of permission or by another error: {named}{more}.")
-    if search.deeper:
-        sentences.append(f"Not searched, more than {DEEPEST} levels down: {_directories(search.deeper)}.")
-    if search.left:
-        enough = f"the search ends after {MOST:,}"
-        sentences.append(
-            f"Not searched, nor what is below: {_directories(search.left)}; {enough}. Name one further down."
-        )
-    return sentences
-
-
-def _directories(number: int) -> str:
-    return "1 directory" if number == 1 else f"{number:,} directories"
+    named = ", ".join(clean(str(path), 200) for path in search.unread[:_NAMED])
+    more = f" and {len(search.unread) - _NAMED:,} more" if len(search.unread) > _NAMED else ""
+    deeper, left = (count(number, "directory", "directories") for number in (search.deeper, search.left))
+    said = {
+        f"for lack of permission or by another error: {named}{more}.": search.unread,
+        f"more than {DEEPEST} levels down: {deeper}.": search.deeper,
+        f"nor what is below: {left}; the search ends after {MOST:,}. Name one further down.": search.left,
+    }
+    return [f"Not searched, {sentence}" for sentence, found in said.items() if found]

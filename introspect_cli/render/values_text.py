@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from html import escape
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.elements import SIGN, Elements, Picture, differing, elements, smaller, ulp_words
+from introspect_cli.compare.elements import SIGN, Picture, ulp_words
 from introspect_cli.compare.terms.words import what
-from introspect_cli.render.blocks import Block, Column, Line, Table, line, number, shape, site_text, two_numbers
+from introspect_cli.render.blocks import Block, Column, Figure, Line, Table, line, number, shape, site_text, two_numbers
 from introspect_cli.render.divergence_text import elements_words, statistics_words
 from introspect_cli.texts import clean, count
 
@@ -20,77 +23,42 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.closeup import Closeup
     from introspect_cli.compare.elements import TensorDifference
-    from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.inspect.overview import Stored
     from introspect_cli.rerun.zoom import SourceLine
 
-_MOST_ROWS = 8
-_SHADES = "░▒▓█"
-_EQUAL = "·"
-_HEIGHT = 16
-_WIDTH = 64
 _BAR = 24
+_CELL, _STEPS = 8, 12
 
 
-def values_blocks(records: Sequence[Stored], width: int) -> list[Block]:
+def values_blocks(records: Sequence[Stored]) -> list[Block]:
     """The tensors of some records, large ones with their middle left out."""
     blocks: list[Block] = []
     for stored in records:
-        record = stored.record
-        layout = record.summary.layout
+        record, layout = stored.record, stored.record.summary.layout
         title = f"step {record.step}: {site_text(record.site)} of {clean(record.site.fqn)} ({record.site.phase.value})"
         blocks.append(Line(((title, "heading"), (f"  {shape(layout.shape)} {layout.dtype}", "dim"))))
         if stored.values is None:
             blocks.append(line(clean(record.summary.text, 400) or "not stored whole", "", 2))
-            continue
-        blocks += [line(text, "", 2, wrap=False) for text in _array(stored.values, width)]
+        else:
+            blocks.append(Figure(partial(_array, stored.values)))
     return blocks
 
 
-def _array(values: NDArray[Any], width: int) -> list[str]:
-    text = np.array2string(
-        values, max_line_width=max(min(width, 120) - 2, 20), threshold=200, edgeitems=3, precision=6, separator=" "
-    )
-    return [clean(row) for row in text.splitlines()]
+def _array(values: NDArray[Any], width: int) -> list[Block]:
+    wide = max(min(width, 120) - 2, 20)
+    text = np.array2string(values, max_line_width=wide, threshold=200, edgeitems=3, precision=6, separator=" ")
+    return [line(clean(row), "", 2, wrap=False) for row in text.splitlines()]
 
 
-def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any] | None, width: int) -> list[Block]:
-    """The values of a divergence in both runs: around the first difference as rows, then the differing elements."""
-    site = divergence.site
-    title = f"step {divergence.step}: {site_text(site)} of {clean(site.fqn)}, a beside b"
-    blocks: list[Block] = [line(), line(title, "heading")]
-    if a is None or b is None:
-        which = "neither run" if a is None and b is None else "run a" if a is None else "run b"
-        verb, it = ("stored", "both") if a is None and b is None else ("has not stored", "it")
-        again = f"capture {it} with --save-tensors '{clean(site.fqn)}'"
-        blocks.append(line(f"{which} {verb} these values whole: {again}.", "unsure", 2))
-        return blocks
-    difference = elements(a, b)
-    if difference is None:
-        blocks.append(line(f"{shape(a.shape)} {a.dtype} against {shape(b.shape)} {b.dtype}: not comparable.", "", 2))
-        return blocks
-    blocks.append(line(f"{elements_words(difference)}.", "", 2))
-    if not difference.differing:
-        return blocks
-    blocks += _window(a, b, difference, width)
-    return [*blocks, *_listed(difference.rows[:_MOST_ROWS], difference.differing, "more differ.")]
-
-
-def element_rows(elements: Sequence[tuple[Sequence[int], Any, Any]]) -> list[tuple[str, str, str, str]]:
-    """Elements that differ: index, value in a, value in b, how far apart."""
+def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int) -> list[Block]:
+    """A table of elements that differ, the largest differences first, and how many more there are."""
+    heads = (Column("element"), *(Column(name, right=True) for name in ("a", "b", "|a-b|")))
     rows = []
     for index, one, two in elements:
-        distance = abs(one - two)
-        far = number(distance, 3) if math.isfinite(distance) else "-"
-        rows.append((str(list(index)), *pair_words(one, two), far))
-    return rows
-
-
-def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int, rest: str) -> list[Block]:
-    """A table of elements that differ, and how many more there are."""
-    columns = (Column("element"), Column("a", right=True), Column("b", right=True), Column("|a-b|", right=True))
-    more = [line(f"{differing - len(elements):,} {rest}", "dim")] if differing > len(elements) else []
-    return [line(), Table(columns, tuple(element_rows(elements))), *more]
+        far = abs(one - two)
+        rows.append((str(list(index)), *pair_words(one, two), number(far, 3) if math.isfinite(far) else "-"))
+    more = [line(f"{differing - len(rows):,} more differ, by no more.", "dim")] if differing > len(rows) else []
+    return [line(), Table(heads, tuple(rows)), *more]
 
 
 def pair_words(one: Any, two: Any) -> tuple[str, str]:
@@ -109,41 +77,16 @@ def pair_words(one: Any, two: Any) -> tuple[str, str]:
     return texts
 
 
-def _window(a: NDArray[Any], b: NDArray[Any], difference: Elements, width: int) -> list[Block]:
-    """The part of the last dimension around the first difference, a above b, what differs marked with a caret."""
-    if not a.shape or a.shape[-1] < 2:
-        return []
-    room = max(2, min((min(width, 120) - 16) // 13, a.shape[-1], 8))
-    at = difference.first[-1]
-    start = max(0, min(at - room // 2, a.shape[-1] - room))
-    head: Any = (*difference.first[:-1], slice(start, start + room))
-    one, two = a[head], b[head]
-    marks = differing(one, two)
-    where = ", ".join([*map(str, difference.first[:-1]), f"{start}:{start + room}"])
-    texts = [pair_words(x.item(), y.item()) for x, y in zip(one, two, strict=True)]
-    wide = max(len(text) for pair in texts for text in pair) + 2
-    lines: list[Block] = [line(f"[{where}], what differs marked with *", "dim", 2)]
-    for place, name in enumerate("ab"):
-        spans: list[tuple[str, str]] = [(f"{name}  ", "dim")]
-        for pair, mark in zip(texts, marks, strict=True):
-            spans.append((f"{pair[place]}{'*' if mark else ' '}".rjust(wide), "hot" if mark else ""))
-        lines.append(Line(tuple(spans), 2, wrap=False))
-    return lines
-
-
 # One divergence looked at closely.
 
 
-def closeup_blocks(closeup: Closeup, width: int, source: Sequence[SourceLine] = ()) -> list[Block]:
+def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[Block]:
     """One divergence: how many elements, which, how far, where."""
     site = closeup.divergence.site
-    one, two = closeup.divergence.a, closeup.divergence.b
-    layout = one.layout if one is not None else two.layout if two is not None else None
+    layouts = [side.layout for side in (closeup.divergence.a, closeup.divergence.b) if side is not None]
     title = f"step {closeup.divergence.step}: {what(site)}"
-    dtype = layout.dtype if layout is not None else ""
-    if one is not None and two is not None and one.layout.dtype != two.layout.dtype:
-        dtype = f"{one.layout.dtype} in a, {two.layout.dtype} in b"
-    sizes = f"  {shape(layout.shape)} {dtype}" if layout is not None else ""
+    sizes = f"  {shape(layouts[0].shape)} {' in a, '.join(dict.fromkeys(layout.dtype for layout in layouts))}"
+    sizes += " in b" * (len({layout.dtype for layout in layouts}) > 1)
     blocks: list[Block] = [Line(((clean(title), "heading"), (clean(sizes), "dim"))), *_inputs_of(closeup, source)]
     difference = closeup.difference
     if difference is None:
@@ -151,13 +94,13 @@ def closeup_blocks(closeup: Closeup, width: int, source: Sequence[SourceLine] = 
         stats = statistics_words(closeup.divergence)
         return [*blocks, line(f"Its recorded statistics: {stats}.", "", 2)] if stats else blocks
     blocks.append(line(f"{elements_words(difference.elements)}.", "", 2))
-    if difference.where:
-        blocks.append(Line((("which: ", "dim"), (f"{'; '.join(difference.where)}.", "")), 2))
-    if difference.relation:
-        blocks.append(Line((("how: ", "dim"), (f"{'; '.join(difference.relation)}.", "")), 2))
+    for label, clauses in (("which", difference.where), ("how", difference.relation)):
+        blocks += [Line(((f"{label}: ", "dim"), (f"{'; '.join(clauses)}.", "")), 2)] if clauses else []
     if not difference.elements.differing:
         return blocks
-    return [*blocks, *picture_blocks(difference.picture, width), *_tables(difference)]
+    picture = difference.picture
+    drawn = Figure(lambda _: (), partial(_picture_svg, picture))
+    return [*blocks, drawn, *_tables(difference)]
 
 
 def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
@@ -166,21 +109,15 @@ def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
     for place in source:
         spans = (f"run by {clean(place.place)} in {place.name}", "dim"), (f"  {clean(place.text, 160)}", "name")
         blocks.append(Line(spans if place.text else spans[:1], 2, wrap=False))
-    states = {
-        state: [clean(given.text) for given in closeup.given if given.state == state]
-        for state in ("equal", "differs", "not recorded")
-    }
-    for state, texts in states.items():
-        if texts:
-            verb = {"equal": "are equal", "differs": "differ", "not recorded": "were not recorded"}[state]
-            label = f"of its inputs {verb if len(texts) > 1 else verb.replace('are', 'is').replace('were', 'was')}: "
-            blocks.append(Line(((label, "dim"), ("; ".join(texts), "")), 2))
+    for state, label in (("equal", "equal"), ("differs", "different"), ("not recorded", "not recorded")):
+        texts = [clean(given.text) for given in closeup.given if given.state == state]
+        blocks += [Line(((f"inputs {label}: ", "dim"), ("; ".join(texts), "")), 2)] if texts else []
     return blocks
 
 
 def _tables(difference: TensorDifference) -> list[Block]:
     """The largest differences, and the histogram of ULPs."""
-    blocks = _listed(difference.largest, difference.elements.differing, "more differ, by no more.")
+    blocks = _listed(difference.largest, difference.elements.differing)
     if difference.ulps:
         most = max(times for _, times in difference.ulps)
         bars = [
@@ -191,66 +128,39 @@ def _tables(difference: TensorDifference) -> list[Block]:
     return blocks
 
 
-def picture_blocks(picture: Picture, width: int) -> list[Block]:
-    """A grid of cells, darker where the difference is larger, on a scale of powers."""
-    room = max(8, min(_WIDTH, width - 6))
-    picture = smaller(picture, (_HEIGHT, room))
-    cells = picture.cells
-    low, high = scale_of(picture)
-    blocks: list[Block] = [line()]
-    shaded = ("".join(_shade(cell, low, high) for cell in row) for row in cells)
-    blocks += [line(text, "", 4, wrap=False) for text in shaded]
-    legend = f"{_EQUAL} equal"
-    if high:
-        legend += f", {_SHADES[-1] if low == high else _SHADES} {scale_words(low, high)}"
-    if any(cell == math.inf for row in cells for cell in row):
-        legend += ", ! not finite in one of them"
-    blocks.append(line(f"{legend}; {axes_words(picture)}; a cell is {cell_words(picture)}", "dim", 4))
-    return blocks
-
-
-def scale_of(picture: Picture) -> tuple[float, float]:
-    """The smallest and the largest finite |a - b| that is drawn; one number where they read alike, 0.0 for none."""
+def _picture_svg(picture: Picture) -> str:
+    """The grid as squares, darker where the difference is larger, from a sixth to 1 in a few shades of a log scale."""
     finite = [cell for row in picture.cells for cell in row if 0 < cell < math.inf]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    return (high, high) if number(low, 2) == number(high, 2) else (low, high)
+    told = f"|a-b| {number(low, 2)} to {number(high, 2)}, " if high else ""
+    if number(low, 2) == number(high, 2):
+        low, told = high, "the sign of a zero, " if high == SIGN else f"|a-b| {number(high, 2)}, " * bool(high)
+
+    def square(x: int, y: int, cell: float) -> str:
+        place = 1.0 if cell == math.inf or low >= high else math.log(cell / low) / math.log(high / low)
+        shade = 1 / 6 + 5 / 6 * round(place * _STEPS) / _STEPS
+        return f'<rect x="{x}" y="{y}" width="1.02" height="1.02" fill-opacity="{shade:.2f}"/>'
+
+    cells = [(x, y, cell) for y, row in enumerate(picture.cells) for x, cell in enumerate(row) if cell]
+    tile = f"the largest of {'' if picture.is_even else 'up to '}{'x'.join(map(str, picture.tile))}"
+    tile = "an element" if picture.tile == (1, 1) else tile
+    label = escape(f"{told}blank where equal; {_axes(picture)}; a square is {tile}.")
+    tall, wide = len(picture.cells), len(picture.cells[0])
+    return (
+        f'<figure class="closeup"><svg viewBox="0 0 {wide} {tall}" width="{wide * _CELL}" height="{tall * _CELL}" '
+        f'preserveAspectRatio="none" role="img" aria-label="{label}">{"".join(starmap(square, cells))}</svg>'
+        f"<figcaption>{label}</figcaption></figure>"
+    )
 
 
-def scale_words(low: float, high: float) -> str:
-    """What the shades stand for: `|a-b| 0.5`, or `|a-b| 0.1 to 2.1`."""
-    if high == SIGN:
-        return "the sign of a zero"
-    return f"|a-b| {number(high, 2)}" if low == high else f"|a-b| {number(low, 2)} to {number(high, 2)}"
-
-
-def cell_words(picture: Picture) -> str:
-    """What a cell stands for."""
-    tall, wide = picture.tile
-    if (tall, wide) == (1, 1):
-        return "an element"
-    return f"the largest of {'' if picture.is_even else 'up to '}{tall}x{wide}"
-
-
-def axes_words(picture: Picture) -> str:
+def _axes(picture: Picture) -> str:
     """Which dimensions are the rows and the columns."""
     if not picture.rows:
         return count(math.prod(picture.sizes[1]), "element")
-    clauses = []
-    for name, dimensions, sizes in zip(
-        ("rows", "columns"), (picture.rows, picture.columns), picture.sizes, strict=True
-    ):
-        which = (
-            f"dimension {dimensions[0]}" if len(dimensions) == 1 else f"dimensions {dimensions[0]} to {dimensions[-1]}"
-        )
-        clauses.append(f"{name} are {which} ({'x'.join(map(str, sizes))})")
+    axes = ("rows", picture.rows, picture.sizes[0]), ("columns", picture.columns, picture.sizes[1])
+    which = {True: "dimension {0}", False: "dimensions {0} to {1}"}
+    clauses = (
+        f"{name} are {which[len(of) == 1].format(of[0], of[-1])} ({'x'.join(map(str, sizes))})"
+        for name, of, sizes in axes
+    )
     return ", ".join(clauses)
-
-
-def _shade(cell: float, low: float, high: float) -> str:
-    if cell == 0:
-        return _EQUAL
-    if cell == math.inf:
-        return "!"
-    if low >= high:
-        return _SHADES[-1]
-    return _SHADES[min(int(math.log(cell / low) / math.log(high / low) * len(_SHADES)), len(_SHADES) - 1)]

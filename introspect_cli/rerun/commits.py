@@ -16,7 +16,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.answer.endings import raised
 from introspect_cli.compare.diff import compare_runs
@@ -42,7 +42,6 @@ from introspect_cli.rerun.place import (
     survey_of_git,
 )
 from introspect_cli.rerun.variant import (
-    Reference,
     Rerun,
     capture,
     ends_against,
@@ -67,8 +66,6 @@ MOST_BYTES = 4 << 30
 _REFUSED = ("-o", "--output", "--against", "--stop", "--repeat", "--verify-neutral", "--force")
 _SHOWN = 4
 
-Captured: TypeAlias = "tuple[str, str, tuple[str, ...]]"
-
 
 @dataclass(frozen=True)
 class Question:
@@ -79,7 +76,6 @@ class Question:
         words: the script and its arguments.
         links: paths that git does not keep and that are linked, relative to the directory where we are.
         fresh: run again what was run before.
-        repeat: run a twice.
         stop: end b at its first divergence.
         rtol: what b is compared by while it runs.
         noise: runs that should equal a.
@@ -89,14 +85,15 @@ class Question:
     words: tuple[str, ...]
     links: tuple[str, ...] = ()
     fresh: bool = False
-    repeat: bool = False
     stop: bool = True
     rtol: float = 0.0
     noise: tuple[str, ...] = ()
 
 
-def captured(a: str, b: str, runs: Sequence[str | None], asked: Question, tell: Callable[[str], None]) -> Captured:
-    """Capture what of a and b is a revision: both runs, and further repetitions of a.
+def captured(
+    a: str, b: str, runs: Sequence[str | None], asked: Question, tell: Callable[[str], None]
+) -> tuple[str, str]:
+    """Capture what of a and b is a revision: both runs.
 
     Args:
         a: a revision, or `.` for the work tree as it is, or what stands for a run.
@@ -135,8 +132,8 @@ class _Captures:
     asked: Question
     tell: Callable[[str], None]
 
-    def pair(self, words: Sequence[str], runs: Sequence[str | None]) -> Captured:
-        """The runs of both sides, and further repetitions of a."""
+    def pair(self, words: Sequence[str], runs: Sequence[str | None]) -> tuple[str, str]:
+        """The runs of both sides."""
         revisions = [
             revision_of(self.user, word) if run is None else None for word, run in zip(words, runs, strict=True)
         ]
@@ -146,19 +143,15 @@ class _Captures:
         if revisions[0] is not None:
             first = str(self._captured("a", revisions[0], around, names[0]))
         assert first is not None
-        noise = self.asked.noise
-        if self.asked.repeat and revisions[0] is not None:
-            again = self._captured("a again", revisions[0], around, f"{names[0]}-again")
-            noise += self._repeated(Path(first), again)
         if revisions[1] is not None:
             name = names[1]
             if names[0] == names[1]:
                 self.tell("a and b are the same code: where their runs differ, the script does not repeat itself")
                 name += "-again"
-            second = str(self._captured("b", revisions[1], around, name, against=first, noise=noise))
+            second = str(self._captured("b", revisions[1], around, name, against=first))
         assert second is not None
-        self._bound({Path(run).name for run in (first, second, *noise)})
-        return first, second, noise
+        self._bound({Path(first).name, Path(second).name})
+        return first, second
 
     def _name(self, revision: Revision, around: Around) -> str:
         """A name that stands for all that goes into a capture."""
@@ -176,14 +169,7 @@ class _Captures:
         return f"{revision.commit[:10]}{'-changed' if revision.changed else ''}-{key}"
 
     def _captured(
-        self,
-        side: str,
-        revision: Revision,
-        around: Around,
-        name: str,
-        *,
-        against: str | None = None,
-        noise: tuple[str, ...] = (),
+        self, side: str, revision: Revision, around: Around, name: str, *, against: str | None = None
     ) -> Path:
         """The run of a revision, whole, or up to where it diverges from another."""
         whole = self.base / name
@@ -191,7 +177,7 @@ class _Captures:
         if "--seed" not in {word.partition("=")[0] for word in options}:
             options += ["--seed", "0"]
         if against is not None and self.asked.stop:
-            more = ends_against(against, self.asked.rtol, noise)
+            more = ends_against(against, self.asked.rtol, self.asked.noise)
             run = whole.with_name(f"{name}-to-{hashlib.blake2b(json.dumps(more).encode(), digest_size=3).hexdigest()}")
             options += more
         kept = None if self.asked.fresh else kept_run(whole) or kept_run(run)
@@ -203,8 +189,6 @@ class _Captures:
             self._refuse(side, kept, revision)
             os.utime(kept.run)
             return kept.run
-        for submodule in revision.empty:
-            self.tell(f"the submodule {submodule} is not checked out here: it is empty in the run of {revision.words}")
         self.tell(
             f"{side} is {revision.words}: running {shlex.join(self.asked.words)} (introspect watch {_shown(run)})"
         )
@@ -219,7 +203,7 @@ class _Captures:
             self._check(done, revision, place)
         with open_run(run) as opened:
             stopped = opened.manifest.get("stopped") is True
-        if stopped and against is not None and not self._diverges(against, run, noise):
+        if stopped and against is not None and not self._diverges(against, run):
             return self._captured(side, revision, around, name)
         if run != whole and not stopped:
             if whole.exists():
@@ -231,10 +215,10 @@ class _Captures:
         self.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
         return run
 
-    def _diverges(self, reference: str, run: Path, noise: tuple[str, ...]) -> bool:
+    def _diverges(self, reference: str, run: Path) -> bool:
         """Whether a run that was ended at its first divergence has one: it was seen while the run was going on."""
         with contextlib.ExitStack() as stack:
-            paths: tuple[str, ...] = (reference, str(run), *noise)
+            paths = (reference, str(run), *self.asked.noise)
             a, b, *others = (stack.enter_context(open_run(path)) for path in paths)
             return compare_runs(a, b, DiffOptions(rtol=self.asked.rtol), others).verdict is Verdict.DIVERGED
 
@@ -302,19 +286,6 @@ class _Captures:
                     f"{name} did not run as it is at {revision.words}: python imported the one of your work tree, by "
                     "an absolute path or from where it is installed"
                 )
-
-    def _repeated(self, a: Path, again: Path) -> tuple[str, ...]:
-        """Say whether a repeats itself; the repetition where it does not, since differences of its size say nothing."""
-        verdict, result = Reference(a).judge(Rerun(again, 0, 1))
-        assert result is not None
-        if verdict is Verdict.SAME:
-            self.tell(f"a repeats itself: two captures agree in {count(result.counts.steps_compared, 'step')}")
-            return ()
-        if verdict is Verdict.UNDECIDED:
-            self.tell(f"it cannot be told whether a repeats itself: {result.sentence}")
-            return ()
-        self.tell(f"a does not repeat itself, so differences of that size pass (as with --noise): {result.sentence}")
-        return (str(again),)
 
     def _bound(self, used: set[str]) -> None:
         """Remove the captures that were not used for longest, beyond what is kept."""

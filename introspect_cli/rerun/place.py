@@ -147,7 +147,7 @@ def survey(
 
 def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], skipped: Path) -> Around:
     """Look at what git does not keep in a work tree, and every revision is given; code is not, but for `scripts`."""
-    tracked = {user.root / name for name in user.names("ls-files", "--recurse-submodules")}
+    tracked = {user.root / name for name in user.names("ls-files")}
     others = {user.root / name for name in user.names("ls-files", "--others", "--exclude-standard")}
     code = {path for path in others if path.suffix in _CODE} - {*scripts}
     around = survey(user.root, directory, tracked | code, None, skipped)
@@ -231,16 +231,12 @@ class Revision:
         user: the user's repository.
         commit: what is checked out.
         changed: files of the work tree that are others than the commit's, by their path; all False where one is gone.
-        submodules: what each of them is to hold, by its path.
-        empty: submodules that are not there.
     """
 
     name: str
     user: Repository
     commit: str
     changed: Mapping[str, bool] = field(default_factory=dict)
-    submodules: Mapping[str, Revision] = field(default_factory=dict)
-    empty: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -252,7 +248,7 @@ class Revision:
     def state(self) -> list[object]:
         """What tells it from all others, as plain data."""
         held = [[name, _digest(self.user.root / name) if there else None] for name, there in self.changed.items()]
-        return [self.commit, held, [[name, inside.state()] for name, inside in self.submodules.items()]]
+        return [self.commit, held]
 
     def check_out(self, root: Path, stack: contextlib.ExitStack, *, keep: bool = False) -> None:
         """Have its tree at a path until a stack is closed.
@@ -266,15 +262,14 @@ class Revision:
                 (root / name).unlink()
             if there:
                 _copy(self.user.root / name, root / name)
-        for name, inside in self.submodules.items():
-            inside.check_out(root / name, stack, keep=keep)
 
 
 def revision_of(user: Repository, revision: str) -> Revision:
     """What a revision is, or `.`, in a repository that was opened at its root.
 
     Raises:
-        UsageError: there is no such revision, or the commit of a submodule is not here.
+        UsageError: there is no such revision, or it has another commit of a submodule than is checked out: submodules
+            run as they lie there.
     """
     as_it_is = revision == AS_IT_IS
     commit = user.commit("HEAD" if as_it_is else revision)
@@ -285,19 +280,16 @@ def revision_of(user: Repository, revision: str) -> Revision:
         status = [(entry[:2], entry[3:]) for entry in user.names(*asked)]
         names = [name for letters, name in status if letters != "??" or name.endswith(_CODE)]
         changed = {name: os.path.lexists(user.root / name) for name in names}
-    submodules, empty = {}, []
-    for entry in user.names("ls-tree", "-r", "--full-tree", commit):
+    for entry in () if as_it_is else user.names("ls-tree", "-r", "--full-tree", commit):
         about, _, name = entry.partition("\t")
-        if not about.startswith(_SUBMODULE):
-            continue
-        if not (user.root / name / ".git").exists():
-            empty.append(name)
-            continue
-        inside, wanted = Repository(user.root / name), about.split()[2]
-        if not as_it_is and not inside.has(wanted):
-            raise UsageError(f"{revision} needs commit {wanted[:10]} of the submodule {name}: fetch it there")
-        submodules[name] = revision_of(inside, AS_IT_IS if as_it_is else wanted)
-    return Revision(revision, user, commit, dict(sorted(changed.items())), submodules, tuple(empty))
+        inside = user.root / name
+        if about.startswith(_SUBMODULE) and (inside / ".git").exists():
+            wanted = about.split()[2]
+            if Repository(inside).commit("HEAD") != wanted:
+                raise UsageError(
+                    f"{revision} has commit {wanted[:10]} of the submodule {name}: check it out there first"
+                )
+    return Revision(revision, user, commit, dict(sorted(changed.items())))
 
 
 def _digest(path: Path) -> str:

@@ -1,22 +1,32 @@
-"""The rules that say which steps are kept, and their texts: `first(10) | every(100) & epochs('0:3')`.
+"""Which steps are meant: steps and slices, `0,5,10:20,100::50`, or rules, `first(10) | every(100) | last(50)`.
 
-Numbers in them are written as people write them: single ones and python slices, ends exclusive.
+Numbers are written as people write them: single ones and python slices, ends exclusive. That is not enough for long
+runs: people want what happened just before the NaN, or the step that made the loss jump. Some of that is known only
+when the step is over, and some only much later. So a rule answers with an *expiry*: the step from which on its step
+need not be kept, `NEVER` for one that is not kept at all, `ALWAYS` for one that stays. Of two rules joined by `|` the
+later expiry counts, by `&` the earlier.
+
+Python's own grammar is what people write without looking anything up, but a text from a configuration file must not run
+code: what is evaluated is made of numbers, arithmetic, comparisons and three functions.
 """
 
 from __future__ import annotations
 
 import ast
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import UsageError
-from introspect_cli.schedule.rule import ALWAYS, NEVER, Moment, Rule, When, decided
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
 STEPS_HELP = "give steps and python slices from 0 on, such as 0,5,10:20,100::50"
+
+NEVER, ALWAYS = -1, 1 << 62
+"""Expiries of a step that is not kept, and of one that stays."""
 
 
 def whole_number(text: str) -> int | None:
@@ -68,7 +78,7 @@ def span_of(part: str, text: str | None) -> Span:
         raise UsageError(f"{part.strip()!r} in the schedule {text!r} has a stride of 0: {STEPS_HELP}")
     if span.stop is not None and span.stop <= span.start:
         raise UsageError(f"{part.strip()!r} in the schedule {text!r} selects no step: its end is exclusive")
-    return _single(span)
+    return Span(span.start, span.start + 1, 1) if span.last == span.start else span
 
 
 def _field(text: str, schedule: str | None) -> int | None:
@@ -78,37 +88,25 @@ def _field(text: str, schedule: str | None) -> int | None:
     return number
 
 
-def _single(span: Span) -> Span:
-    """The span itself, or its one step as a step."""
-    return Span(span.start, span.start + 1, 1) if span.last == span.start else span
-
-
 @dataclass(frozen=True)
-class _Numbers(Rule):
-    """A rule about numbers that are written as steps and python slices (`0,5,10:20,100::50`, ends exclusive).
+class Schedule:
+    """Steps and python slices; without arguments, all steps.
 
     Attributes:
-        text: the numbers.
-        spans: the progressions whose union they are, so that asking for one is arithmetic; never empty.
+        text: as it was written.
+        spans: what it means.
     """
 
     text: str = ":"
     spans: tuple[Span, ...] = field(init=False, repr=False, compare=False)
 
+    names = frozenset[str]()
+    forgets = False
+
     def __post_init__(self) -> None:
+        """Read the text."""
         spans = [span_of(part, self.text) for part in self.text.split(",")]
         object.__setattr__(self, "spans", tuple(dict.fromkeys(spans)))
-
-    def wants(self, number: int) -> bool:
-        """Whether a number is one of them."""
-        return any(span.wants(number) for span in self.spans)
-
-
-@dataclass(frozen=True)
-class Schedule(_Numbers):
-    """Steps and python slices; without arguments, all steps."""
-
-    word = "steps"
 
     @classmethod
     def parse(cls, text: str = ":") -> Schedule:
@@ -131,143 +129,55 @@ class Schedule(_Numbers):
                 spans.append(Span(step, step + 1, 1))
         return cls(",".join(map(str, spans)))
 
+    def wants(self, step: int) -> bool:
+        """Whether a step is one of them."""
+        return any(span.wants(step) for span in self.spans)
+
     @property
     def last(self) -> int | None:
         """The last step it can want, None where it goes on for ever."""
         ends = [span.last for span in self.spans]
         return None if None in ends else max(end for end in ends if end is not None)
 
-    def bounds(self, moment: Moment) -> tuple[int, int]:
-        """Known from the start."""
-        return decided(self.wants(moment.step))
+    def expiry(self, step: int, _values: Mapping[str, float] | None) -> int:
+        """`ALWAYS` or `NEVER`: known from the start."""
+        return ALWAYS if self.wants(step) else NEVER
 
     def __str__(self) -> str:
         return self.text
 
 
-@dataclass(frozen=True)
-class Epochs(_Numbers):
-    """Epochs as Lightning, transformers' Trainer and accelerate count them, `Epochs("0,10:12")`."""
-
-    word = "epochs"
-
-    def bounds(self, moment: Moment) -> tuple[int, int]:
-        """Known once the step's epoch is; of a step of no epoch nothing is kept."""
-        if moment.epoch is None:
-            return NEVER, NEVER if moment.values is not None else ALWAYS
-        return decided(self.wants(moment.epoch))
+Expiry = Callable[[int, "Mapping[str, float] | None"], int]
+"""From which step on a step need not be kept, given what conditions may ask for; None while the step has not ended."""
 
 
 @dataclass(frozen=True)
-class Ranks(_Numbers):
-    """All steps of some ranks, `Ranks("0,8:16")`."""
+class Rule:
+    """Steps by rules.
 
-    word = "ranks"
-
-    def bounds(self, moment: Moment) -> tuple[int, int]:
-        """Known from the start."""
-        return decided(self.wants(moment.rank))
-
-
-@dataclass(frozen=True)
-class _Count(Rule):
-    """A rule about so many steps."""
-
-    steps: int
-
-    def __post_init__(self) -> None:
-        if type(self.steps) is not int or self.steps < 1:
-            raise UsageError(f"{self.word}({self.steps!r}) keeps no step: give a number of steps from 1 on")
-
-
-@dataclass(frozen=True)
-class Every(_Count):
-    """The multiples of a number of steps."""
-
-    word = "every"
-
-    def bounds(self, moment: Moment) -> tuple[int, int]:
-        """Known from the start."""
-        return decided(moment.step % self.steps == 0)
-
-
-@dataclass(frozen=True)
-class First(_Count):
-    """The first steps of a run."""
-
-    word = "first"
-
-    def bounds(self, moment: Moment) -> tuple[int, int]:
-        """Known from the start."""
-        return decided(moment.step < self.steps)
-
-
-@dataclass(frozen=True)
-class Last(_Count):
-    """The last steps of a run, wherever it ends: older ones are dropped from the store as it goes on."""
-
-    word = "last"
-
-    def bounds(self, moment: Moment) -> tuple[int, int]:
-        """Kept until that many steps later."""
-        expiry = moment.step + self.steps
-        return expiry, expiry
-
-
-@dataclass(frozen=True)
-class EverySeconds(Rule):
-    """The first step, and the first of each stretch of so many seconds by the clock.
-
-    Ranks ask the clock of their own machine: near the end of a stretch they may choose neighbouring steps.
+    Attributes:
+        text: as it was written.
+        expiry: see `Expiry`.
+        names: what its conditions ask for, of `NAMES`.
+        forgets: whether some steps are dropped later.
     """
 
-    word = "every_seconds"
+    text: str
+    expiry: Expiry = field(repr=False, compare=False)
+    names: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    forgets: bool = field(default=False, repr=False, compare=False)
 
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise UsageError(f"every_seconds({self.seconds}) keeps no step: give a number of seconds above 0")
-
-    def bounds(self, moment: Moment) -> tuple[int, int]:
-        """Known when the step begins; asked again, the same."""
-        chosen = moment.memory.get((self, moment.step))
-        if chosen is None:
-            now = int(moment.seconds // self.seconds)
-            chosen = int(moment.memory.get(self) != now)
-            moment.memory[self] = now
-            moment.memory[self, moment.step] = chosen
-            moment.memory.pop((self, moment.step - 4), None)  # a step is asked about until it is written
-        return decided(bool(chosen))
-
-    @property
-    def expression(self) -> str:
-        """The rule as a call."""
-        return f"every_seconds({self.seconds:g})"
+    def __str__(self) -> str:
+        return self.text
 
 
-@dataclass(frozen=True)
-class OnePerReplica(Rule):
-    """All steps of one rank for each part of the model: of ranks that are copies of one another, the lowest."""
-
-    word = "one_per_replica"
-
-    def bounds(self, moment: Moment) -> tuple[int, int]:
-        """Known once a step has run: only then has the script said which ranks are copies."""
-        if moment.copy is None and moment.values is None:
-            return NEVER, ALWAYS
-        return decided(not moment.copy)
-
-
-_RULES: dict[str, type[Rule]] = {
-    rule.word: rule for rule in (Schedule, Every, First, Last, EverySeconds, Epochs, Ranks, OnePerReplica, When)
-}
-
-
-def parse_rule(text: str) -> Rule:
-    """A rule from its text, such as `first(10) | every(100) & epochs('0:3')`."""
+def parse_rule(text: str) -> Schedule | Rule:
+    """Steps and slices, or rules such as `first(10) | every(100) & steps(':900')`."""
+    text = text.strip()
+    if "(" not in text:
+        return Schedule.parse(text)
     try:
-        return _rule(ast.parse(text.strip(), mode="eval").body, text)
+        return _rule(ast.parse(text, mode="eval").body, text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _no_rule(text) from None
 
@@ -275,17 +185,89 @@ def parse_rule(text: str) -> Rule:
 def _rule(node: ast.AST, text: str) -> Rule:
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitOr, ast.BitAnd)):
         one, two = _rule(node.left, text), _rule(node.right, text)
-        return one | two if isinstance(node.op, ast.BitOr) else one & two
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.keywords or len(node.args) > 1:
-        raise _no_rule(text)
-    made: Any = _RULES.get(node.func.id)
-    if made is None:
-        raise UsageError(f"unknown rule in a schedule: {node.func.id!r}; choose from {', '.join(_RULES)}")
-    try:
-        return made(*map(ast.literal_eval, node.args))  # type: ignore[no-any-return]
-    except (TypeError, AttributeError, ValueError):
-        raise _no_rule(text) from None
+        pick = max if isinstance(node.op, ast.BitOr) else min
+
+        def joined(step: int, values: Mapping[str, float] | None) -> int:
+            return pick(one.expiry(step, values), two.expiry(step, values))
+
+        return Rule(text, joined, one.names | two.names, one.forgets or two.forgets)
+    match node:
+        case ast.Call(func=ast.Name(id=word), args=[ast.Constant(value=given)], keywords=[]):
+            return _called(word, given, text)
+    raise _no_rule(text)
+
+
+def _called(word: str, given: Any, text: str) -> Rule:
+    if word in ("steps", "when"):
+        if type(given) is not str:
+            raise _no_rule(text)
+        return _when(given, text) if word == "when" else Rule(text, Schedule(given).expiry)
+    if word not in ("every", "first", "last"):
+        raise UsageError(f"unknown rule in a schedule: {word!r}; choose from every, first, last, steps, when")
+    if type(given) is not int or given < 1:
+        raise UsageError(f"{word}({given!r}) keeps no step: give a number of steps from 1 on")
+    if word == "last":
+        return Rule(text, lambda step, _: step + given, forgets=True)
+    schedule = Schedule(f"::{given}" if word == "every" else f":{given}")
+    return Rule(text, schedule.expiry)
 
 
 def _no_rule(text: str) -> UsageError:
     return UsageError(f"{text!r} is not a schedule: write rules with | and & between, such as first(10) | every(100)")
+
+
+NAMES: tuple[str, ...] = ("loss", "median", "mean", "previous", "grad_norm", "nans", "infs", "step")
+"""What a condition may ask for: the step's loss; median, mean and last of the losses before it; the norm of all
+gradients; how many recorded values are NaN or infinite; the step's number."""
+
+_FUNCTIONS = {"abs": abs, "min": min, "max": max, "__builtins__": {}}
+_PARTS = (
+    *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Constant, ast.Name, ast.Call),
+    *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context),
+)
+_ENDLESS = (ast.Pow, ast.LShift)
+"""What takes any time and memory with numbers that are written in a few digits."""
+
+
+def _when(condition: str, text: str) -> Rule:
+    """Steps of which a condition holds when they are over, such as `loss > 3 * median`.
+
+    Where a number in it is not known or has no value, it does not hold; a loss that is NaN counts as infinite.
+    """
+    wrong = UsageError(f"{condition!r} is not a condition: write one such as 'loss > 3 * median' or 'grad_norm > 100'")
+    try:
+        tree = ast.parse(condition.strip(), mode="eval")
+        nodes = list(ast.walk(tree.body))
+        code = compile(tree, "<condition>", "eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise wrong from None
+    called = {id(node.func): node.func for node in nodes if isinstance(node, ast.Call) and not node.keywords}
+    names = frozenset(node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called)
+    for name in sorted(names - {*NAMES}):
+        raise UsageError(f"{condition!r} asks for {name!r}; choose from {', '.join((*NAMES, *[*_FUNCTIONS][:3]))}")
+    numbers = all(type(node.value) in (int, float) for node in nodes if isinstance(node, ast.Constant))
+    functions = all(isinstance(one, ast.Name) and one.id in _FUNCTIONS for one in called.values())
+    allowed = all(isinstance(node, _PARTS) and not isinstance(node, _ENDLESS) for node in nodes)
+    if not (numbers and functions and allowed) or len(called) != sum(isinstance(node, ast.Call) for node in nodes):
+        raise wrong
+
+    def holds(values: Mapping[str, float]) -> bool:
+        return bool(eval(code, dict(_FUNCTIONS), dict(values)))  # noqa: S307 - of arithmetic alone, see above
+
+    try:
+        holds(dict.fromkeys(NAMES, 1.0))
+    except TypeError:  # a function of too few numbers
+        raise wrong from None
+    except ArithmeticError:
+        pass  # other numbers may do
+
+    def expiry(_step: int, values: Mapping[str, float] | None) -> int:
+        if values is None:
+            return ALWAYS
+        known = {**values, "loss": math.inf} if math.isnan(values.get("loss", 0.0)) else values
+        try:
+            return ALWAYS if holds(known) else NEVER
+        except (NameError, ArithmeticError, TypeError):
+            return NEVER
+
+    return Rule(text, expiry, names)

@@ -8,20 +8,18 @@ row and agree on every bit of the checksum.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
-from introspect_cli.machine import processors
-from introspect_cli.tensors import fallback, parallel
+from introspect_cli.tensors import arrays, fallback, parallel
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.views import address_of, are_short, can_copy, copy_plan, cut, cut_up, pieces
+from introspect_cli.tensors.views import address_of, cut_up, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -30,35 +28,11 @@ SHARED: Final = 2 * k.CHUNK
 PIECE_BYTES: Final = 4 << 20
 """Bytes copied at once of a tensor that is not contiguous."""
 
+_OPAQUE: Final = {"float4_e2m1fn_x2": k.OPAQUE8, "bits8": k.OPAQUE8, "bits16": k.OPAQUE16}
 CODES: Final[dict[torch.dtype, int]] = {
-    torch.float32: k.F32,
-    torch.float16: k.F16,
-    torch.bfloat16: k.BF16,
-    torch.uint8: k.U8,
-    torch.bool: k.U8,
-    torch.int8: k.I8,
-    torch.int16: k.I16,
-    torch.float64: k.F64,
-    torch.int32: k.I32,
-    torch.int64: k.I64,
-    torch.complex32: k.C32,
-    torch.complex64: k.C64,
-    torch.complex128: k.C128,
+    getattr(torch, name): code for name, code in {**arrays.CODES, **_OPAQUE}.items() if hasattr(torch, name)
 }
 """Type code of the kernels by dtype."""
-
-_NEWER: Final = {
-    "uint16": k.U16,
-    "uint32": k.U32,
-    "uint64": k.U64,
-    "float4_e2m1fn_x2": k.OPAQUE8,
-    "bits8": k.OPAQUE8,
-    "bits16": k.OPAQUE16,
-}
-
-for _name, _code in _NEWER.items():
-    if hasattr(torch, _name):
-        CODES[getattr(torch, _name)] = _code
 
 TABLES: Final[dict[torch.dtype, np.ndarray[tuple[int], np.dtype[np.float32]]]] = {}
 """For each type of one byte that is neither integer nor packed, the float32 value of every byte."""
@@ -73,44 +47,27 @@ for _name in dir(torch):
 TABLE_ADDRESS: Final[dict[torch.dtype, int]] = {dtype: table.ctypes.data for dtype, table in TABLES.items()}
 
 
-def thread_count() -> int:
-    """Threads worth using: torch's own number, but no more than this process may run on."""
-    return max(1, min(torch.get_num_threads(), processors()))
-
-
 class Engine:
-    """The kernels and the threads that help with large tensors. Not for two threads at once.
+    """The kernels, and torch's threads that help with large tensors unless it works `alone`. Not for two at once."""
 
-    Args:
-        threads: threads to use, the caller's included; by default torch's own, and as many.
-    """
-
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, *, alone: bool = False) -> None:
         self.kernels = k.KERNELS
-        self._threads = threads
-        self._helpers: parallel.Helpers | None = None
         self._room = 0
         self._parts = r.empty(0)
         self._team = np.zeros(k.TEAM_WORDS, dtype=np.int64)
         self._team_address = self._team.ctypes.data
         self._team_threads = 0
-        self._item = np.zeros(k.ITEM_WORDS, dtype=np.int64)
         self._blocks = np.zeros(0, dtype=np.uint8)
-        self._workers = self._has_workers()
+        workers = None if alone else parallel.find_workers()
+        self._has_workers = workers is not None
+        if workers is not None:
+            self._team[[k.PARALLEL, k.NUMBER]] = workers
         self._make_room(1 << 22)
 
     @property
     def team(self) -> npt.NDArray[np.int64]:
         """What threads that share a call know of it, as `kernels` has it; good as long as the engine."""
         return self._team
-
-    def _has_workers(self) -> bool:
-        """Whether torch's own threads can be had; if so, the team knows how."""
-        workers = parallel.find_workers() if self._threads is None else None
-        if workers is None:
-            return False
-        self._team[[k.PARALLEL, k.NUMBER]] = workers
-        return True
 
     def _make_room(self, count: int) -> None:
         """Have room for the rows of all chunks of `count` elements, of however many tensors.
@@ -124,11 +81,7 @@ class Engine:
 
     def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
         """Summarise contiguous elements into the row at address `out`; needs `kernels`."""
-        if threads := self._torchs_threads(count):
-            self._call("summarise", threads, count, address, count, first, code, flags, table, out)
-        else:
-            self._item[:6] = address, count, first, code, out, table
-            self._items(self._item.ctypes.data, 1, count, flags)
+        self._call("summarise", count, address, count, first, code, flags, table, out)
 
     def strided(self, out: int, tensor: torch.Tensor, code: int, table: int, flags: int) -> bool:
         """Summarise a tensor that is not contiguous into the row at address `out`; needs `kernels`.
@@ -140,21 +93,21 @@ class Engine:
         cut = cut_up(tuple(tensor.shape), tensor.stride(), size) if count else None
         if cut is None:
             return False
-        threads = self._torchs_threads(count) or 1
+        threads = self._threads(count)
         if len(self._blocks) < threads * k.CHUNK * size:
             room = np.empty(threads * k.CHUNK * size + 64, dtype=np.uint8)
             self._blocks = room[-room.ctypes.data % 64 :]
         number, parts = len(cut.pieces), r.empty(len(cut.pieces))
         given = (address_of(tensor), cut.pieces.ctypes.data, count, number, cut.plans.ctypes.data, code, flags)
         where = (table, parts.ctypes.data, self._blocks.ctypes.data, out)
-        self._call("summarise_strided", threads, count, *given, *where)
+        self._call("summarise_strided", count, *given, *where)
         return True
 
     def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
         """Copy a known row to address `out` if the elements still have its checksum; False, and nothing, if not."""
         if not self.kernels.alike(address, count, known, code):
             return False
-        return bool(self._call("again", self._torchs_threads(count) or 1, count, address, count, known, code, out))
+        return bool(self._call("again", count, address, count, known, code, out))
 
     def batch(self, items: Sequence[tuple[int, int, int, int, int]], flags: int) -> None:
         """Summarise many contiguous tensors at once, so that threads are woken once; needs `kernels`.
@@ -167,49 +120,25 @@ class Engine:
             return
         words = np.zeros((len(items), k.ITEM_WORDS), dtype=np.int64)
         words[:, [4, 0, 1, 3, 5]] = items
-        self._items(words.ctypes.data, len(items), int(words[:, 1].sum()), flags)
+        self._team[[k.ITEMS, k.COUNT, k.FLAGS]] = words.ctypes.data, len(items), flags
+        self._call("summarise_all", int(words[:, 1].sum()))
 
-    def _items(self, address: int, number: int, count: int, flags: int) -> None:
-        """Summarise items, `count` elements in all, with as many threads as pays."""
-        team = self._team
-        team[k.ITEMS], team[k.COUNT], team[k.FLAGS] = address, number, flags
-        if threads := self._torchs_threads(count):
-            self._call("summarise_all", threads, count)
-        else:
-            self._with_helpers(count, flags)
-
-    def _torchs_threads(self, count: int) -> int:
-        """Threads that may take part in a call for `count` elements, the others torch's; 0 if introspect's must do."""
-        if count < SHARED:
+    def _threads(self, count: int) -> int:
+        """Threads that may take part in a call for `count` elements, all but the caller torch's."""
+        if count < SHARED or not self._has_workers:
             return 1
-        threads = torch.get_num_threads() if self._workers else 1
-        return threads if threads > 1 and parallel.may_call_workers(threads) else 0
+        threads = torch.get_num_threads()
+        return threads if threads > 1 and parallel.may_call_workers(threads) else 1
 
-    def _call(self, function: str, threads: int, count: int, *arguments: int) -> int:
-        """Call a kernel for `count` elements in all, in which so many threads take part if that pays."""
+    def _call(self, function: str, count: int, *arguments: int) -> int:
+        """Call a kernel for `count` elements in all, in which several threads take part if that pays."""
         if count > self._room:
             self._make_room(count)
+        threads = self._threads(count)
         if threads != self._team_threads:
             self._team[k.THREADS] = self._team_threads = threads
         result: int = getattr(self.kernels, function)(*arguments, self._team_address)
         return result
-
-    def _with_helpers(self, count: int, flags: int) -> None:
-        """Summarise the team's items with introspect's threads, if that pays: torch's cannot be had, or not yet."""
-        kernels, team = self.kernels, self._team_address
-        if count > self._room:
-            self._make_room(count)
-        threads, pace = self._threads or thread_count(), team + 8 * (k.PACES + flags * k.PACE_WORDS)
-        shared, start = threads > 1 and bool(kernels.pays(pace)), time.perf_counter_ns()
-        kernels.prepare(team)
-        if shared:
-            if self._helpers is None:
-                self._helpers = parallel.Helpers(threads - 1)
-            self._helpers.share(lambda: kernels.take(team))
-        else:
-            kernels.take(team)
-        kernels.finish(team)
-        kernels.note(pace, time.perf_counter_ns() - start, count, shared)
 
     def fill(
         self,
@@ -242,28 +171,9 @@ class Engine:
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
         is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
         if not (is_strided and self.strided(out.ctypes.data, tensor, code, table, flags)):
-            self._runs(out, self._pieces(tensor) if runs is None else runs, code, table, flags)
-
-    def _pieces(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """As `views.pieces`, and quicker: the kernel copies in the order of the source's memory."""
-        limit = max(1, PIECE_BYTES // tensor.element_size())
-        lazy = tensor.is_conj() or tensor.is_neg()
-        if lazy or tensor.is_contiguous() or not can_copy(tuple(tensor.shape), tensor.element_size()):
-            yield from pieces(tensor, limit)
-            return
-        if are_short(tuple(tensor.shape)):
-            limit = min(limit, k.CHUNK)
-        block = torch.empty(min(limit, tensor.numel()), dtype=tensor.dtype)
-        for offset, view in cut(tensor, limit):
-            count = view.numel()
-            self._copy(view, block.data_ptr())
-            yield offset, block[:count]
-
-    def _copy(self, view: torch.Tensor, target: int) -> None:
-        """Copy a strided view to an address, in row-major order."""
-        plan = copy_plan(tuple(view.shape), view.stride())
-        dims = int(plan[0, -1])
-        self.kernels.copy(address_of(view), dims, view.element_size(), plan.ctypes.data, target)
+            self._runs(
+                out, pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs, code, table, flags
+            )
 
     def _runs(self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int) -> None:
         """Summarise runs and merge their rows, in order."""
@@ -283,11 +193,4 @@ class Engine:
 
     def abandon(self) -> None:
         """In a forked child: forget threads that only the parent has."""
-        self._helpers = None
-        self._workers = False
-
-    def close(self) -> None:
-        """End the helper threads."""
-        if self._helpers is not None:
-            self._helpers.close()
-            self._helpers = None
+        self._has_workers = False

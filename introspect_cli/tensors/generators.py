@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,7 +74,8 @@ class Generators:
                 self._compiled.watch_generator(len(self.names), *place)
                 self.names.append(name)
                 self._states.append(0)
-                self._kept[name] = {"torch": _torch_beside, "python": _python_spare, "numpy": _numpy_spare}[name](place)
+                if name != "numpy":  # what it has to spare is found in no simple way
+                    self._kept[name] = _torch_beside(place) if name == "torch" else _python_spare()
         self._states = list(map(self._compiled.generator_state, range(len(self.names))))
         if devices or self._devices:
             self._devices = {name: generator for name, generator in devices if hasattr(generator, "get_offset")}
@@ -203,38 +203,12 @@ def _memory(address: int, size: int) -> Any:
     return (ctypes.c_char * size).from_address(address)
 
 
-def _python_spare(_place: Place) -> Callable[[object], Hashable]:
+def _python_spare() -> Callable[[object], Hashable]:
     watched: Any = getattr(random, "_inst", None)  # the one whose words were found
 
     def kept(owner: Any) -> Hashable:
         spare = watched.gauss_next if owner is watched else 0
         return repr(spare) if spare is None or type(spare) is float else None
-
-    return kept
-
-
-def _numpy_spare(_place: Place) -> Callable[[object], Hashable]:
-    """Where numpy's generator has a normal number to spare: by what one of our own looks like before and after."""
-    import numpy as np
-
-    home: Any = np.random
-    sample = home.RandomState(1)
-    size = type(sample).__basicsize__
-    before = ctypes.string_at(id(sample), size)
-    sample.standard_normal()
-    after, state = ctypes.string_at(id(sample), size), sample.get_state(legacy=False)
-    at = after.find(struct.pack("=d", state.get("gauss", 0.0)))
-    flag = slice(at - 8, at - 4)
-    agrees = at >= 8 and at % 8 == 0 and (before[flag], after[flag]) == (struct.pack("=i", 0), struct.pack("=i", 1))
-    watched: Any = getattr(home.get_state, "__self__", None)
-    bits: Any = getattr(watched, "_bit_generator", None)
-    if not agrees or type(watched) is not type(sample) or bits is not home.get_bit_generator():
-        return lambda _owner: None
-    spare = _memory(id(watched) + at - 8, 16)
-
-    def kept(owner: Any) -> Hashable:
-        is_same = owner is watched and getattr(owner, "_bit_generator", None) is bits  # which can be exchanged
-        return spare.raw if is_same else None
 
     return kept
 

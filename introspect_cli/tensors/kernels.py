@@ -7,12 +7,8 @@ be captured. Its functions take integers only, addresses among them:
   first with index `first` in the whole tensor, into a row. `table`: address of 256 float32 values, for TABLE.
 - `alike(address, count, known, code)`: whether a few bytes are those that the row `known` was filled from.
 - `again(address, count, known, code, row, team)`: copy the known row if the elements still have its checksum: 1, or 0.
-- `summarise_all(team)`: all items of the team; or, with introspect's threads, `prepare`, `take` in each, and `finish`.
-- `pays(pace)`: whether to share the next call, of which `note(pace, nanoseconds, count, shared)` wants to hear what it
-  took for so many elements. What is shared with torch's own threads asks by itself.
+- `summarise_all(team)`: all items of the team.
 - `merge(rows, count, row)`: rows of disjoint parts, added up in order.
-- `copy(source, dims, size, plan, target)`: a strided box of elements of `size` bytes to contiguous memory. `plan`:
-  address of sizes, strides in the source and strides in the target, MAX_DIMS words each.
 - `summarise_strided(address, pieces, count, number, plans, code, flags, table, parts, blocks, row, team)`: a strided
   tensor of `count` elements into a row: so many pieces and their plans, see `strided`; `parts`: address of a row for
   each piece; `blocks`: of memory for CHUNK elements for each thread.
@@ -25,7 +21,7 @@ be captured. Its functions take integers only, addresses among them:
 - `generators_moved()`: a bit for each of them that has moved since `generator_state(number)`, 64 bits of its state.
 - `levels()` that this processor can run, the best one last; `use(level)` takes another than the best.
 
-Only one thread at a time may be in a call with a team, apart from `take`.
+Only one thread at a time may be in a call with a team.
 """
 
 from __future__ import annotations

@@ -144,32 +144,8 @@ PyObject *py_again(PyObject *, Arguments a, Py_ssize_t n) {
 PyObject *py_summarise_all(PyObject *, Arguments a, Py_ssize_t n) {
     return function<1>(a, n, RELEASED, [](const u64 *w) { return summarise_all((Team *)w[0]), i64(0); });
 }
-PyObject *py_prepare(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<1>(a, n, RELEASED, [](const u64 *w) { return prepare((Team *)w[0]), i64(0); });
-}
-PyObject *py_pays(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<1>(a, n, KEPT, [](const u64 *w) { return i64(pays(*(Pace *)w[0])); });
-}
-// Nanoseconds that a call for so many elements took, shared or not.
-PyObject *py_note(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<4>(a, n, KEPT, [](const u64 *w) {
-        return note(*(Pace *)w[0], double(w[1]) / double(i64(w[2])), w[3] != 0), i64(0);
-    });
-}
-PyObject *py_take(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<1>(a, n, RELEASED, [](const u64 *w) { return take((Team *)w[0]), i64(0); });
-}
-PyObject *py_finish(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<1>(a, n, RELEASED, [](const u64 *w) { return finish((Team *)w[0]), i64(0); });
-}
 PyObject *py_merge(PyObject *, Arguments a, Py_ssize_t n) {
     return function<3>(a, n, 1, [](const u64 *w) { return merge((const Row *)w[0], i64(w[1]), (Row *)w[2]), i64(0); });
-}
-PyObject *py_copy(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<5>(a, n, RELEASED, [](const u64 *w) {
-        copy((const char *)w[0], i64(w[1]), i64(w[2]), (const i64 *)w[3], (char *)w[4]);
-        return i64(0);
-    });
 }
 PyObject *py_summarise_strided(PyObject *, Arguments a, Py_ssize_t n) {
     return function<12>(a, n, 2, [](const u64 *w) {
@@ -207,8 +183,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 }
 
 PyMethodDef METHODS[] = {
-    FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
-    FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance),
+    FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(merge), FAST(summarise_strided), FAST(glance),
     FAST(columns),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},

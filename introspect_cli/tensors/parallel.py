@@ -12,11 +12,6 @@ subnormal numbers where those started after it would not. So they are called onl
 of the script's own has called as many, and never in a forked child. Nor does an operation of torch that we need for a
 large tensor run in a thread without them: `Stand` runs it elsewhere.
 
-Where torch's workers cannot be called, `Helpers` share the call: bare threads around a queue, started when first
-needed, so that they do not show in the script's `threading.enumerate()`, hold up its exit, or are waited for in a
-forked child. A call is shared by tickets: whoever is free takes part until the work runs out, the caller included, and
-a helper that the system has not scheduled by then is not waited for.
-
 Whether sharing pays at the moment, the kernels know (`pace.cpp`).
 """
 
@@ -119,82 +114,6 @@ def _start(life: Callable[..., None], *args: object) -> None:
     start(life, args)
 
 
-class _Ticket:
-    """One shared call: helpers may join until the caller is through."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call = call
-        self._lock = threading.Lock()
-        self._open = True
-        self._joined = 0
-        self._finished: SimpleQueue[None] = SimpleQueue()
-
-    def help(self) -> None:
-        """Take part, unless it is over."""
-        with self._lock:
-            if not self._open:
-                return
-            self._joined += 1
-        try:
-            self._call()
-        finally:
-            self._finished.put(None)
-
-    def lead(self) -> None:
-        """Take part, then wait for those who joined."""
-        try:
-            self._call()
-        finally:
-            with self._lock:
-                self._open = False
-            for _ in range(self._joined):
-                self._finished.get()
-
-
-def _serve(tickets: SimpleQueue[_Ticket | None], gone: SimpleQueue[None]) -> None:
-    """A helper's life: tickets until there is a None."""
-    while True:
-        ticket = tickets.get()
-        if ticket is None:
-            gone.put(None)
-            return
-        ticket.help()
-        del ticket
-
-
-class Helpers:
-    """Helper threads; one call is shared at a time."""
-
-    def __init__(self, count: int) -> None:
-        self._tickets: SimpleQueue[_Ticket | None] = SimpleQueue()
-        self._gone: SimpleQueue[None] = SimpleQueue()
-        self._count = 0
-        for _ in range(count):
-            try:
-                _start(_serve, self._tickets, self._gone)
-            except RuntimeError:  # no more threads to be had, or the interpreter is going down
-                break
-            self._count += 1
-
-    def share(self, call: Callable[[], object]) -> None:
-        """Run a call in this thread and in every helper that gets to it before it is over.
-
-        The call must be one that several threads may run at once, each doing part of the work.
-        """
-        ticket = _Ticket(call)
-        for _ in range(self._count):
-            self._tickets.put(ticket)
-        ticket.lead()
-
-    def close(self) -> None:
-        """End the threads and wait until they have left."""
-        for _ in range(self._count):
-            self._tickets.put(None)
-        for _ in range(self._count):
-            self._gone.get()
-        self._count = 0
-
-
 def _answer(calls: SimpleQueue[Callable[[], object] | None], answers: SimpleQueue[BaseException | None]) -> None:
     """Make calls until there is a None, and answer each with what it raised."""
     while True:
@@ -224,7 +143,7 @@ class Stand:
         if not self._on:
             try:
                 _start(_answer, self._calls, self._answers)
-            except RuntimeError:  # as for helpers
+            except RuntimeError:  # no more threads to be had, or the interpreter is going down
                 call()
                 return
             self._on = True

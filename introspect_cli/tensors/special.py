@@ -225,16 +225,7 @@ def _places(indices: Sequence[torch.Tensor]) -> str:
 
 
 def _quantized(tensor: torch.Tensor) -> Parts:
-    common = _common(tensor)
-    plain = tensor.detach()
-    if plain.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        extra = f"{plain.q_scale()!r} {plain.q_zero_point()!r}".encode()
-        bits = [(0, plain.int_repr())]
-    else:
-        extra = f"axis {plain.q_per_channel_axis()}".encode()
-        scales, zeros = plain.q_per_channel_scales(), plain.q_per_channel_zero_points()
-        bits = [(0, plain.int_repr()), (PART, scales), (2 * PART, zeros)]
-    return Parts(**common, values=plain.dequantize(), bits=bits, extra=extra)
+    return Parts(**_common(tensor), values=tensor.detach().dequantize(), extra=str(tensor.qscheme()).encode())
 
 
 def _distributed(tensor: Any) -> Parts:

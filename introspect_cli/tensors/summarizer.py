@@ -56,7 +56,7 @@ class Summarizer:
         stats: whether to compute statistics.
         sketch: whether to compute sketches.
         sorted_stats: `med` and `mode`, on request: each costs a sort.
-        threads: threads to use for large CPU tensors, the caller's included; by default torch's own number.
+        alone: leave the threads that torch has to it.
     """
 
     def __init__(
@@ -65,11 +65,13 @@ class Summarizer:
         stats: bool = True,
         sketch: bool = True,
         sorted_stats: tuple[str, ...] = (),
-        threads: int | None = None,
+        alone: bool = False,
     ) -> None:
         wanted = tuple(sorted_stats)
         devices = Devices(stats=stats, sketch=sketch)
-        self._slots = slots = Slots(Engine(threads), devices, new_memory(), k.STATS * stats | k.SKETCH * sketch, wanted)
+        self._slots = slots = Slots(
+            Engine(alone=alone), devices, new_memory(), k.STATS * stats | k.SKETCH * sketch, wanted
+        )
         self._engine, self._devices, self._memory, self._arena = slots.engine, devices, slots.memory, slots.arena
         self._layout_of, self._layouts, self._notes = slots.layout_of, slots.layouts, slots.notes
         self._lock = k.new_lock()
@@ -205,11 +207,6 @@ class Summarizer:
         with self._lock:
             return self._unusual.copied(tensor)
 
-    def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Views of a tensor at each index of its first dimension."""
-        with self._lock:
-            return self._unusual.parts(tensor)
-
     def end_step(self, *wanted: tuple[Columns, list[int]]) -> EndedRows:
         """Put rows into columns, each column's records at their slots, and begin anew with slot 0.
 
@@ -240,7 +237,6 @@ class Summarizer:
     def close(self) -> None:
         """Free what is held; the summarizer must not be used afterwards."""
         with self._lock:
-            self._engine.close()
             self._unusual.close()
             if self._memory is not None:
                 self._memory.clear()

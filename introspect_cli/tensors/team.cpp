@@ -38,18 +38,28 @@ void merge(const Row *parts, i64 count, Row *out) {
     *out = r;
 }
 
-void prepare(Team *team) {
-    i64 chunks = 0, parts = 0;
+// Summarises chunks until none is left; several threads may, for the same team.
+static void take(void *data);
+
+void summarise_all(Team *team) {
+    i64 chunks = 0, parts = 0, count = 0;
     for (Item *it = team->items; it < team->items + team->count; it++) {
         i64 number = chunks_of(it->count);
+        count += it->count;
         it->chunk = chunks, it->part = parts;
         chunks += number, parts += number > 1 ? number : 0;
     }
     team->chunks = chunks;
     for (i64 &counter : team->counter) counter = 0;
+    share(team, take, team, count, team->flags);
+    for (Item *it = team->items; it < team->items + team->count; it++) {
+        i64 number = chunks_of(it->count);
+        if (number > 1) merge(team->parts + it->part, number, it->row);
+        if (it->count >= WORTHWHILE) it->row->sample = sample(it->address, it->count, it->code);
+    }
 }
 
-void take(void *data) {
+static void take(void *data) {
     Team *team = (Team *)data;
     // Torch's threads have just written the tensor, the first one its beginning: what is in their caches goes first.
     bool back = team->number && team->number() > 0;
@@ -66,14 +76,6 @@ void take(void *data) {
     }
 }
 
-void finish(Team *team) {
-    for (Item *it = team->items; it < team->items + team->count; it++) {
-        i64 number = chunks_of(it->count);
-        if (number > 1) merge(team->parts + it->part, number, it->row);
-        if (it->count >= WORTHWHILE) it->row->sample = sample(it->address, it->count, it->code);
-    }
-}
-
 void share(Team *team, void (*function)(void *), void *data, i64 count, i64 flags) {
     Pace &pace = team->paces[flags];
     const bool may = team->threads > 1 && count >= SHARED, timed = may && pace.untimed <= 0;
@@ -83,14 +85,6 @@ void share(Team *team, void (*function)(void *), void *data, i64 count, i64 flag
     if (shared) team->parallel(function, data, unsigned(team->threads), 0);
     else function(data);
     if (timed) note(pace, (clock_now() - start) / double(count), shared);
-}
-
-void summarise_all(Team *team) {
-    i64 count = 0;
-    for (const Item *it = team->items; it < team->items + team->count; it++) count += it->count;
-    prepare(team);
-    share(team, take, team, count, team->flags);
-    finish(team);
 }
 
 void summarise(u64 address, i64 count, i64 first, i64 code, i64 flags, const float *table, Row *row, Team *team) {

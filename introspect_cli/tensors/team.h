@@ -30,9 +30,6 @@ HIDDEN u64 sample(u64 address, i64 count, i64 code);  // eight bytes from the mi
 HIDDEN void merge(const Row *parts, i64 count, Row *out);
 // Runs a function, for `count` elements in all, in the team's threads if that pays.
 HIDDEN void share(Team *team, void (*function)(void *), void *data, i64 count, i64 flags);
-HIDDEN void prepare(Team *team);
-HIDDEN void take(void *team);  // summarises chunks until none is left; several threads may, for the same team
-HIDDEN void finish(Team *team);
 HIDDEN void summarise_all(Team *team);
 HIDDEN void summarise(u64 address, i64 count, i64 first, i64 code, i64 flags, const float *table, Row *row, Team *team);
 HIDDEN bool again(u64 address, i64 count, const Row *known, i64 code, Row *row, Team *team);

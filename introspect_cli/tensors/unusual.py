@@ -38,12 +38,6 @@ class UnusualTensors:
         self._by_torch(lambda: copies.append(tensor.detach().to("cpu", copy=True)), tensor)
         return copies[0]
 
-    def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Views of a tensor at each index of its first dimension."""
-        views: list[torch.Tensor] = []
-        self._by_torch(lambda: views.extend(tensor.detach().unbind(0)), tensor)
-        return views
-
     def _by_torch(self, call: Callable[[], None], tensor: torch.Tensor) -> None:
         """Have torch operate on a tensor; in introspect's thread where that would start workers in this one."""
 

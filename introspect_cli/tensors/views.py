@@ -183,20 +183,10 @@ class Pieces(NamedTuple):
     plans: NDArray[np.int64]
 
 
-def are_short(shape: tuple[int, ...]) -> bool:
-    """Whether a chunk has rows enough to be copied by itself."""
-    return shape[-1] * _LINES <= k.CHUNK
-
-
-def can_copy(shape: tuple[int, ...], size: int) -> bool:
-    """Whether the kernels copy tensors of a shape and of elements of `size` bytes."""
-    return 0 < len(shape) < k.MAX_DIMS - 1 and size <= WIDTH
-
-
 @lru_cache(maxsize=256)
 def cut_up(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> Pieces | None:
     """The pieces of a tensor that is not empty, in logical order; None where it has to be copied another way."""
-    if not (can_copy(shape, size) and are_short(shape)):
+    if not 0 < len(shape) < k.MAX_DIMS - 1 or size > WIDTH or shape[-1] * _LINES > k.CHUNK:
         return None
     boxes: list[tuple[int, int, int, int, int]] = []
     plans: list[NDArray[np.int64]] = []

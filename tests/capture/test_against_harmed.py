@@ -192,7 +192,7 @@ def test_a_reference_that_goes_on_itself_is_compared_as_far_as_it_is(place, tmp_
     )  # fmt: skip
     try:
         until = time.monotonic() + HANGS
-        while not (tmp_path / "ref" / "rank0" / "index.bin").exists():
+        while not (tmp_path / "ref" / "rank0" / "log.bin").exists():
             assert time.monotonic() < until
             time.sleep(0.05)
         words = ("--no-packages", "--against", "ref", "-o", str(tmp_path / "run"))

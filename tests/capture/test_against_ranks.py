@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from interpreter import PYTHON
 from launches import finish, launch
 
 from introspect_cli.capture.against import Announced, Announcement
@@ -77,14 +76,6 @@ def test_all_ranks_end_after_the_same_step_with_the_status_of_diff(place):
     torchrun = ("torchrun", "--standalone", "--nproc-per-node", "2")
     words = ("-m", "introspect_cli", "capture", "--force", *OPTIONS, *torchrun, "train.py", "4", "4000")
     code, said = started(place, sys.executable, *words)
-    assert code == 1, said
-    assert_ended_together(place / "run", said)
-
-
-@pytest.mark.sweep
-def test_the_same_where_torchrun_starts_the_captures(place):
-    words = ("--standalone", "--nproc-per-node", "2", "-m", "introspect_cli", "capture", "--force", *OPTIONS)
-    code, said = started(place, PYTHON, "agent.py", *words, "train.py", "4", "4000")
     assert code == 1, said
     assert_ended_together(place / "run", said)
 

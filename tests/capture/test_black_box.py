@@ -11,7 +11,6 @@ from neutrality import assert_neutral, mlp
 from torch import nn
 
 from introspect_cli.api import recording
-from introspect_cli.capture.recording.black_box import BlackBox
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write.run_writer import StoreWriter
@@ -145,19 +144,6 @@ def test_what_there_is_no_room_for_is_said_and_the_rest_is_held(tmp_path, capfd)
     assert max(sizes) < 100_000
 
 
-def test_a_difference_that_is_tolerated_is_let_go(tmp_path, whole):
-    options = {"keep_around": 2, "against": str(whole), "rtol": 10.0}
-    assert stored(captured(tmp_path / "run", odd=3, options=options)) == {}
-
-
-def test_of_a_step_that_is_dropped_nothing_stays(tmp_path):
-    run = captured(tmp_path / "run", steps=60, nan=5, options={"keep_around": 2, "last": 3})
-    with open_run(run) as opened:
-        assert [wrote["steps"] for wrote in opened.manifest["kept_around"]] == [[4, 5]]
-        steps = opened.rank(0).entries["step"].tolist()
-    assert stored(run).keys() <= named(run, *steps)
-
-
 @pytest.mark.parametrize("at", [0, 3])
 def test_a_process_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path, at, monkeypatch):
     child = os.fork()
@@ -195,25 +181,6 @@ def test_a_store_without_room_costs_the_tensors_and_not_the_run(tmp_path, monkey
     with open_run(run) as opened:
         assert opened.last_step == 5
         assert any("are no longer held" in note for note in opened.manifest["not_observed"])
-
-
-def test_a_comparison_that_comes_late_finds_the_steps_that_were_set_aside(tmp_path):
-    with StoreWriter.create(tmp_path / "run") as store:
-        said = []
-        digests = dict.fromkeys(range(9), b"a")
-        box = BlackBox(2, 10**6, store, digests, said.append, said.append)
-        for step in range(9):
-            box.add(step, {}, b"a" if step < 4 else b"b", not_finite=False)
-        box.agreed(3)
-        box.diverged(4)
-        assert box.written == []  # the steps had no tensors
-        assert sorted(box.stored) == [3, 4]
-        assert not said
-        late = BlackBox(2, 10**6, store, {}, said.append, said.append)
-        for step in range(9):
-            late.add(step, {}, b"", not_finite=False)
-        late.diverged(4)
-        assert said == ["whole tensors of step 4 are no longer held: it was compared 4 steps later"]
 
 
 @pytest.mark.parametrize(

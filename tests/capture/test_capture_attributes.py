@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -11,10 +10,6 @@ from opcapture import captured
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.probes.attributes import CHANGES_OFTEN, AttributeProbe
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
 
 
@@ -102,22 +97,6 @@ def test_plain_attributes_are_written_with_the_tree(path):
     assert rows(path, "Net.conv")[0][1]["kernel_size"] == "(3,)"
 
 
-def test_children_are_found_where_torch_holds_them_in_an_ordered_dictionary(tmp_path):
-    """Torch 2.4 does."""
-
-    def work():
-        net = Net()
-        net._modules = OrderedDict(net._modules)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in range(2):
-            net.drop.p = 0.1 * (step + 1)
-            net(torch.randn(3, 2, 4)).sum().backward()
-            optimizer.step()
-
-    path = captured(tmp_path / "run", work)
-    assert [(step, found["p"]) for step, found in rows(path, "Net.drop")] == [(0, "0.1"), (1, "0.2")]
-
-
 def test_changes_are_written_with_their_step(path):
     assert [(step, found["p"]) for step, found in rows(path, "Net.drop")] == [(0, "0.1"), (2, "0.5")]
     assert [(step, found["training"]) for step, found in rows(path, "Net.norm")] == [(0, "True"), (2, "False")]
@@ -125,75 +104,6 @@ def test_changes_are_written_with_their_step(path):
         (0, None),
         (3, "forward functools.partial"),
     ]
-
-
-def test_a_counter_is_followed_a_few_times_only(path):
-    counted = [found["calls"] for _, found in rows(path, "Net")]
-    assert counted == [*map(str, range(8)), CHANGES_OFTEN]
-
-
-def test_the_tree_has_each_module_once(path):
-    with open_run(path) as run:
-        names = [module.fqn for module in run.rank(0).modules]
-    assert names == ["Net", "Net.norm", "Net.drop", "Net.conv"]
-
-
-def test_looks_again_only_where_something_changed(tmp_path, monkeypatch):
-    looks = []
-    original = AttributeProbe._look
-    monkeypatch.setattr(
-        AttributeProbe, "_look", lambda self, root, name: (looks.append(name), original(self, root, name))
-    )
-
-    class Still(Net):
-        def forward(self, x):
-            return self.drop(self.norm(x))
-
-    def work():
-        net = Still()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in range(5):
-            if step == 3:
-                net.label = "narrow"
-            net(torch.randn(3, 2, 4)).sum().backward()
-            optimizer.step()
-
-    captured(tmp_path / "run", work)
-    assert looks == ["Still", "Still"]
-
-
-def test_a_diff_names_the_attribute(tmp_path):
-    a = captured(tmp_path / "a", trained(2))
-    b = captured(tmp_path / "b", trained(2, eps=1e-3))
-    assert "eps 1e-05 -> 0.001" in answered(a, b)
-
-
-@pytest.mark.parametrize("options", [{}, {"record": frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS})}])
-def test_a_diff_names_the_argument_of_a_loss_object(tmp_path, options):
-    def work(smoothing):
-        torch.manual_seed(0)
-        net, criterion = nn.Linear(4, 3), nn.CrossEntropyLoss(label_smoothing=smoothing)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        criterion(net(torch.randn(8, 4)), torch.zeros(8, dtype=torch.long)).backward()
-        optimizer.step()
-
-    a, b = (captured(tmp_path / str(each), functools.partial(work, each), **options) for each in (0.0, 0.1))
-    said = answered(a, b)
-    assert "label_smoothing 0.0 -> 0.1" in said
-    assert ("Likely: label_smoothing" in said) == bool(options), "what the loss was computed from is unseen"
-    assert ("cause: label_smoothing" in said) == (not options)
-
-
-def test_a_diff_names_what_changed_in_the_middle_of_a_run(tmp_path):
-    a = captured(tmp_path / "a", trained(4, before={2: lambda net: net.drop.eval()}))
-    b = captured(tmp_path / "b", trained(4))
-    assert "eval mode in a, train mode in b" in answered(a, b)
-
-
-def answered(a, b):
-    with open_run(a) as one, open_run(b) as two:
-        result = compare_runs(one, two, DiffOptions())
-    return result.sentence
 
 
 class Fresh(nn.Module):

@@ -29,74 +29,6 @@ class Net(nn.Module):
         return self.head(torch.relu(self.body(x)))
 
 
-def without_gradients(net, average, criterion, loader):
-    del average
-    net.eval()
-    with torch.no_grad():
-        for x, y in loader:
-            criterion(net(x), y)
-    net.train()
-
-
-def gradients_off_around_the_model_only(net, average, criterion, loader):
-    del average
-    net.eval()
-    for x, y in loader:
-        with torch.no_grad():
-            criterion(net(x), y)
-    net.train()
-
-
-def gradients_left_on(net, average, criterion, loader):
-    del average
-    net.eval()
-    for x, y in loader:
-        criterion(net(x), y)
-    net.train()
-
-
-def averaged_copy(net, average, criterion, loader):
-    del net
-    with torch.no_grad():
-        for x, y in loader:
-            criterion(average(x), y)
-
-
-def plain_tensors(net, average, criterion, loader):
-    del average, loader
-    with torch.no_grad():
-        criterion(net(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
-
-
-def averaged_copy_on_plain_tensors(net, average, criterion, loader):
-    del net, loader
-    with torch.no_grad():
-        criterion(average(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
-
-
-def torchs_average_on_plain_tensors(net, average, criterion, loader):
-    del average, loader
-    with torch.no_grad():
-        criterion(torch.optim.swa_utils.AveragedModel(net)(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
-
-
-def in_train_mode(net, average, criterion, loader):
-    del average
-    with torch.no_grad():
-        for x, y in loader:
-            criterion(net(x), y)
-
-
-WAYS = [
-    without_gradients,
-    gradients_off_around_the_model_only,
-    averaged_copy,
-    plain_tensors,
-    torchs_average_on_plain_tensors,
-    in_train_mode,
-]
-
-
 def train(evaluate, when):
     torch.manual_seed(3)
     x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
@@ -141,88 +73,6 @@ def assert_same(a, b):
         assert one.manifest["steps"] == other.manifest["steps"] == STEPS
 
 
-@pytest.mark.parametrize("when", ["before", "between a batch and its use", "in the middle", "after"])
-@pytest.mark.parametrize("evaluate", WAYS, ids=lambda way: way.__name__)
-def test_training_is_not_shifted(tmp_path, alone, evaluate, when):
-    with watched(tmp_path / "run"):
-        train(evaluate, when)
-    assert_same(alone, tmp_path / "run")
-
-
-def test_an_evaluation_that_is_not_recorded_is_said_beside_same(tmp_path, alone):
-    for name, options in {"unseen": {}, "seen": {"eval": True}}.items():
-        with watched(tmp_path / name, **options):
-            train(without_gradients, "in the middle")
-    said = "Run b could not see everything: evaluation ran and is not recorded (--eval records it)"
-    for name, notes in {"unseen": True, "seen": False}.items():
-        with open_run(alone) as one, open_run(tmp_path / name) as other:
-            result = compare_runs(one, other, DiffOptions(), [])
-            assert result.verdict is Verdict.SAME, result.sentence
-            assert (said in result.notes) is notes, result.notes
-
-
-@pytest.mark.parametrize("when", ["between a batch and its use", "in the middle", "after"])
-def test_gradients_left_on_in_eval_mode(tmp_path, alone, when):
-    with watched(tmp_path / "run"):
-        train(gradients_left_on, when)
-    assert_same(alone, tmp_path / "run")
-
-
-@pytest.mark.parametrize("when", ["in the middle", "after"])
-def test_an_averaged_copy_that_took_no_part_in_the_first_step_is_evaluated(tmp_path, alone, when):
-    with watched(tmp_path / "run"):
-        train(averaged_copy_on_plain_tensors, when)
-    assert_same(alone, tmp_path / "run")
-
-
-def train_late(evaluate, *, by_hand=False):
-    """As `train`, evaluated before anything shows that a model will be trained."""
-    torch.manual_seed(3)
-    net, criterion = Net(), nn.CrossEntropyLoss()
-    x, y = torch.randn(STEPS, 4, 4), torch.randint(0, 2, (STEPS, 4))
-    validation = DataLoader(list(zip(-x[0], y[0], strict=True)), batch_size=2, generator=torch.Generator())
-    if evaluate is not None:
-        evaluate(net, copy.deepcopy(net), criterion, validation)
-    optimizer = None if by_hand else torch.optim.SGD(net.parameters(), lr=0.1)
-    for inputs, target in zip(x, y, strict=True):
-        net.zero_grad()
-        criterion(net(inputs), target).backward()
-        if optimizer is not None:
-            optimizer.step()
-            continue
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.sub_(0.1 * parameter.grad)
-
-
-@pytest.mark.parametrize("by_hand", [False, True], ids=["optimizer", "by hand"])
-@pytest.mark.parametrize("evaluate", [without_gradients, plain_tensors], ids=lambda way: way.__name__)
-def test_evaluation_before_anything_is_trained_counts_as_no_step(tmp_path, evaluate, by_hand):
-    for name, way in (("a", None), ("b", evaluate)):
-        with watched(tmp_path / name):
-            train_late(way, by_hand=by_hand)
-    assert_same(tmp_path / "a", tmp_path / "b")
-    with open_run(tmp_path / "b") as run:
-        assert any("was taken for an evaluation and is not recorded" in said for said in run.manifest["not_observed"])
-
-
-def forwards_with_gradients(net, average, criterion, loader):
-    """A model is run to see that it works, or to learn its shapes; nothing is made of the result."""
-    del average, loader
-    assert net(torch.ones(2, 4)).shape == (2, 2)
-    criterion(net(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
-
-
-@pytest.mark.parametrize("by_hand", [False, True], ids=["optimizer", "by hand"])
-def test_forwards_with_gradients_of_which_nothing_is_left_count_as_no_step(tmp_path, by_hand):
-    for name, way in (("a", None), ("b", forwards_with_gradients)):
-        with watched(tmp_path / name):
-            train_late(way, by_hand=by_hand)
-    assert_same(tmp_path / "a", tmp_path / "b")
-    with open_run(tmp_path / "b") as run:
-        assert any("was taken for an evaluation and is not recorded" in said for said in run.manifest["not_observed"])
-
-
 def test_a_forward_before_the_optimizer_whose_graph_is_used_is_training(tmp_path):
     torch.manual_seed(3)
     net, criterion = Net(), nn.CrossEntropyLoss()
@@ -237,51 +87,6 @@ def test_a_forward_before_the_optimizer_whose_graph_is_used_is_training(tmp_path
         assert {("forward", "Net"), ("loss", "loss")} <= found
 
 
-def test_loaders_of_an_evaluation_that_comes_first_take_nothing_from_a_loop_by_hand(tmp_path):
-    def by_hand(validate):
-        torch.manual_seed(3)
-        net, criterion = Net(), nn.CrossEntropyLoss()
-        x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
-        training = DataLoader(list(zip(x, y, strict=True)), batch_size=4, generator=torch.Generator())
-        validation = DataLoader(list(zip(-x, y, strict=True)), batch_size=6, generator=torch.Generator())
-        if validate:
-            without_gradients(net, None, criterion, validation)
-        for inputs, target in training:
-            net.zero_grad()
-            criterion(net(inputs), target).backward()
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter.sub_(0.1 * parameter.grad)
-
-    for name, validate in (("a", False), ("b", True)):
-        with watched(tmp_path / name):
-            by_hand(validate)
-    assert_same(tmp_path / "a", tmp_path / "b")
-    with open_run(tmp_path / "b") as run:  # and each batch stands in the step that it feeds
-        for step in range(STEPS):
-            found = {(record.site.kind.value, record.site.fqn) for record in run.rank(0).records(step)}
-            assert {("batch", "DataLoader"), ("loss", "loss")} <= found
-
-
-def test_validation_in_a_script_that_trains_by_hand_is_no_step(tmp_path):
-    def by_hand(validate):
-        torch.manual_seed(3)
-        net, criterion = Net(), nn.CrossEntropyLoss()
-        for inputs in torch.randn(STEPS, 4, 4):
-            net.zero_grad()
-            criterion(net(inputs), torch.zeros(4, dtype=torch.long)).backward()
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter.sub_(0.1 * parameter.grad)
-            if validate:
-                plain_tensors(net, None, criterion, None)
-
-    for name, validate in (("a", False), ("b", True)):
-        with watched(tmp_path / name):
-            by_hand(validate)
-    assert_same(tmp_path / "a", tmp_path / "b")
-
-
 def test_lightnings_sanity_check_is_evaluation(tmp_path):
     for name, checks in (("a", 0), ("b", 2)):
         torch.manual_seed(3)
@@ -289,16 +94,6 @@ def test_lightnings_sanity_check_is_evaluation(tmp_path):
         with watched(tmp_path / name):
             fit(net, tmp_path, STEPS, sanity_checks=checks, validation_batches=checks)
     assert_same(tmp_path / "a", tmp_path / "b")
-
-
-@pytest.mark.parametrize("evaluate", WAYS[:2], ids=lambda way: way.__name__)
-def test_evaluation_has_sites_and_calls_of_its_own(tmp_path, evaluate):
-    with watched(tmp_path / "run", eval=True):
-        train(evaluate, "in the middle")
-    with open_run(tmp_path / "run") as run:
-        found = {place[1:] for place in places(run) if place[0] == "eval"}
-    assert {call for fqn, kind, call in found if (fqn, kind) == ("CrossEntropyLoss", "output")} == {0, 1, 2}
-    assert {call for fqn, kind, call in found if (fqn, kind) == ("DataLoader", "batch")} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["its own", "frozen in the optimizer"])
@@ -329,69 +124,3 @@ def test_a_script_that_only_runs_a_model_is_recorded_without_being_asked_to(tmp_
     with open_run(tmp_path / "run") as run:
         assert run.manifest["steps"] == 3
         assert {("data", "batch"), ("forward", "output")} <= {(phase, kind) for phase, _, kind, _ in places(run)}
-
-
-def actor_critic(speed=0.5, more=0.0):
-    """A target that the trained actor and a copy of the critic compute without gradients, within the loss."""
-
-    def run():
-        torch.manual_seed(0)
-        actor, critic = Net(), Net()
-        target = copy.deepcopy(critic)
-        optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=0.1)
-        for _ in range(STEPS):
-            observed, nearer = torch.randn(8, 4), torch.randn(8, 4)
-            value = critic(observed)
-            with torch.no_grad():
-                goal = target(torch.cat([actor(nearer) * (1 + more), nearer[:, :2]], 1))
-            loss = (value - goal).square().mean() - actor(observed).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            with torch.no_grad():
-                for mine, its in zip(critic.parameters(), target.parameters(), strict=True):
-                    its.lerp_(mine, speed)
-
-    return run
-
-
-def test_a_target_that_a_loss_takes_without_gradients_is_no_evaluation(tmp_path):
-    runs = {"a": actor_critic(), "b": actor_critic(0.1), "c": actor_critic(more=0.5)}
-    for name, run in runs.items():
-        with watched(tmp_path / name):
-            run()
-    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b, open_run(tmp_path / "c") as c:
-        slower, other = compare_runs(a, b, DiffOptions()), compare_runs(a, c, DiffOptions())
-    assert (slower.first.step, slower.first.site.kind.value) == (1, "param"), slower.sentence
-    assert (other.first.step, other.first.site.kind.value) == (0, "input"), other.sentence
-
-
-def validated(fast):
-    """Validation in eval mode with gradients left on, after each step; the script ends with it."""
-
-    def run():
-        torch.manual_seed(0)
-        net, data = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), torch.randn(8, 4)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            net.train()
-            optimizer.zero_grad()
-            net(data).square().mean().backward()
-            optimizer.step()
-            if not fast:
-                net.eval()
-                net(data).square().mean()
-        net.eval()
-        net(data)
-
-    return run
-
-
-def test_results_decide_though_the_script_ends_with_a_forward_that_trains_nothing(tmp_path):
-    for name, fast in (("a", False), ("b", True)):
-        with watched(tmp_path / name):
-            validated(fast)()
-    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
-        result = compare_runs(a, b, DiffOptions())
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert "What differs changed none of them, first at step 1" in result.sentence

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from neutrality import trajectory, watched
 from torch import nn
 
-from introspect_cli import capture as package
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.capture.environment.sources import file_of
 from introspect_cli.capture.frames import is_introspects
-from introspect_cli.capture.naming.identity import ById
-from introspect_cli.capture.naming.names import NameFilter, Names
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 
@@ -180,24 +175,6 @@ def test_an_exception_that_another_thread_sends_reaches_the_script(tmp_path):
     assert verify_run(tmp_path / "run").findings == ()
 
 
-def test_callbacks_of_weak_references_have_the_name_by_which_signals_know_them():
-    """And nothing else has it: a signal that comes there is sent again, later than need be."""
-    found = []
-    for path in Path(package.__file__).parent.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        methods = [each for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body]
-        assert "forget" not in [each.name for each in methods if isinstance(each, ast.FunctionDef)], path
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            called = ast.unparse(call.func)
-            if called in ("weakref.ref", "keyed") and len(call.args) > 1:
-                found.append(ast.unparse(call.args[1]).rpartition(".")[2].removeprefix("_"))
-            assert called not in ("weakref.finalize", "weakref.WeakSet", "weakref.WeakKeyDictionary"), path
-    assert set(found) == {"forget"}
-    assert len(found) == 4
-    every = (ById()._forget, Names(NameFilter((), (), None))._module_gone)
-    assert {each.__name__ for each in every} == {"forget"}
-
-
 def test_tensors_can_be_swapped(tmp_path):
     net = nn.Linear(4, 4)
     optimizer = torch.optim.Adam(net.parameters())
@@ -215,32 +192,6 @@ def test_tensors_can_be_swapped(tmp_path):
                 torch.__future__.set_swap_module_params_on_conversion(False)
     assert session._guard.details == []
     assert {fqn for _, _, fqn, _ in records(tmp_path / "run", "param")} == {"Linear.weight", "Linear.bias"}
-
-
-def closures(log):
-    net = nn.Linear(3, 1)
-    x, y = torch.randn(8, 3), torch.randn(8, 1)
-    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = log.loss((net(x) - y).square().mean())
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-        log(net)
-
-
-def test_gradients_inside_a_closure_are_recorded_each_time(tmp_path):
-    bare = trajectory(closures)
-    with watched(tmp_path / "run"):
-        seen = trajectory(closures)
-    assert (seen.entries, seen.losses) == (bare.entries, bare.losses)
-    weight = [(step, call) for step, _, fqn, call in records(tmp_path / "run", "grad") if fqn == "Linear.weight"]
-    assert len(weight) == len(bare.losses)
-    assert [call for step, call in weight if step == 0] == list(range(sum(step == 0 for step, _ in weight)))
 
 
 @pytest.mark.parametrize("size", [4, 400])

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
-import click
 import pytest
 import torch
 from neutrality import watched
 from torch import nn
 from torch.utils.data import DataLoader
 
-from introspect_cli.capture import all_probes
 from introspect_cli.capture.options.capture_options import CaptureOptions, described
-from introspect_cli.capture.options.option import WHAT, Option
-from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.commands.capture import from_field
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.schedule.rules import Schedule
+from introspect_cli.records import Kind
+from introspect_cli.schedule.rules import Schedule, parse_rule
 from introspect_cli.store.read.run import open_run
 
 OPERATORS = {"level": "op", "record": CaptureOptions().record | {Kind.OP_OUTPUT}}
@@ -38,15 +33,9 @@ ALTERED = {
     "probes": {"probes": 3},
     "exclude": {"exclude": ("*.1",)},
     "max_depth": {"max_depth": 0},
-    "steps": {"steps": Schedule.parse("1:")},
+    "steps": {"steps": parse_rule("first(1) | last(1) & when('step == 1')")},
     "until_step": {"until_step": 5},
-    "every_seconds": {"every_seconds": 600},
-    "epochs": {"epochs": "0"},
     "ranks": {"ranks": "0"},
-    "first": {"first": 1},
-    "last": {"last": 1},
-    "when": {"when": "step == 1"},
-    "schedule": {"schedule": "first(1) | last(1)"},
     "max_size": {"max_size": 100_000},
     "until_nan": {"until_nan": True},
     "eval": {"eval": True},
@@ -105,57 +94,6 @@ def test_the_manifest_says_what_each_narrowing_option_was(tmp_path):
         narrowing = run.manifest["narrowing"]
     assert len(narrowing) == len(NARROWING)
     assert (narrowing["modules"], narrowing["steps"], narrowing["eval"]) == (["*.0"], ":2", None)
-
-
-@dataclasses.dataclass(frozen=True)
-class MoreOptions(CaptureOptions):
-    """The options, and a throw-away one."""
-
-    thrice: bool = dataclasses.field(
-        default=False, metadata={"option": Option(WHAT, ("--thrice/--once",), "Record thrice.", narrows=True)}
-    )
-
-
-def test_an_option_is_a_field():
-    [(name, option)] = [(name, option) for name, option in described(MoreOptions) if name == "thrice"]
-
-    @click.command()
-    @from_field(name, option, default=False)
-    def command(thrice):
-        return thrice
-
-    assert command.main(["--thrice"], standalone_mode=False) is True
-    assert MoreOptions(thrice=True).to_dict()["thrice"] is True
-    assert MoreOptions().narrowing() == {**CaptureOptions().narrowing(), "thrice": False}
-
-
-class SizeProbe(GuardedProbe):
-    name = "size"
-    lost = "sizes are"
-
-    def install(self):
-        self._patches.watch(torch.Tensor, "square", self._guarded, self._squared)
-        super().install()
-
-    def _squared(self, args, _):
-        [tensor], recorder = args, self._recorder
-        site = Site(Phase.FORWARD, Kind.HYPERPARAMETER, "size")
-        recorder.value(recorder.site(site), tensor.numel() // (0 if tensor.numel() == 1 else 1))
-
-
-def test_a_new_probe_is_one_class(tmp_path, monkeypatch):
-    monkeypatch.setattr(all_probes, "STANDALONE", (*all_probes.STANDALONE, SizeProbe))
-    original = torch.Tensor.square
-    with watched(tmp_path / "run") as session:
-        train()
-        torch.ones(1).square()
-        torch.ones(2).square()
-    assert torch.Tensor.square is original
-    with open_run(tmp_path / "run") as run:
-        found = [record.summary.text for record in run.rank(0).records(1) if record.site.fqn == "size"]
-    assert found == ["2"]
-    assert session._guard.failed == {"size"}
-    assert session._guard.sentences[0].startswith("sizes are not observed from here on: ZeroDivisionError")
 
 
 def test_every_field_is_described():

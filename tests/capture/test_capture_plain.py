@@ -5,13 +5,12 @@ import weakref
 
 import pytest
 import torch
-from neutrality import assert_neutral, watched
+from neutrality import watched
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.records import Kind, Phase
-from introspect_cli.schedule.rules import Schedule
+from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
 
 STEPS = 5
@@ -96,52 +95,6 @@ def test_twins_are_the_same_and_what_was_not_seen_is_said(tmp_path, plain, how):
     assert any("no module was called, so nothing between" in note for note in result.notes)
 
 
-FAULTS = [
-    (
-        "operation",
-        "by hand",
-        2,
-        (Phase.LOSS, Kind.LOSS, "loss"),
-        "although every tensor that requires gradients is equal",
-    ),
-    ("operation", "optimizer", 2, (Phase.LOSS, Kind.LOSS, "loss"), "no module is called, so none was recorded"),
-    ("operation", "autograd.grad", 2, (Phase.LOSS, Kind.LOSS, "loss"), "no module is called, so none was recorded"),
-    ("initial value", "by hand", 0, (Phase.START, Kind.PARAM, "others['b']"), "differs before any training"),
-    ("initial value", "optimizer", 0, (Phase.START, Kind.PARAM, "others['b']"), "differs before any training"),
-    ("backward", "by hand", 0, (Phase.BACKWARD, Kind.GRAD, "w"), "no module is called, so none was recorded"),
-    ("backward", "optimizer", 0, (Phase.OPTIMIZER, Kind.GRAD, "w"), "no module is called, so none was recorded"),
-    (
-        "learning rate",
-        "by hand",
-        3,
-        (Phase.START, Kind.PARAM, "w"),
-        "the script's update by hand (gradient, learning rate or rule)",
-    ),
-    ("kept gradient", "by hand", 3, (Phase.BACKWARD, Kind.GRAD, "w"), "zero_grad is missing or late in b"),
-]
-
-
-@pytest.mark.parametrize(("fault", "how", "step", "place", "words"), FAULTS)
-def test_a_fault_is_reported_without_modules_that_are_not_there(tmp_path, plain, fault, how, step, place, words):
-    with watched(tmp_path / "run"):
-        train(fault, how)
-    with open_run(plain[how]) as a, open_run(tmp_path / "run") as b:
-        result = compare_runs(a, b, DiffOptions(), [])
-    assert result.first is not None
-    site = result.first.site
-    assert (result.first.step, (site.phase, site.kind, site.fqn)) == (step, place), result.sentence
-    assert words in result.sentence
-    said = " ".join([result.sentence, *result.evidence])
-    assert "module output" not in said
-    assert "loss code" not in said
-    assert "forward pass" not in said
-
-
-@pytest.mark.parametrize("how", HOWS)
-def test_it_trains_as_it_would_alone(tmp_path, how):
-    assert_neutral(lambda log: train(how=how, log=log), tmp_path / "run")
-
-
 def test_looking_for_names_keeps_no_tensor_alive(tmp_path):
     def step():
         w = torch.ones(3, requires_grad=True)
@@ -154,10 +107,3 @@ def test_looking_for_names_keeps_no_tensor_alive(tmp_path):
 
     with watched(tmp_path / "run"):
         assert step()
-
-
-def test_steps_outside_the_schedule_are_counted_too(tmp_path):
-    with watched(tmp_path / "run", steps=Schedule.parse("::2")):
-        train()
-    with open_run(tmp_path / "run") as run:
-        assert [entry.step for entry in run.rank(0).steps] == [0, 2, 4]

@@ -102,14 +102,6 @@ def test_default_capture_has_every_kind_at_every_step(captured):
     assert str(run.path.name) in done.stderr
 
 
-def test_loss_is_the_one_that_the_script_computed(captured):
-    run, done = captured()
-    reader = run.rank(0)
-    losses = [record for record in reader.records(5) if record.site.kind is Kind.LOSS]
-    assert len(losses) == 1
-    assert losses[0].summary.stats["mean"] == pytest.approx(float(done.stdout.split()[0]), rel=1e-6)
-
-
 def test_output_and_exit_code_are_the_scripts(captured, project):
     plain = subprocess.run([sys.executable, "train.py"], cwd=project, capture_output=True, text=True, check=True)
     assert captured()[1].stdout == plain.stdout
@@ -132,13 +124,6 @@ def test_record_chooses_kinds(captured, options, kinds):
     assert {site.kind for site in sites(run)} == kinds
 
 
-def test_record_none_records_nothing_and_diff_says_nothing_is_in_common(captured, introspect, project):
-    run, done = captured("--record", "none")
-    other, _ = captured("--record", "none")
-    assert "no records" in done.stderr
-    assert introspect("diff", run.path, other.path).returncode == 2
-
-
 def test_a_glob_that_matches_no_module_is_reported(captured):
     run, done = captured("--modules", "body,hed", "--exclude", "nothing.*")
     assert "no module that ran matches hed; did you mean head?" in done.stderr
@@ -157,13 +142,6 @@ def test_schedule_modules_and_depth_narrow_what_is_recorded(captured):
     assert any(site.kind is Kind.PARAM and site.phase is Phase.START for site in sites(run, 4))
     shallow, _ = captured("--max-depth", "1")
     assert {s.fqn for s in sites(shallow) if s.kind is Kind.OUTPUT} == {"Net", "Net.body", "Net.head"}
-
-
-def test_evaluation_is_recorded_on_request_and_apart(captured):
-    run, _ = captured("--eval")
-    found = sites(run, 1)
-    assert {site.fqn for site in found if site.phase is Phase.EVAL} >= {"Net", "Net.head"}
-    assert all(site.call == 0 for site in found if site.kind is Kind.OUTPUT)
 
 
 def test_statistics_and_sketch_are_kept_as_asked(captured):
@@ -234,38 +212,6 @@ def test_settings_tell_what_ran_on_what(captured, project):
     assert ":pw@" not in text
     for path in (run.path / "settings").iterdir():
         assert path.stat().st_mode & 0o077 == 0
-
-
-def test_sources_on_the_path_beside_the_project_count(captured, project):
-    (project.parent / "lib" / "deep").mkdir(parents=True)
-    (project.parent / "lib" / "deep" / "model.py").write_text("y = 1\n")
-    (project / "helper.py").write_text("import deep.model\n")
-    run, _ = captured(env={**os.environ, "PYTHONPATH": str(project.parent / "lib")})
-    assert set(run.settings["sources"]) == {"helper.py", "train.py", "deep/model.py"}
-
-
-@pytest.mark.parametrize("place", ["torchinductor_me", "cache"])
-def test_what_a_compiler_wrote_into_its_cache_is_no_source(captured, project, place):
-    (project.parent / place / "abc").mkdir(parents=True)
-    (project.parent / place / "abc" / "kernel.py").write_text("y = 1\n")
-    (project / "helper.py").write_text("import kernel\n")
-    cache = project.parent / "cache"
-    paths = {"PYTHONPATH": str(project.parent / place / "abc"), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    run, _ = captured(env={**os.environ, **paths})
-    assert set(run.settings["sources"]) == {"helper.py", "train.py"}
-
-
-def test_settings_can_be_left_out(captured):
-    run, _ = captured("--no-env", "--no-packages", "--no-source")
-    assert not {"environment", "packages", "sources", "git"} & set(run.settings)
-
-
-def test_module_tree_tells_where_classes_are(captured):
-    run, _ = captured()
-    modules = {module.fqn: module for module in run.rank(0).modules}
-    assert modules["Net"].source == "train.py:6"
-    assert modules["Net.head"].module_class == "Linear"
-    assert modules["Net.head"].parameters == ("weight", "bias")
 
 
 def test_runs_without_a_name_get_one_each(introspect, project):

@@ -70,43 +70,6 @@ def test_what_changed_since_it_was_recorded_is_recorded_again(tmp_path, between,
     assert found(path, 3) == set()
 
 
-def test_what_changes_between_two_calls_of_a_step_is_distinguished_by_its_count(tmp_path):
-    def work():
-        net = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(3):
-            net(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-            with torch.no_grad():
-                net.weight.clamp_(-0.1, 0.1)
-            net(torch.ones(1, 2)).sum().backward()
-
-    path = captured(tmp_path / "run", work)
-    assert found(path, 0) == {("Linear.weight", 0), ("Linear.bias", 0)}
-    assert found(path, 1) == {("Linear.weight", 0)}
-
-
-def test_a_line_search_shows_what_it_tries_under_the_models_names(tmp_path):
-    def work():
-        torch.manual_seed(0)
-        net = nn.Linear(3, 1)
-        x, y = torch.randn(8, 3), torch.randn(8, 1)
-        optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=3)
-
-        def closure():
-            optimizer.zero_grad()
-            loss = (net(x) - y).square().mean()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-    params = [r for r in records(captured(tmp_path / "run", work)) if r.site.kind is Kind.PARAM]
-    tried = [(r.site.fqn, r.site.call) for r in params if r.site.phase is Phase.OPTIMIZER]
-    assert tried == [(name, call) for call in (1, 2, 0) for name in ("Linear.weight", "Linear.bias")]
-    assert len({r.summary.checksum for r in params if r.site.fqn == "Linear.weight"}) == 3  # the last one tried stands
-
-
 def idle(*_):
     """What the children of these tests do."""
 
@@ -118,11 +81,7 @@ class Idle(multiprocessing.get_context("fork").Process):
 
 @pytest.mark.parametrize(
     ("start", "answered"),
-    [
-        (lambda fork: fork.Process(target=idle), ["idle"]),
-        (lambda fork: Idle(), ["Idle"]),
-        (lambda fork: None, []),
-    ],
+    [(lambda fork: fork.Process(target=idle), ["idle"]), (lambda fork: Idle(), ["Idle"]), (lambda fork: None, [])],
     ids=["function", "class", "none"],
 )
 def test_processes_that_the_script_starts_are_reported(tmp_path, start, answered):
@@ -147,13 +106,3 @@ def test_spawned_ranks_are_reported_by_their_function(tmp_path):
 
     with open_run(captured(tmp_path / "run", work)) as run:
         assert run.manifest["children"] == ["idle"]
-
-
-def test_what_an_engine_of_deepspeed_wraps_keeps_the_names_of_the_model(tmp_path):
-    """So that a run under it is compared with one without."""
-    wrapper = type("DeepSpeedEngine", (nn.Module,), {"forward": lambda self, x: self.module(x)})
-    engine = wrapper()
-    engine.module = nn.Sequential(nn.Linear(2, 2))
-    found = captured(tmp_path / "run", lambda: engine(torch.ones(1, 2)).sum().backward())
-    names = {record.site.fqn for record in records(found) if record.site.kind is Kind.OUTPUT}
-    assert names == {"Sequential", "Sequential.0"}

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import time
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from logs import rewrite
 from neutrality import watched
 from store_kills import rows
-from synthetic import batch, row
+from synthetic import batch
 from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.capture.options.parse import options_of, parse_size, rule_of
+from introspect_cli.capture.options.parse import options_of, parse_size
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.schedule.rule import ALWAYS, Moment, When
-from introspect_cli.schedule.rules import Epochs, Every, EverySeconds, First, Last, Schedule, parse_rule
-from introspect_cli.store.format.index import Thinned, add_thinned, parse_thinned
+from introspect_cli.schedule.rules import ALWAYS, parse_rule
+from introspect_cli.store.format.log import DROP, Thinned, add_thinned
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.remote.pack import pack
@@ -32,58 +32,36 @@ from introspect_cli.store.write.run_writer import StoreWriter
 # --- rules
 
 
-def kept(rule, steps, epoch=None):
+def kept(rule, steps):
     """The steps that are left at the end of a run."""
     alive = {}
-    memory = {}
     for step in range(steps):
-        expiry = rule.bounds(Moment(step, epoch and epoch(step), float(step), {"step": step}, memory))[1]
+        expiry = rule.expiry(step, {"step": step})
         if expiry > step:
             alive[step] = expiry
         alive = {old: until for old, until in alive.items() if until > step}
     return sorted(alive)
 
 
-rules = st.recursive(
-    st.one_of(
-        st.builds(First, st.integers(1, 9)),
-        st.builds(Last, st.integers(1, 9)),
-        st.builds(Every, st.integers(1, 9)),
-        st.sampled_from([Schedule("3:11:2"), When("step > 5 and step < 9"), EverySeconds(7)]),
-    ),
-    lambda inner: st.one_of(st.builds(lambda a, b: a | b, inner, inner), st.builds(lambda a, b: a & b, inner, inner)),
-    max_leaves=5,
-)
 ALONE = {
-    "First": lambda x, steps: range(min(x.steps, steps)),
-    "Last": lambda x, steps: range(max(steps - x.steps, 0), steps),
-    "Every": lambda x, steps: range(0, steps, x.steps),
-    "Schedule": lambda _, steps: range(steps)[3:11:2],
-    "When": lambda _, steps: range(steps)[6:9],
-    "EverySeconds": lambda x, steps: range(0, steps, x.seconds),
+    "first(4)": lambda steps: range(min(4, steps)),
+    "last(3)": lambda steps: range(max(steps - 3, 0), steps),
+    "every(5)": lambda steps: range(0, steps, 5),
+    "steps('3:11:2')": lambda steps: range(steps)[3:11:2],
+    "when('step > 5 and step < 9')": lambda steps: range(steps)[6:9],
 }
 
 
-def meant(rule, steps):
-    """The same, by the rules' own definition: sets of steps, their unions and intersections."""
-    if hasattr(rule, "one"):
-        one, two = meant(rule.one, steps), meant(rule.two, steps)
-        return one | two if rule.sign == "|" else one & two
-    return set(ALONE[type(rule).__name__](rule, steps))
+RULES = st.lists(st.lists(st.sampled_from(list(ALONE)), min_size=1, max_size=3), min_size=1, max_size=3)
 
 
-@given(rules, st.integers(1, 25))
-def test_a_composed_rule_keeps_the_union_or_intersection_and_its_text_means_it_again(rule, steps):
-    assert set(kept(rule, steps)) == meant(rule, steps)
-    again = parse_rule(rule.expression)
-    assert set(kept(again, steps)) == meant(rule, steps)
-    assert again.expression == rule.expression
-
-
-def test_epochs_are_those_of_the_framework():
-    assert kept(Epochs("0,2"), 9, epoch=lambda step: step // 3) == [0, 1, 2, 6, 7, 8]
-    assert kept(Epochs("0"), 9) == []
-    assert Epochs("0").bounds(Moment(0)) == (-1, ALWAYS)
+@given(RULES, st.integers(1, 25))
+def test_a_composed_rule_keeps_the_union_or_intersection(either, steps):
+    text = " | ".join(" & ".join(both) for both in either)
+    meant = set().union(*(set.intersection(*(set(ALONE[one](steps)) for one in both)) for both in either))
+    assert set(kept(parse_rule(text), steps)) == meant
+    assert kept(parse_rule(str(parse_rule(text))), steps) == sorted(meant)
+    assert parse_rule(text).forgets == ("last" in text)
 
 
 @pytest.mark.parametrize(
@@ -97,32 +75,35 @@ def test_what_is_no_rule_is_reported(text):
 
 def test_options_are_put_together():
     def kept_by(**given):
-        return rule_of(options_of(given)).expression
+        return str(options_of(given).steps)
 
-    assert kept_by() == "steps(':')"
+    assert kept_by() == ":"
     assert kept_by(first=10) == "first(10)"
-    assert kept_by(steps="::5") == "steps('::5')"
-    assert kept_by(every_seconds=600, first=10, last=3) == "every_seconds(600) | first(10) | last(3)"
-    assert kept_by(steps="0:9", epochs="0") == "steps(':9') & epochs('0')"
-    assert kept_by(schedule=First(1) | Every(2) & Last(3)) == "first(1) | every(2) & last(3)"
-    with pytest.raises(UsageError, match="put --first into it"):
-        options_of({"schedule": "last(3)", "first": 1})
+    assert kept_by(steps="::5", last=3) == "steps('::5') | last(3)"
+    assert kept_by(steps="0:9,20", first=10, last=3) == "steps(':9,20') | first(10) | last(3)"
+    assert kept_by(steps="every(2) & first(8)", last=3) == "every(2) & first(8) | last(3)"
     with pytest.raises(UsageError, match="no loss is recorded"):
-        options_of({"when": "loss > 3", "record": "param"})
+        options_of({"steps": "when('loss > 3')", "record": "param"})
     with pytest.raises(UsageError, match="leave out --stats none"):
         options_of({"until_nan": True, "stats": "none"})
 
 
+def holds(condition, values):
+    return parse_rule(f"when({condition!r})").expiry(0, values) == ALWAYS
+
+
 def test_conditions_are_arithmetic_and_nothing_else():
     usual = {"loss": 4.0, "median": 1.0, "step": 3.0}
-    assert When("loss > 3 * median").holds(usual)
-    assert not When("loss > 5 * median or not step == 3").holds(usual)
-    assert When("loss > 3 * median").holds(usual | {"loss": float("nan")}), "a NaN counts as infinite"
-    assert not When("loss > 3 * median").holds({"loss": 4.0}), "nothing is said of what is usual"
-    assert not When("1 / 0 < 3").holds(usual)
-    for text in ("__import__('os')", "loss.real > 1", "[loss]", "lambda: 1", "los > 3", "loss > 'a'", "loss >", "max"):
+    assert holds("loss > 3 * median", usual)
+    assert holds("max(loss, median) > 3 and not step == 4", usual)
+    assert not holds("loss > 5 * median or not step == 3", usual)
+    assert holds("loss > 3 * median", usual | {"loss": float("nan")}), "a NaN counts as infinite"
+    assert not holds("loss > 3 * median", {"loss": 4.0}), "nothing is said of what is usual"
+    assert not holds("1 / 0 < 3", usual)
+    strange = ("__import__('os')", "loss.real > 1", "[loss]", "lambda: 1", "los > 3", "loss > 'a'", "loss >", "max")
+    for text in (*strange, "9**9**9**9 > loss", "1 << 2 > loss", "max(loss, key=abs)", "(lambda: 1)()"):
         with pytest.raises(UsageError):
-            When(text)
+            parse_rule(f"when({text!r})")
 
 
 def test_sizes_are_read_with_their_units():
@@ -153,8 +134,7 @@ def thinned_store(path, steps, drop_after=None, width=20):
 
 def test_what_is_left_is_as_it_was_written(tmp_path):
     store, writer = thinned_store(tmp_path / "run", 50, drop_after=7)
-    size = sum(file.stat().st_size for file in (tmp_path / "run" / "rank0").iterdir() if file.suffix != ".jsonl")
-    assert writer.bytes_written - (tmp_path / "run" / "rank0" / "labels.jsonl").stat().st_size == size
+    assert writer.bytes_written == sum(file.stat().st_size for file in (tmp_path / "run" / "rank0").iterdir())
     with open_run(tmp_path / "run") as run:
         assert run.state is RunState.RUNNING
         reader = run.rank(0)
@@ -174,7 +154,7 @@ def test_what_is_left_is_as_it_was_written(tmp_path):
         assert [entry.step for entry in run.rank(0).steps] == [0, 49]
     assert pack(tmp_path / "run", tmp_path / "run.zip")
     with open_run(tmp_path / "run.zip") as run:
-        assert str(run.rank(0).thinned[1]) == "step 48 (recorded, then dropped by --last)"
+        assert str(run.rank(0).thinned[1]) == "step 48 (recorded, then dropped by --steps)"
     StoreWriter.create(tmp_path / "run", force=True).close()
 
 
@@ -193,7 +173,7 @@ def test_a_store_that_cannot_be_thinned_loses_nothing(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match=r"cannot drop steps from .*no space left"):
         writer.thin([3], "last")
     monkeypatch.setattr(os, "rename", fine)
-    assert not [name for name in os.listdir(tmp_path / "run" / "rank0") if name.startswith((".", "records-"))]
+    assert not [name for name in os.listdir(tmp_path / "run" / "rank0") if name.startswith(".")]
     writer.append(9, batch(writer, rows(9, 20)))
     writer.thin([3], "last")
     store.close()
@@ -253,15 +233,15 @@ def test_a_kill_while_steps_are_dropped_loses_no_other(tmp_path, seed):
             assert texts == [repr(value) for _, _, value in rows(step, 200)]
 
 
-def test_what_a_strangers_index_says_of_dropped_steps_is_checked():
-    from introspect_cli.errors import IntrospectError
-    from introspect_cli.store.format.arrow_schema import Malformed
-
-    fine = b'{"generation":2,"thinned":[["last",3,1,9,1]]}'
-    assert parse_thinned(fine) == (2, (Thinned("last", 3, 1, 9, 1),))
-    for bad in (fine.replace(b"2", b"-1"), fine.replace(b'"last"', b'"../x"'), fine.replace(b"9", b"0"), fine[:-1]):
-        with pytest.raises((Malformed, IntrospectError)):
-            parse_thinned(bad)
+@pytest.mark.parametrize("bad", [[["../x", 3, 1, 9, 1]], [["last", -1, 1, 9, 1]], [["last", 3]], [1], 1, None])
+def test_what_a_strangers_log_says_of_dropped_steps_is_checked(tmp_path, bad):
+    _, writer = thinned_store(tmp_path / "run", 4)
+    writer.thin([1], "last")
+    rewrite(
+        tmp_path / "run" / "rank0", lambda f: [f._replace(body=[json.dumps(bad).encode()])] if f.kind == DROP else [f]
+    )
+    with pytest.raises(StoreError, match="dropped steps cannot be"), open_run(tmp_path / "run"):
+        pass
     assert add_thinned((Thinned("last", 3, 1, 9, 1),), "last", [12, 11]) == (Thinned("last", 5, 1, 12, 2),)
 
 
@@ -297,14 +277,6 @@ def test_a_ring_keeps_the_last_steps(tmp_path):
     assert [(each.why, each.count, each.first, each.last) for each in thinned] == [("last", 53, 2, 54)]
 
 
-def test_a_schedule_of_rules_is_named_by_its_option(tmp_path):
-    with watched(tmp_path / "run", **asked(schedule=First(1) | Last(3) & Every(2))):
-        train(40)
-    steps, thinned = recorded(tmp_path / "run")
-    assert steps == [0, 38]
-    assert str(thinned[0]).endswith("dropped by --schedule)")
-
-
 def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, introspect):
     (tmp_path / "train.py").write_text(
         "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Linear(3, 1)\n"
@@ -319,17 +291,9 @@ def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, intros
     assert "dropped 47 of them again" in done.stderr
     assert recorded(tmp_path / "run")[0] == [47, 48, 49, 50]
     shown = introspect("show", "run")
-    assert "not held: 47 steps between 0 and 46 (recorded, then dropped by --last)" in shown.stdout
+    assert "not held: 47 steps between 0 and 46 (recorded, then dropped by --steps)" in shown.stdout
     done = introspect("show", "step", "12", "run")
     assert "does not hold 47 steps between 0 and 46" in done.stderr
-
-
-def test_a_condition_keeps_the_step_that_made_the_spike(tmp_path):
-    with watched(tmp_path / "run", **asked(when="loss > 10 * median", first=1)):
-        train(40, spike=30)
-    steps, thinned = recorded(tmp_path / "run")
-    assert steps[:2] == [0, 30]
-    assert thinned == (), "what was never written was not dropped"
 
 
 def test_a_run_stays_below_its_size_with_its_first_and_latest_steps(tmp_path):
@@ -358,7 +322,7 @@ def test_of_what_was_dropped_nothing_is_called_equal(tmp_path):
     same = introspect_cli.diff(tmp_path / "a", tmp_path / "b")
     assert same.same
     assert "10 steps that both runs kept agree" in same.sentence
-    answered = "Run b does not hold 30 steps between 0 and 29 (recorded, then dropped by --last): what was there is not"
+    answered = "Run b does not hold 30 steps between 0 and 29 (recorded, then dropped by --steps)"
     assert answered in " ".join(same.result.notes)
     assert same.result.counts.steps_compared == 10
     assert introspect_cli.diff(tmp_path / "b", tmp_path / "c").result.counts.steps_compared == 10
@@ -367,21 +331,8 @@ def test_of_what_was_dropped_nothing_is_called_equal(tmp_path):
     assert "the steps between, which cannot be compared" in diverged.sentence, diverged.sentence
 
 
-def test_a_plain_script_has_no_epochs_and_is_reported_so(tmp_path, introspect):
-    (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()\n")
-    done = introspect("capture", "--epochs", "0", "-o", "run", "train.py")
-    assert "--epochs keeps no step: only Lightning, transformers and accelerate count epochs" in done.stderr
-    done = introspect("capture", "--when", "los > 3", "train.py")
-    assert done.returncode == 2
+def test_what_is_no_condition_is_said_before_anything_runs(tmp_path, introspect):
+    (tmp_path / "train.py").write_text("print(1)")
+    done = introspect("capture", "--steps", "when('los > 3')", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "asks for 'los'; choose from loss, median" in done.stderr
-
-
-def test_sketches_and_rows_of_a_thinned_store_are_arrays_as_ever(tmp_path):
-    store = StoreWriter.create(tmp_path / "run")
-    writer = store.rank(0)
-    for step in range(4):
-        writer.append(step, batch(writer, [row("forward", "output", "A", np.full(5, float(step)))]))
-    writer.thin([1, 2], "max_size")
-    store.close()
-    with open_run(tmp_path / "run") as run:
-        assert [float(run.rank(0).read(step).floats["mean"][0]) for step in (0, 3)] == [0.0, 3.0]

@@ -10,7 +10,7 @@ import pytest
 
 import introspect_cli
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.labels import Labelled, both_words, step_words
+from introspect_cli.labels import Labelled
 from introspect_cli.selection import one_step
 from introspect_cli.store.format.documents import decode_labels, encode_labels
 
@@ -174,16 +174,6 @@ def test_a_resumed_run_is_numbered_and_compared_as_its_framework_counts(resumed)
     assert "step 11 (epoch 1, batch 5)" in found.sentence, found.sentence
 
 
-def test_a_divergence_is_reported_at_the_frameworks_step(resumed):
-    found = introspect_cli.diff(resumed / "whole", resumed / "faster")
-    assert found.sentence.startswith("First divergence at step 0 (epoch 0, batch 0): "), found.sentence
-    done = introspect_cli.diff(resumed / "whole", resumed / "faster", steps="epoch=1,batch=2")
-    assert done.sentence.startswith("First divergence at step 8 (epoch 1, batch 2)"), done.sentence
-    assert done.result.first.labels["global_step"] == 8
-    with pytest.raises(UsageError, match="epoch is 0 to 1"):
-        introspect_cli.diff(resumed / "whole", resumed / "faster", steps="epoch=3")
-
-
 def test_the_trainers_numbers_are_those_that_the_model_sees(tmp_path_factory):
     _, labels, said = captured(tmp_path_factory, "transformers", TRAINER)
     assert [each["global_step"] for each in labels.values()] == [0, 1, 2, 3, 4, 5]
@@ -194,24 +184,20 @@ def test_the_trainers_numbers_are_those_that_the_model_sees(tmp_path_factory):
 
 
 def test_accelerates_epochs_and_accumulation_are_reported(tmp_path_factory):
-    path, labels, _ = captured(tmp_path_factory, "accelerate", ACCELERATE)
+    _, labels, _ = captured(tmp_path_factory, "accelerate", ACCELERATE)
     assert [each["epoch"] for each in labels.values()] == [0, 0, 1, 1]
     assert all(
         each == {"framework": "accelerate", "epoch": each["epoch"], "accumulation": 2} for each in labels.values()
     )
-    assert (path / "rank0" / "labels.jsonl").exists()
 
 
-def test_labels_are_written_before_their_step_and_a_torn_line_is_none(tmp_path):
-    line = encode_labels(3, {"epoch": 1, "batch": (2, 4), "stage": "train"})
-    assert decode_labels(line, "x") == {3: {"stage": "train", "epoch": 1, "batch": (2, 4)}}
-    assert decode_labels(line + line[:-5], "x") == {3: {"stage": "train", "epoch": 1, "batch": (2, 4)}}
-    with pytest.raises(StoreError, match="line 0 was altered"):
-        decode_labels(line.replace(b'"epoch":1', b'"epoch":2'), "x")
-    with pytest.raises(StoreError, match="line 0 names no step"):
-        decode_labels(encode_labels("three", {}), "x")
+def test_labels_that_no_capture_writes_are_left_out():
+    labels = {"epoch": 1, "batch": (2, 4), "stage": "train"}
+    assert decode_labels(encode_labels(labels), "x") == labels
+    with pytest.raises(StoreError, match="cannot be read"):
+        decode_labels(b"[1]", "x")
     odd = {"epoch": float("inf"), "batch": [1, 2, 3], "stage": "\x1b[31m", "global_step": True, "other": 1}
-    assert decode_labels(encode_labels(1, odd), "x") == {1: {}}
+    assert decode_labels(encode_labels(odd), "x") == {}
 
 
 def test_conditions_on_labels_are_checked():
@@ -224,12 +210,3 @@ def test_conditions_on_labels_are_checked():
         Labelled.parse("epochs=3")
     with pytest.raises(UsageError, match="'3' names no step"):
         Labelled.parse("epoch=3,3")
-
-
-def test_words_for_a_step():
-    assert step_words(4, {}) == "step 4"
-    assert step_words(4, {"global_step": 4, "epoch": 1, "batch": 2, "stage": "train"}) == "step 4 (epoch 1, batch 2)"
-    assert step_words(0, {"global_step": 9, "stage": "test"}) == "step 0 (stage test, global_step 9)"
-    assert both_words(4, {"epoch": 1}, 4, {"epoch": 2}) == "step 4 (epoch 1; in b epoch 2)"
-    assert both_words(4, {"epoch": 1}, 0, {"epoch": 1}) == "step 4 of a (epoch 1; step 0 of b)"
-    assert both_words(4, {}, 0, {}) == "step 4 of a (step 0 of b)"

@@ -48,16 +48,8 @@ if __name__ == "__main__":
 """
 CAPTURE = ["-m", "introspect_cli", "capture", "--no-packages", "-o", "run", "train.py", "store"]
 VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "OMPI_",
-    "PMI_",
-    "SLURM_",
-    "TORCHELASTIC",
-)
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC",
+)  # fmt: skip
 
 
 def folder_of(tmp_path_factory, name):

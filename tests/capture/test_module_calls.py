@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import gc
-import signal
-import threading
 import weakref
 
 import pytest
 import torch
 from neutrality import Seen, assert_same, trajectory, watched
 from torch import nn
-
-from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.capture.probes.module_values import ModuleValues
-from introspect_cli.records import Kind
-
-ENDLESS = 2000
-"""Rounds of a loop that a timeout has to end long before."""
 
 
 class Everything(nn.Module):
@@ -72,39 +63,6 @@ def run(path, train=train, **options):
     torch.manual_seed(3)
     with watched(path, **options):
         return trajectory(train)
-
-
-@pytest.mark.parametrize("record", [frozenset(Kind), frozenset({Kind.LOSS, Kind.OUTPUT})], ids=["all", "outputs"])
-def test_each_call_is_recorded_and_training_goes_on_as_alone(tmp_path, record):
-    assert_same(trajectory(train), run(tmp_path / "run", record=record & CaptureOptions().record))
-    seen = Seen(tmp_path / "run")
-    assert [len(seen.of("output", step=step)) for step in range(4)] == [12] * 4
-
-
-def train_with_operators(log):
-    """Operators that come again as they were, and others: in place, several results, views, other inputs."""
-    net, extra = Everything(), nn.GRU(8, 8)
-    optimizer = torch.optim.SGD([*net.parameters(), *extra.parameters()], lr=1e-4)
-    for step in range(5):
-        x = torch.randn(6, 8, requires_grad=True)
-        with torch.autocast("cpu", enabled=step == 3):
-            y = net.shared(x)
-        z = extra(y.float().view(1, 6, -1))[0]
-        loss = net(x) + z.sort()[0].mean() + ((z if step < 2 else x) * 1).relu_().sum()
-        loss.backward(retain_graph=True)
-        if step:
-            loss.backward()
-        log(loss, x.grad, net, optimizer)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=step != 3)
-
-
-def test_operators_are_recorded_and_training_goes_on_as_alone(tmp_path):
-    record = frozenset({Kind.OP_OUTPUT, Kind.LOSS, Kind.OUTPUT})
-    assert_same(
-        trajectory(train_with_operators), run(tmp_path / "run", train_with_operators, level="op", record=record)
-    )
-    assert len(Seen(tmp_path / "run").of("op_output", step=1)) > 60
 
 
 def train_with_old_graphs(log):
@@ -165,74 +123,6 @@ def test_modules_that_call_themselves_without_end_end_as_without_us(tmp_path):
             with pytest.raises(RecursionError):
                 net(torch.randn(2))
         assert session.probes._modules.stack.calls == []
-
-
-def test_a_mistake_of_ours_is_reported_and_training_goes_on(tmp_path, monkeypatch):
-    def fails(self, *_args):
-        raise RuntimeError("broken by the test")
-
-    net = nn.Sequential(nn.Sequential(nn.Linear(8, 4096)), nn.Tanh())
-    x = torch.randn(6, 8)
-    bare = net(x)
-    with watched(tmp_path / "run") as session:
-        net(x)
-        monkeypatch.setattr(ModuleValues, "value", fails)
-        assert torch.equal(net(x), bare)
-        assert torch.equal(net(x), bare)
-    (said,) = session._guard.details
-    assert "broken by the test" in said
-
-
-@pytest.mark.usefixtures("no_gc_callbacks")
-def test_timeouts_of_the_script_reach_it_wherever_they_fall(tmp_path):
-    class Timeout(Exception):
-        pass
-
-    def handler(_number, _frame):
-        raise Timeout
-
-    net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)))
-    with watched(tmp_path / "run") as session:
-        before, caught = signal.signal(signal.SIGALRM, handler), 0
-        try:
-            for number in range(60):
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.00003 * number)
-                    for _ in range(ENDLESS):
-                        net(torch.randn(2, 8)).sum().backward()
-                except Timeout:  # noqa: PERF203 - each is one of those that are counted
-                    caught += 1
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        assert caught == 60
-        assert session._guard.details == []
-        assert session.probes._modules.stack.calls == []
-
-
-def test_threads_record_each_its_own_calls(tmp_path):
-    nets = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(4)]
-
-    def work(net):
-        for _ in range(30):
-            net(torch.randn(2, 8)).sum().backward()
-
-    with watched(tmp_path / "run") as session:
-        torch.optim.SGD([parameter for net in nets for parameter in net.parameters()])  # it alone would end steps
-        for net in nets:
-            work(net)  # the sites of each call are known from here on
-        session.probes.context.clock.tick()
-        threads = [threading.Thread(target=work, args=(net,)) for net in nets]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert session._guard.details == []
-    seen = Seen(tmp_path / "run")
-    for step in range(2):
-        assert len(seen.of("output", step=step)) == 4 * 4 * 30
-        assert len(seen.of("grad_output", step=step)) == 4 * 4 * 30
-    assert not [site for site in seen.repeated() if "output" in site]
 
 
 def test_nothing_of_a_capture_lives_on(tmp_path):

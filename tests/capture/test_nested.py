@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ from torch import nn
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.inspect.module_tree import module_tree, pieces
+from introspect_cli.inspect.module_tree import module_tree
 from introspect_cli.store.read.run import open_run
 
 
@@ -117,23 +115,6 @@ def test_inputs_are_there_too_and_neighbours_that_look_alike_are_folded(run):
     assert values(run, "Model.layer.fc") == [], "what is no more than a tensor needs no tree"
 
 
-def test_a_limit_counts_modules_and_values_alike(run):
-    assert [row[:2] for row in values(run, "Model", depth=2)] == [(1, "output"), (2, ".logits"), (2, ".cache")]
-    assert [row[:2] for row in values(run, "Model.layer", depth=2)] == [(1, "input"), (1, "output")]
-    with open_run(run) as opened:
-        assert [row.info.fqn for row in module_tree(opened, depth=1)] == ["Model", "Model.layer"]
-        assert [row.info.fqn for row in module_tree(opened, depth=0)] == ["Model"]
-
-
-def test_a_run_that_tells_no_classes_shows_the_form_of_the_keys(run, tmp_path):
-    old = tmp_path / "old"
-    shutil.copytree(run, old)
-    (old / "settings" / "nested.yaml").unlink()
-    found = values(old, "Model")
-    assert found[0] == (1, "output", "(object)", 0)
-    assert [row[2] for row in found[2:5]] == ["(sequence)", "(mapping)", "(sequence)"]
-
-
 def test_classes_are_kept_once_a_run_and_equal_runs_stay_equal(run, tmp_path):
     document = yaml.safe_load((run / "settings" / "nested.yaml").read_text(encoding="utf-8"))
     assert document["Model"]["output"][""] == "Result"
@@ -141,26 +122,3 @@ def test_classes_are_kept_once_a_run_and_equal_runs_stay_equal(run, tmp_path):
     again = captured(tmp_path / "again", work)
     with open_run(run) as a, open_run(again) as b:
         assert compare_runs(a, b, DiffOptions()).verdict is Verdict.SAME
-
-
-def test_shown_as_a_tree_and_as_json(introspect, run):
-    said = introspect("show", "tree", run, "--depth", "3").stdout
-    lines = [line.rstrip() for line in said.splitlines()]
-    place = next(index for index, line in enumerate(lines) if line.split()[:2] == ["output", "Result"])
-    assert lines[place + 1].split()[0] == ".logits"
-    assert "2x3" in lines[place + 1]
-    assert lines[place + 2].split() == [".cache", "list"]
-    assert len(lines[place + 2]) - len(lines[place + 2].lstrip()) > len(lines[place]) - len(lines[place].lstrip())
-    assert any("3 more like it" in line for line in introspect("show", "tree", run).stdout.splitlines())
-    found = json.loads(introspect("show", "tree", run, "--format", "json").stdout)
-    (layer,) = [module for module in found["modules"] if module["fqn"] == "Model.layer"]
-    assert {value["side"] for value in layer["values"]} == {"input", "output"}
-    refused = introspect("show", run, "--depth", "1")
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-
-
-def test_a_path_is_cut_into_its_pieces():
-    assert pieces("[0]['a[.]b'].c[<key>]") == ["[0]", "['a[.]b']", ".c", "[<key>]"]
-    assert pieces("") == []
-    assert pieces("nonsense") == ["nonsense"]
-    assert len(pieces("[0]" * 1000)) == 33

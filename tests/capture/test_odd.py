@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from laid_out import ALL, ROWS, SHARED, STATES, TWICE, WHOLE, as_while_it_ran, write
+from laid_out import ALL, ROWS, STATES, TWICE, WHOLE, write
+from logs import rewrite, without
 
 from introspect_cli.engine import Engine, engine_of
 from introspect_cli.health.minority import minority_ranks
-from introspect_cli.store.format.totals import TOTALS
-from introspect_cli.store.read.rank_reader import RankReader
+from introspect_cli.store.format.log import TOTALS
 from introspect_cli.store.read.run import open_run
 
 
@@ -36,15 +36,6 @@ def test_the_odd_rank_is_named_with_its_device_and_the_step(tmp_path, introspect
     assert [(finding.rank, finding.step) for finding in two.findings] == [(2, 2), (6, 2)]
 
 
-def test_where_copies_are_equal_nothing_is_found_and_no_record_is_read(tmp_path, monkeypatch):
-    path = write(tmp_path / "run", 8, SHARED)
-    monkeypatch.setattr(RankReader, "read_row", None)
-    result = checked(path)
-    assert (result.findings, result.checked) == ((), ("copies-differ",))
-    assert "only copies of parameters, gradients and optimizer state were compared" in result.notes[0]
-    assert "on one rank alone" in result.notes[0], "each rank has rows that no other has"
-
-
 def test_what_no_majority_has_is_not_called_equal(tmp_path):
     halves = [TWICE] * 7 + [WHOLE]
     result = checked(write(tmp_path / "halves", 4, halves, changed=other(3)))
@@ -65,7 +56,7 @@ def test_a_part_is_compared_with_copies_of_the_same_part(tmp_path):
 def test_a_rank_that_ended_early_is_not_odd_and_one_without_totals_is_not_passed_over(tmp_path):
     path = write(tmp_path / "run", 4, ALL, changed=lambda step, rank, *_: step > 1 and rank == 3)
     assert checked(path).findings == ()
-    (as_while_it_ran(path / "rank1") / TOTALS).unlink()
+    rewrite(path / "rank1", without(TOTALS))
     result = checked(path)
     assert (result.checked, result.findings) == ((), ())
     assert "totals of each step" in result.unseen[0][1]
@@ -79,8 +70,3 @@ def test_it_runs_in_a_pool_and_only_as_asked(tmp_path, monkeypatch, introspect):
     with open_run(path, only=(1, 3)) as run:
         assert run.ranks == (1, 3)
     assert introspect("check", str(path), "--copies", "--rule", "lost-rank").returncode == 2
-
-
-def test_a_run_of_one_rank_has_no_copies(tmp_path):
-    result = checked(write(tmp_path / "run", 1, ALL))
-    assert result.unseen == (("copies-differ", "several ranks"),)

@@ -50,13 +50,6 @@ def test_the_argument_that_differs_is_named(tmp_path, said, words):
     assert "has different options or a different kernel" not in sentence
 
 
-def test_of_an_argument_that_changes_later_nothing_is_claimed(tmp_path):
-    late = train(tmp_path / "b", {}, late={"slope": 0.3})
-    sentence = introspect_cli.diff(train(tmp_path / "a", {}), late).sentence
-    assert "step 1" in sentence
-    assert "called with" not in sentence
-
-
 def test_arguments_are_noted_once(tmp_path):
     train(tmp_path / "a", {})
     found = yaml.safe_load((tmp_path / "a/settings/operators.yaml").read_text())

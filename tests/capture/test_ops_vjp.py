@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from opcapture import captured, records
@@ -75,26 +73,6 @@ def test_the_norm_is_within_its_error_and_exact_where_it_must_be(model, tmp_path
     error = float(seen["jacobian_norm(c:a) standard error"].text)
     assert 0 < error < 0.2 * norm
     assert abs(norm - float(jacobian.norm())) < 4 * error
-
-
-def test_training_does_not_notice(model, tmp_path):
-    other = copy.deepcopy(model)
-    state = torch.get_rng_state()
-    trained(model)()
-    pairs = {"vjp": ("c:a",), "jacobian_norm": ("c:b",), "level": "op"}
-    path = captured(tmp_path / "run", trained(other), **pairs)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert torch.equal(state, torch.get_rng_state())
-    losses = [r for r in records(path) if r.site.kind is Kind.LOSS]
-    gradients = [r.site for r in records(path) if r.site.kind is Kind.GRAD_OUTPUT]
-    assert len(losses) == 1
-    assert len(gradients) == len(set(gradients)) == 4
-    assert not [site for site in gradients if "@" in site.path]
-
-
-def test_both_are_recorded_in_every_step(model, tmp_path):
-    path = captured(tmp_path / "run", trained(model), vjp=("c:a",), jacobian_norm=("c:a",), record=KINDS)
-    assert len(found(path, 0)) == len(found(path, 1)) == 3
 
 
 def test_values_that_do_not_depend_on_each_other_are_said_not_to(model, tmp_path):

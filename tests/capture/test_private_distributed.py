@@ -69,13 +69,6 @@ def test_a_group_is_known_by_what_operators_and_functional_collectives_are_given
     assert torch_distributed.group_named(group.group_name) is None
 
 
-def test_the_ranks_of_a_group_that_torch_does_not_know_are_numbers_within_it():
-    alone = dist.ProcessGroup(0, 2)
-    with pytest.raises((KeyError, RuntimeError, ValueError)):
-        torch_distributed.ranks_of(alone)
-    assert torch_distributed.ranks_of_group(alone) == [0, 1]
-
-
 def test_a_reduction_is_reported_by_what_operators_and_methods_are_given():
     assert torch_distributed.reduction_of(SimpleNamespace(op=lambda: int(dist.ReduceOp.MAX))) == "max"
     assert torch_distributed.reduction_of("sum") == ""
@@ -114,11 +107,7 @@ def test_styles_leave_what_they_take_and_give_in_their_hooks(mesh):
     for style, takes, gives in (
         (styles.ColwiseParallel(), [("[0]", mesh, (whole,))], [("", mesh, (Shard(-1),))]),
         (styles.RowwiseParallel(output_layouts=rows), [("[0]", mesh, (Shard(-1),))], [("", mesh, (rows,))]),
-        (
-            styles.PrepareModuleInput(input_layouts=rows, desired_input_layouts=whole),
-            [("[0]", mesh, (rows,))],
-            [],
-        ),
+        (styles.PrepareModuleInput(input_layouts=rows, desired_input_layouts=whole), [("[0]", mesh, (rows,))], []),
         (styles.PrepareModuleOutput(output_layouts=rows, desired_output_layouts=whole), [], [("", mesh, (whole,))]),
     ):
         module = styles.parallelize_module(nn.Linear(2, 2), mesh, style)
@@ -154,14 +143,6 @@ def test_what_fully_shard_copies_is_known_by_the_group_of_the_copies(group):
     net = cut(nn.Linear(2, 2), mesh=mesh)
     assert torch_distributed.fsdp_groups(net) == [mesh.get_group("cut"), mesh.get_group("copy")]
     assert torch_distributed.fsdp_replicas(net) == [mesh.get_group("copy")]
-
-
-def test_of_modules_that_nobody_cut_nothing_is_said():
-    net = nn.Linear(2, 2)
-    net._get_fsdp_state = None  # the script's own
-    assert not torch_distributed.is_cut(net)
-    found = [ask(net) for ask in (torch_distributed.fsdp_groups, torch_distributed.fsdp_replicas)]
-    assert [*found, torch_distributed.unsharded_of(net)] == [[], [], []]
 
 
 class Mixture(nn.Module):

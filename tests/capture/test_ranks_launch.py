@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from laid_out import as_while_it_ran
 from launches import TRAINED
+from logs import rewrite, without
 
 from introspect_cli.capture.ranks.launchers import find_launch
+from introspect_cli.store.format.log import END
 from introspect_cli.store.format.sources import Sources
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
@@ -92,16 +93,9 @@ def test_a_rank_without_steps_hides_no_lost_index_of_another(tmp_path):
     path = tmp_path / "run"
     with open_run(path) as run:
         assert run.state is RunState.COMPLETE
-    (as_while_it_ran(path / "rank1") / "index.bin").unlink()
-    (path / "rank1/records.arrow").unlink()
+    rewrite(path / "rank1", without(END))
     with open_run(path) as run:
         assert run.state is RunState.INTERRUPTED
-
-
-def test_only_the_first_rank_says_where_the_run_is(launched):
-    _, said = launched
-    assert "rank 0 of 4" in said[0][1]
-    assert said[1][1] == ""
 
 
 def test_who_is_missing_is_said_and_never_silence(launched, introspect):
@@ -133,13 +127,6 @@ def test_another_launch_does_not_write_into_a_run_that_is_there(tmp_path):
         assert run.ranks == (0, 1)
         assert run.state is RunState.COMPLETE
         assert run.endings == []
-
-
-def test_without_a_name_all_ranks_come_to_one_directory(tmp_path):
-    assert [code for code, _ in ended(*(start(tmp_path, rank, 2) for rank in (0, 1)))] == [0, 0]
-    assert ended(start(tmp_path, 0, 2))[0][0] == 0  # the same launcher starts another script
-    runs = sorted(path for path in (tmp_path / "introspect-runs").iterdir() if path.is_dir())
-    assert [sorted(entry.name for entry in path.glob("rank*")) for path in runs] == [["rank0", "rank1"], ["rank0"]]
 
 
 def test_a_restart_is_an_attempt_of_its_own_and_the_last_one_is_read(tmp_path):

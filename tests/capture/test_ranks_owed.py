@@ -9,10 +9,7 @@ from launches import DISTRIBUTED, needs
 import introspect_cli
 from introspect_cli.compare.terms.findings import Certainty
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 SCRIPT = """
 import sys

@@ -18,10 +18,7 @@ from introspect_cli.store.ranks.tasks import as_one
 from introspect_cli.store.read.manifests import Stages, stages_of
 from introspect_cli.store.read.run import open_run
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 QUIET = ("--no-packages", "--no-env", "--no-source")
 
@@ -154,12 +151,6 @@ def test_what_a_manifest_should_not_say_of_stages_says_nothing(said):
     assert stages_of({"pipeline": said}) is None
 
 
-def test_a_root_has_a_number_of_its_own_where_the_first_is_no_stage():
-    assert Stages(0, 2, (("GPT#2", 0),)).name("GPT#2.norm") == "GPT#2.norm"
-    assert Stages(2, 4, (("GPT", 0), ("GPT#2", 2))).name("GPT#2.norm") == "GPT.norm"
-    assert Stages(2, 4, (("GPT", 0), ("GPT#2", 2))).name("GPT#3.norm") == "GPT#3.norm"
-
-
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory):
     """A sequence, alone and cut into two stages that count their layers from 0 each."""
@@ -175,8 +166,3 @@ def test_equal_names_in_two_stages_are_no_copies(cut):
         assert any("Sequential of stage 1 is called Sequential[stage 1] here" in note for note in result.notes)
         assert as_one(b).distinct_roots == {"Sequential"}
         assert not {"rank-layout", "copies-differ"} & {finding.rule for finding in check(b).findings}
-
-
-def test_stages_with_names_of_the_whole_model_are_not_distinguished(runs):
-    with open_run(runs / "interleaved") as run:
-        assert as_one(run).distinct_roots == frozenset()

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-from types import SimpleNamespace
-
 import pytest
 import torch
 from artefacts import launched
 from launches import DISTRIBUTED, SCRIPT, needs
 from opcapture import compared
 
-from introspect_cli.capture import torch_distributed
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.compare.terms.words import far
 from introspect_cli.records import Joined, Kind, Phase
-from introspect_cli.render.divergence_text import glance, statistics_words
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 FLOWING = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_OUTPUT)
 
@@ -109,17 +100,6 @@ def test_where_ranks_have_other_samples_too_nothing_is_added_up(runs):
     assert up.summary.layout.shape == (8, 4, 32)
 
 
-def test_a_tensor_that_no_call_made_has_no_place():
-    x = torch.ones(2, 3, requires_grad=True)
-    assert torch_distributed.from_call(x) is None
-    assert torch_distributed.from_call(x * 2) is None
-    assert (
-        torch_distributed.styles_of(torch.nn.Linear(3, 2))
-        == torch_distributed.styles_of_outputs(torch.nn.Linear(3, 2))
-        == []
-    )
-
-
 def nested(folder, *words, options=(), **runs):
     """Captures of the model whose modules hand on shares in tuples, dictionaries and dataclasses."""
     needs(*(layout for layout, _ in runs.values()))
@@ -157,58 +137,6 @@ def test_an_evaluation_without_gradients_is_compared_too(begun):
             record for step in (0, 1, 2) for record in run.rank(0).records(step) if record.site.phase is Phase.EVAL
         ]
     assert {".out", "['out']", "[0]"} <= {record.site.path for record in evaluated}
-
-
-@pytest.mark.parametrize("mode", [(), ("--inference",)], ids=["no_grad", "inference"])
-def test_an_evaluation_of_shares_in_other_places_is_another(tmp_path, mode):
-    """Halves of a layer's outputs that changed places have the extrema and means of those that did not."""
-    options = ("--eval", "--record", "output")
-    nested(tmp_path, "--evaluate", *mode, options=options, single=("single", 1), tp=("tp", 2), tpsp=("tpsp", 2))
-    nested(tmp_path, "--evaluate", *mode, "--swap", options=options, swapped=("single", 1))
-    for layout in ("tp", "tpsp"):
-        result = compared(tmp_path / "single", tmp_path / layout, evaluation=True)
-        assert result.verdict is Verdict.SAME, result.sentence
-        result = compared(tmp_path / "swapped", tmp_path / layout, evaluation=True)
-        assert result.verdict is Verdict.DIVERGED, result.sentence
-        assert (result.first.site.phase, result.first.site.fqn) == (Phase.EVAL, "Net.blocks.1.up")
-    with open_run(tmp_path / "tpsp") as run:
-        found = {r.site.fqn: r.summary.layout for r in run.rank(1).records(1) if r.site.phase is Phase.EVAL}
-    up, down = found["Net.blocks.1.up"], found["Net.blocks.1.down"]
-    assert (up.shape, up.part.ranges, up.part.source) == ((8, 6, 32), (((0, 8),), ((0, 6),), ((16, 16),)), "style")
-    assert (down.shape, down.part.ranges) == ((8, 6, 16), (((0, 8),), ((3, 3),), ((0, 16),)))
-
-
-def test_a_style_does_not_tell_of_what_a_later_hook_made(tmp_path):
-    """The whole that a hook gathers, or a DTensor, is no share."""
-    mesh, layer = SimpleNamespace(ndim=1, shape=(2,)), torch.nn.Linear(2, 2)
-
-    def _prepare_output_fn(layouts, local, module, outputs, device_mesh):
-        return outputs
-
-    def hooked(output_fn, device_mesh):
-        return lambda module, inputs, outputs: output_fn(module, outputs, device_mesh)
-
-    assert torch_distributed.styles_of_outputs(layer) == []
-    layer.register_forward_hook(hooked(partial(_prepare_output_fn, ("cut",), False), mesh))
-    assert torch_distributed.styles_of_outputs(layer) == []
-    layer.register_forward_hook(hooked(partial(_prepare_output_fn, ("cut",), True), mesh))
-    assert torch_distributed.styles_of_outputs(layer) == [("", mesh, ("cut",))]
-    layer.register_forward_hook(lambda module, inputs, outputs: torch.cat([outputs, outputs]))
-    assert torch_distributed.styles_of_outputs(layer) == []
-
-
-def test_of_what_has_no_place_no_shape_is_reported(begun):
-    """A sum of shares, and what an activation makes of one: a rank's share has a shape, the whole is not known."""
-    result = compared(begun / "plain", begun / "fault")
-    assert result.verdict is Verdict.DIVERGED
-    assert result.first.site.fqn == "Net.blocks.1.up.weight"
-    unplaced = [each for each in result.divergences if each.b is not None and each.b.text.startswith("values of")]
-    assert {"Net.blocks.1.act", "Net.sums.1", "Net.blocks.2"} <= {each.site.fqn for each in unplaced}
-    for divergence in unplaced:
-        said = " ".join((*glance(divergence), statistics_words(divergence), far(divergence)))
-        assert "x6x" not in said, said
-        assert "8, 6" not in said, said
-        assert divergence.a.layout.numel == divergence.b.layout.numel
 
 
 @pytest.mark.sweep

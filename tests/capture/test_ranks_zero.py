@@ -15,10 +15,7 @@ from introspect_cli.records import Kind, Phase
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 RUNS = {
     "single": (1, "single", "--groups"),
@@ -49,13 +46,6 @@ def whole(folder, name, step):
 
 def by_parameter(found, kind):
     return {(site.fqn, site.path): summary for site, summary in found.items() if site.kind is kind}
-
-
-@pytest.mark.parametrize("layout", ["zero2", "zero3"])
-def test_a_run_is_that_of_one_process(runs, layout):
-    result = opcapture.compared(runs / "single", runs / layout)
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert not [note for note in result.notes if "could not see" in note]
 
 
 @pytest.mark.parametrize("layout", ["zero2", "zero3"])
@@ -111,31 +101,3 @@ def test_a_fault_of_one_rank_is_named_by_parameter(runs, sound, fault, named):
         assert (result.first.step, result.first.site.kind) == (0, Kind.GRAD)
         assert result.first.site.fqn == named
     assert "rank 1" in result.sentence
-
-
-def test_an_evaluation_is_none_of_training(runs):
-    """Though no optimizer has the model's own parameters."""
-    result = opcapture.compared(runs / "single", runs / "evaluated")
-    assert result.verdict is Verdict.SAME, result.sentence
-    with open_run(runs / "evaluated") as run:
-        assert any("evaluation ran" in sentence for sentence in run.manifest["not_observed"])
-
-
-def test_parameters_that_are_rounded_after_a_step_are_not_reported_as_changed(runs):
-    """The optimizer has them in full precision, and what it has is recorded."""
-    with open_run(runs / "bf16") as run:
-        for rank in run.ranks:
-            assert not [
-                r.site for r in run.rank(rank).records(1) if (r.site.phase, r.site.kind) == (Phase.START, Kind.PARAM)
-            ]
-            left = [
-                r for r in run.rank(rank).records(1) if (r.site.phase, r.site.kind) == (Phase.OPTIMIZER, Kind.PARAM)
-            ]
-            assert {record.summary.layout.dtype for record in left} == {"float32"}
-    result = opcapture.compared(runs / "single-bf16", runs / "bf16")
-    assert not result.first or result.first.site.phase is not Phase.START
-
-
-def test_what_does_not_say_where_it_lies_is_said_to_be_flat(runs):
-    with open_run(runs / "unmapped") as run:
-        assert any("is recorded flat" in sentence for sentence in run.manifest["not_observed"])

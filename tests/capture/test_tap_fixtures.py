@@ -38,12 +38,3 @@ def test_a_wrong_decomposition_is_found_in_the_first_block_that_runs_it(tmp_path
     first = compared(eager, wrong).first
     assert (first.site.fqn, first.site.kind, first.step) == ("GPT.blocks.0.mlp.act", Kind.OUTPUT, 0)
     assert first.role.value == "origin"
-
-
-def test_what_a_cell_uses_itself_is_not_said_to_be_the_same(tmp_path, monkeypatch):
-    lstm = ("--cell", "lstm")
-    eager = run(tmp_path / "eager", monkeypatch, "train_rnn", arguments=lstm)
-    kept = run(tmp_path / "kept", monkeypatch, "train_rnn", arguments=lstm, backend="aot_eager")
-    result = compared(eager, kept, strict=True)
-    assert result.verdict is Verdict.UNDECIDED
-    assert "all that both runs saw agrees" in result.sentence

@@ -9,7 +9,6 @@ from sweeps import sliced
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from introspect_cli.capture import private_api
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
@@ -204,12 +203,3 @@ def test_what_a_region_writes_to_is_not_said_to_be_the_same(tmp_path):
     assert strict.counts.not_observed > 0
     assert result.verdict is Verdict.SAME, "by its results, all of which were seen"
     assert "Not compared: " in result.sentence
-
-
-def test_without_the_compilers_entry_gradients_of_inputs_are_not_observed(tmp_path, monkeypatch):
-    monkeypatch.setattr(private_api, "COMPILERS", ())
-    kept = by_site(captured(tmp_path / "kept", training(Residual, backend="aot_eager"), compile="keep"))
-    inner = [
-        summary.status for site, summary in kept.items() if (site.kind, site.fqn) == (Kind.GRAD_INPUT, "Residual.b")
-    ]
-    assert inner == [Status.NOT_OBSERVED]

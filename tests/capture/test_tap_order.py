@@ -7,8 +7,6 @@ import torch
 from opcapture import captured, records
 from torch import nn
 
-from introspect_cli.capture.regions.graph import number_calls
-from introspect_cli.capture.regions.taps import parsed, text_of
 from introspect_cli.records import Kind, Phase
 
 RECORDED = {Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.PARAM, Kind.GRAD}
@@ -111,17 +109,6 @@ def test_records_stand_in_the_order_of_the_program(tmp_path, plain):
     assert ordered(records(path, 0)) == ordered(plain[0])
 
 
-def test_a_backend_that_runs_the_graph_while_it_compiles_adds_nothing(tmp_path, plain):
-    def eager_with_a_trial(graph, inputs):
-        graph(*inputs)
-        return graph.forward
-
-    way = lambda model: torch.compile(model, backend=eager_with_a_trial)  # noqa: E731 - shorter so
-    path = captured(tmp_path / "kept", trained(way, SHAPES[:2]), compile="keep")
-    for step in range(2):
-        assert set(wanted(records(path, step))) == set(wanted(plain[step]))
-
-
 def test_two_graphs_of_one_step_go_on_counting(tmp_path):
     """Two calls of a compiled module in one step, and one of the module itself before them."""
 
@@ -139,19 +126,3 @@ def test_two_graphs_of_one_step_go_on_counting(tmp_path):
     for step in range(2):
         calls = {r.site.call for r in records(path, step) if r.site.fqn.endswith("fc") and r.site.kind is Kind.OUTPUT}
         assert calls == {0, 1, 2, 3}
-
-
-def test_a_look_says_its_call_and_its_place():
-    from introspect_cli.capture.regions import tap_op  # noqa: F401 - registers the operators
-
-    graph = torch.fx.Graph()
-    x, order = graph.placeholder("x"), graph.placeholder("order")
-    for _ in range(2):
-        graph.call_function(torch.ops.introspect.look, (x, order, text_of("#0", Kind.INPUT, "[0]")))
-        x = graph.call_function(torch.ops.introspect.tap, (x, text_of("#0", Kind.OUTPUT)))
-    graph.output(x)
-    module = torch.fx.GraphModule(nn.Module(), graph)
-    assert number_calls(module)
-    said = [parsed(node.args[-1]) for node in graph.nodes if node.op == "call_function"]
-    assert [(tapped.kind, tapped.call) for tapped in said] == [("input", 0), ("output", 0), ("input", 1), ("output", 1)]
-    assert [tapped.place for tapped in said] == sorted({tapped.place for tapped in said})

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 
 import numpy as np
 import pytest
-
-from introspect_cli.compare.elements import elements
 
 torch = pytest.importorskip("torch")
 from opcapture import captured  # noqa: E402 - torch first: without it there is nothing to test
@@ -58,32 +55,11 @@ def test_values_that_were_not_stored_are_a_sentence(introspect, runs):
     assert "holds no values of 0 at any step" in done.stderr
     assert "--save-tensors" in done.stderr
     said = introspect("diff", runs / "bare", runs / "b", "--values").stdout
-    assert "run a has not stored these values whole" in said
+    assert "run a has not stored it whole" in said
 
 
-def test_diff_values_shows_both_and_marks_what_differs(introspect, runs):
+def test_diff_values_lists_what_differs(introspect, runs):
     done = introspect("diff", runs / "a", runs / "b", "--values", "--kinds", "output")
     assert done.returncode == 1, done.stderr
     assert "2 of 6 elements differ (33.3 %), max |a-b| 0.001 at" in done.stdout
-    window = [line for line in done.stdout.splitlines() if line.startswith(("  a  ", "  b  "))]
-    assert [line.count("*") for line in window] == [1, 1]
-
-
-def test_verbose_tells_each_divergence_in_a_few_lines(introspect, runs):
-    done = introspect("diff", runs / "a", runs / "b", "-v", "--kinds", "output", "--limit", "1")
-    detail = done.stdout[done.stdout.index("step 0: output") :].splitlines()
-    assert "2 of 6 elements differ" in detail[1]
-    assert "mean " in detail[2]
-    assert len(detail) <= 5  # the statistics may wrap, then the counts
-
-
-def test_elements_count_bits_and_leave_nan_out_of_the_largest():
-    a = np.array([[0.0, 1.0, math.nan], [2.0, math.nan, 5.0]], np.float32)
-    b = np.array([[-0.0, 1.0, math.nan], [2.5, 1.0, 5.0]], np.float32)
-    found = elements(a, b)
-    assert (found.total, found.differing) == (6, 3)  # the sign of zero, the half, the NaN of a
-    assert found.largest == 0.5
-    assert found.where == (1, 0)
-    assert found.first == (0, 0)
-    assert elements(a, a).differing == 0
-    assert elements(a, a[:1]) is None
+    assert done.stdout.count("0.001\n") == 2

@@ -153,15 +153,6 @@ def test_a_reader_that_goes_away_is_no_error():
         assert process.wait() == 2
 
 
-def test_a_reader_that_was_never_there_is_no_error():
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-c", PRETEND.format(body="print('line')")]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (2, b"")
-
-
 def test_the_script_decides_the_exit_code(introspect, tmp_path):
     (tmp_path / "script.py").write_text("import sys\nprint(sys.argv)\nsys.exit(int(sys.argv[1]))\n")
     for code in (0, 1, 3):

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from small_runs import MODULES, train
@@ -103,18 +102,6 @@ def test_settings_alone_are_listed_on_request(introspect, runs):
     assert introspect("diff", "a", "same", "--settings", cwd=runs).stdout == "No setting that both runs kept differs.\n"
 
 
-def test_no_map_unless_asked_for(runs):
-    script = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
-    words = [sys.executable, "-m", "introspect_cli", "diff", "a", "other"]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *words], cwd=runs, env={**os.environ, "COLUMNS": "140"}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "Net.a" in done.stdout
-    assert "Divergence map" not in done.stdout
-
-
 def test_a_map_is_drawn_on_request(introspect, runs):
     text = introspect("diff", "a", "other", "--map", cwd=runs, env={**os.environ, "PYTHONIOENCODING": "utf-8"}).stdout
     assert "Divergence map (steps 0 to 3)" in text
@@ -146,49 +133,6 @@ def test_a_run_still_being_written_is_compared_as_far_as_it_is(introspect, tmp_p
     assert done.returncode == 2
     assert "still being written" in done.stdout
     assert "equal up to and including step 0" in done.stdout
-
-
-def test_bisect_run_finds_the_commit_with_the_recipe_of_the_docs(tmp_path):
-    """A real repository whose commits write runs by hand; one of them goes wrong, one cannot be run."""
-    repository = tmp_path / "repo"
-    repository.mkdir()
-    tests = Path(__file__).parents[1]
-    environment = {
-        **os.environ,
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_SYSTEM": os.devnull,
-        **{f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-        "PYTHONPATH": os.pathsep.join([*(str(tests / one) for one in ("support", "compare")), str(tests.parent)]),
-        "REFERENCE": str(tmp_path / "good"),
-    }
-
-    def git(*words):
-        done = subprocess.run(
-            ["git", *words], cwd=repository, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    git("init", "-q")
-    hashes = []
-    for number in range(8):
-        fault = "'module'" if number >= 5 else ""
-        broken = "raise SystemExit(3)\n" if number == 3 else ""
-        text = f"{broken}import sys\nfrom synthetic import write_run\nfrom test_compare_reasons import train\n"
-        (repository / "train.py").write_text(f"# {number}\n{text}write_run(sys.argv[1], train({fault}), force=True)\n")
-        git("add", "-A")
-        git("commit", "-qm", f"change {number}")
-        hashes.append(git("rev-parse", "HEAD").strip())
-    git("checkout", "-q", hashes[0])
-    subprocess.run([sys.executable, "train.py", str(tmp_path / "good")], cwd=repository, env=environment, check=True)
-    script = tmp_path / "check.sh"
-    script.write_text(
-        f'{sys.executable} train.py "$REFERENCE-now" || exit 125\n'
-        f'exec {sys.executable} -m introspect_cli diff --bisect "$REFERENCE" "$REFERENCE-now"\n'
-    )
-    git("bisect", "start", hashes[-1], hashes[0])
-    said = git("bisect", "run", "sh", str(script))
-    assert f"{hashes[5]} is the first bad commit" in said
 
 
 def test_no_color_and_narrow_terminals(runs):
@@ -229,15 +173,3 @@ def test_manifests_and_settings_of_any_shape_are_borne(introspect, tmp_path):
     assert json.loads(introspect("diff", "a", "b", "--format", "json", cwd=tmp_path).stdout)["settings"]
     for view in ([], ["settings"], ["tree"]):
         assert introspect("show", *view, "a", cwd=tmp_path).returncode == 0
-
-
-def test_a_site_with_an_unknown_kind_is_a_damaged_store(introspect, tmp_path, monkeypatch):
-    from introspect_cli.compare.terms.sites import columns
-    from introspect_cli.errors import StoreError
-
-    class Sites:
-        phase, kind, fqn, call, path, module_class = ["forward"], ["telepathy"], ["Net"], [0], [""], [""]
-        key, path_of_file = [1], "a/rank0/sites.arrow"
-
-    with pytest.raises(StoreError, match=r"sites\.arrow is damaged"):
-        columns(Sites())

@@ -16,11 +16,10 @@ SCRIPT = """
 from pathlib import Path
 
 import introspect_cli
-from introspect_cli.schedule.rules import Every, First
 
 
 def train(path: Path) -> None:
-    with introspect_cli.recording(None, path, schedule=First(10) | Every(100), packages=False):
+    with introspect_cli.recording(None, path, steps="first(10) | every(100)", packages=False):
         with introspect_cli.phase("rollout"):
             introspect_cli.record("reward", 1.0)
         introspect_cli.step()
@@ -51,7 +50,7 @@ def test_a_users_script_is_type_checked_and_its_mistakes_are_found(tmp_path):
         command, cwd=tmp_path, text=True, capture_output=True, check=False, env={**os.environ, **home}
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for line, revealed in ((17, "str"), (18, "int"), (20, "RunView")):
+    for line, revealed in ((16, "str"), (17, "int"), (19, "RunView")):
         assert re.search(
             rf'^train.py:{line}: note: Revealed type is "[\w.]*\b{revealed}"$', done.stdout, re.MULTILINE
         ), done.stdout

@@ -1,14 +1,12 @@
 """Words that stand for runs: `@1`, `@2`, labels, and nothing at all."""
 
 import json
-import webbrowser
 from pathlib import Path
 
 import pytest
 from synthetic import row, write_run
 
 from introspect_cli.api import diff
-from introspect_cli.commands.report import report
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.runs import chosen
 from introspect_cli.store.write.launch import write_label
@@ -93,19 +91,3 @@ def test_every_verb_that_takes_a_run_takes_a_label(home, introspect, words):
 def test_the_python_functions_take_numbers_of_runs_too(home):
     assert diff("@3", "@1").verdict == "same"
     assert diff("@2", "@1").verdict == "diverged"
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_a_page_is_opened_in_the_browser_or_its_place_is_said(home, monkeypatch, capsys, works):
-    opened = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or works)
-    assert report.main(["--open"], standalone_mode=False) == 0
-    page = Path(opened[0].removeprefix("file://"))
-    assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
-    assert ("no browser could be opened here" in capsys.readouterr().err) is not works
-    page.unlink()
-    page.parent.rmdir()
-
-
-def test_a_page_goes_nowhere_unless_somewhere_is_named(home, introspect):
-    assert "say where the page goes" in introspect("report", "@1").stderr

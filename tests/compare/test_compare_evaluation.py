@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import pytest
 import torch
@@ -13,12 +12,10 @@ from opcapture import captured, records
 from torch import nn
 from torch.utils.data import DataLoader
 
-from introspect_cli.commands.diff import diff
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase
-from introspect_cli.render.cards import first_screen
 from introspect_cli.store.read.run import open_run
 
 STEPS = 4
@@ -101,111 +98,14 @@ def compared(a, b, **options):
         return compare_runs(one, two, DiffOptions(**options), [])
 
 
-def test_another_validation_set_leaves_training_the_same(runs):
-    found = compared(runs(), runs(sign=1.0))
-    assert found.verdict is Verdict.DIVERGED
-    assert found.training.verdict is Verdict.SAME
-    assert found.evaluation.verdict is Verdict.DIVERGED
-    assert found.first.site.kind is Kind.BATCH
-    head, _, rest = found.sentence.partition("; ")
-    assert head.startswith("Training is the same (")
-    assert head.endswith(f"records of {STEPS + 1} steps)")  # the last holds only a validation
-    assert rest.startswith(f"evaluation diverges at step {EVERY}: the batch from DataLoader ([0]) differs")
-    assert f"{found.training.extent}" in head
-    assert "batch before it is equal" not in rest  # training's was, of a loader of the same name
-
-
-def test_another_average_diverges_where_it_is_evaluated(runs):
-    found = compared(runs(), runs(decay=0.5))
-    assert found.sentence.startswith("Training is the same (")
-    assert found.first == found.evaluation.first
-    assert found.first.site.fqn == "Net#eval.body.weight"
-
-
-def test_a_forgotten_eval_is_first_where_it_is_forgotten_and_training_follows(runs):
-    found = compared(runs(), runs(forgotten=True))
-    assert found.first.site.fqn == "Net.norm"
-    assert found.sentence.startswith(f"First divergence at step {EVERY}, in evaluation: the output of Net.norm")
-    assert f" Training diverges at step {EVERY}, too: the buffer Net.norm." in found.sentence
-    assert found.training.first.site.kind is Kind.BUFFER
-
-
-def test_training_diverges_and_evaluation_after_it(runs):
-    found = compared(runs(), runs(rate=0.2))
-    assert found.first.site.kind is Kind.PARAM
-    assert f" Evaluation diverges at step {EVERY}, too: " in found.sentence
-    assert found.evaluation.first.role.value == "propagated"
-
-
-def test_evaluation_is_the_same_where_training_differs_after_it(runs):
-    a, b = (runs(ends_early=True, late=late) for late in (1.0, 2.0))
-    found = compared(a, b)
-    assert found.training.verdict is Verdict.DIVERGED
-    assert found.evaluation.verdict is Verdict.SAME
-    assert found.sentence.endswith(" Evaluation is the same: 57 records of 2 steps agree up to and including step 3.")
-
-
-def test_one_validation_more_is_not_blamed_for_a_loss_that_differs_later(runs):
-    found = compared(runs(), runs(also=(0,), late=2.0))
-    assert (found.first.step, found.first.site.kind) == (STEPS - 1, Kind.LOSS)
-    assert "loss code" in found.sentence
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [({"tail": True}, "Net runs 4 times in a step of b"), ({"also": (0,)}, "only b evaluates in step 1")],
-    ids=["tail", "more often"],
-)
-def test_one_validation_more_is_the_same(runs, fault, said):
-    found = compared(runs(), runs(**fault))
-    assert found.verdict is found.training.verdict is found.evaluation.verdict is Verdict.SAME
-    assert said in found.sentence
-    assert "only a" not in found.sentence
-
-
-def test_a_validation_after_the_last_step_is_no_step_that_the_other_run_lacks(runs):
-    found = compared(runs(ends_early=True), runs())
-    assert found.training.verdict is Verdict.SAME, found.sentence
-    assert any("Only run b has step 4" in note for note in found.notes)
-
-
 def test_the_last_validation_is_recorded_though_the_loader_is_asked_once_more(runs):
     with open_run(runs()) as run:
         assert {record.site.phase.value for record in run.rank(0).records(STEPS)} == {"start", "eval"}
 
 
-def test_nothing_is_said_of_an_evaluation_that_was_not_recorded(runs):
-    for a, b in ((runs(unrecorded=True), runs(rate=0.2, unrecorded=True)), (runs(unrecorded=True), runs(rate=0.2))):
-        found = compared(a, b)
-        assert found.evaluation is None
-        assert found.training.first == found.first
-        assert "valuation" not in found.sentence
-
-
-def test_nothing_is_said_of_an_evaluation_that_was_not_selected(runs):
-    found = compared(runs(), runs(sign=1.0), kinds=frozenset({Kind.LOSS}))
-    assert found.verdict is Verdict.SAME
-    assert found.evaluation is None
-
-
 def test_what_was_not_selected_is_not_called_the_same(runs):
     found = compared(runs(), runs(sign=1.0), kinds=frozenset({Kind.OUTPUT}))
     assert found.sentence.startswith("What was selected of training is the same (")
-
-
-def test_the_json_has_training_and_evaluation(runs, capsys):
-    assert diff.main(["--format", "json", str(runs()), str(runs(sign=1.0))], standalone_mode=False) == 1
-    document = json.loads(capsys.readouterr().out)
-    assert document["training"] == {"verdict": "same", "sentence": document["training"]["sentence"], "first": None}
-    assert document["evaluation"]["verdict"] == "diverged"
-    assert document["evaluation"]["first"] == document["first"] == document["divergences"][0]
-
-
-def test_the_report_has_training_and_evaluation(runs):
-    assert '<p class="quiet">Training: same. Evaluation: diverged.</p>' in first_screen(
-        compared(runs(), runs(sign=1.0))
-    )
-    assert "Evaluation" not in first_screen(compared(runs(unrecorded=True), runs(rate=0.2, unrecorded=True)))
 
 
 def test_lightning_validates_apart(tmp_path):

@@ -1,4 +1,4 @@
-"""Hardware among the settings; back ends of attention."""
+"""Hardware among the settings; memory formats; back ends of attention."""
 
 from __future__ import annotations
 
@@ -34,17 +34,6 @@ def steps(wrong=None, by=0.5, module_class="Linear"):
 
 def named(module_class):
     return [("Net", "Net"), ("Net.fc", module_class)]
-
-
-def test_an_identifier_alone_is_no_reason(tmp_path):
-    for name, uuid in (("a", "GPU-1"), ("b", "GPU-2")):
-        hardware = {"hardware": {"gpus": [{"name": "H100", "uuid": uuid}]}}
-        write_run(tmp_path / name, steps(1 if name == "b" else None), modules=MODULES, settings=hardware)
-    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
-        result = compare_runs(a, b, DiffOptions())
-    assert [change.name for change in result.settings] == ["gpus[0].uuid"]
-    assert not result.settings[0].explains
-    assert "uuid" not in result.sentence
 
 
 def test_a_gpu_that_one_run_alone_used_is_named_and_not_what_comes_with_it(tmp_path):

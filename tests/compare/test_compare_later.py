@@ -46,20 +46,3 @@ def test_what_is_not_opened_is_neither_counted_nor_called_equal(runs):
 @pytest.mark.parametrize("asked", [{"want_map": True}, {"limit": None}])
 def test_all_steps_are_compared_where_all_are_asked_for(runs, asked):
     assert compared(runs, later=0, **asked).counts == compared(runs, **asked).counts
-
-
-def test_runs_without_a_divergence_are_compared_to_their_end(runs):
-    same = [runs[0], runs[0]]
-    assert compared(same, later=0) == compared(same)
-    assert compared(runs, later=0, rtol=1.0).counts.steps_compared == STEPS
-
-
-def test_ranks_have_one_measure_between_them(tmp_path):
-    paths = [
-        write_run(tmp_path / name, [[row("forward", "output", "Net", step + by)] for step in range(4)], ranks=3)
-        for name, by in (("a", 0.0), ("b", 0.5))
-    ]
-    whole, part, some = compared(paths), compared(paths, later=0), compared(paths, later=6)
-    assert [each.counts.steps_compared for each in (whole, part, some)] == [12, 3, 6]
-    assert any(note.startswith("9 later steps, over all ranks, were not compared") for note in part.notes)
-    assert (part.first, part.candidates) == (whole.first, whole.candidates)

@@ -8,32 +8,11 @@ from __future__ import annotations
 import ast
 import re
 
-import artefacts
 import cases
-import claims
-import pytest
 import yaml
-
-from introspect_cli.store.read.run import open_run
 
 FIELD = cases.FIXTURES / "field"
 CASES = cases.load_field_cases()
-
-
-@pytest.fixture(scope="module")
-def captures(forks):
-    return artefacts.captures(forks)
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=() if case.in_slice else pytest.mark.sweep) for case in CASES]
-)
-def test_an_error_of_the_field_is_named(case, captures):
-    a, b = captures.pair(case)
-    answer = cases.compare(a, b, captures.run)
-    assert cases.wrong(case, answer) == []
-    with open_run(a) as one, open_run(b) as two:
-        assert claims.false_claims(answer, claims.Books(one, two)) == []
 
 
 def test_each_bug_has_a_report_and_there_are_enough():

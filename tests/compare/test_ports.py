@@ -5,7 +5,7 @@ from __future__ import annotations
 import ported
 import pytest
 from opcapture import captured
-from ports import OURS, THEIRS, gpt2, shaken, theirs, torch, trained, transformers
+from ports import gpt2, shaken, theirs, torch, trained, transformers
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
@@ -62,63 +62,6 @@ def compare(originals, tmp_path):
     return run
 
 
-PLACES = {
-    "eps": f"in {THEIRS}.h.1.ln_1 (LayerNorm) in a, which is {OURS}.pre (LayerNorm) in b: its input agrees",
-    "gelu": f"In between, a ran {THEIRS}.h.1.mlp.act; b ran {OURS}.act.",
-    "scale": f"is the output of {THEIRS}.h.1.attn.c_attn in a, which is the output of {OURS}.mixer.inp in b.",
-    "mask": f"before {THEIRS}.h.1.attn.c_proj (Conv1D) in a, which is {OURS}.mixer.out (Linear) in b",
-    "residual": f"before {THEIRS}.ln_f (LayerNorm) in a, which is Tiny.norm (LayerNorm) in b: its input",
-    "position": f"before {THEIRS}.wpe (Embedding) in a, which is Tiny.places (Embedding) in b: its input",
-    "weight": f"{THEIRS}.h.1.mlp.c_fc.weight and {OURS}.wide.weight have no equal on the other side.",
-    "untied": f"the gradient of {THEIRS}.wte.weight in a, which is the gradient of Tiny.tokens.weight in b differs",
-}
-
-
-def test_gpt2_and_its_port_agree(compare):
-    result = compare(gpt2, ported.Tiny)
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert "to the output .logits of GPT2LMHeadModel in a, which is the output of Tiny in b" in result.sentence
-    assert "28 of 28 distinctive parameters of a are in b (8 transposed, in another order or shape)" in result.evidence
-    assert any((each.a, each.b) == (f"{THEIRS}.h.0.mlp.c_fc", "Tiny.layers.0.wide") for each in result.structure)
-    assert (result.counts.diverged, result.divergences) == (0, ())
-    assert "values were paired by what they hold, in step 0 alone" in result.notes[0]
-
-
-@pytest.mark.parametrize("fault", PLACES)
-def test_gpt2_with_a_fault_is_reported_where_in_both_vocabularies(compare, fault):
-    result = compare(gpt2, ported.Tiny, fault)
-    assert result.verdict is Verdict.DIVERGED, result.sentence
-    assert PLACES[fault] in result.sentence
-    assert result.first.site.fqn.startswith(THEIRS)
-    assert result.counts.diverged == len(result.divergences) > 0
-    assert result.counts.only_a == 0
-
-
-def test_llama_agrees_with_fused_layers(compare):
-    result = compare(llama, ported.Fused)
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert "(4 tensors of one run are several of the other put together)" in result.evidence[0]
-    merged = {(each.a, each.b) for each in result.structure if each.change == "merged"}
-    parts = " + ".join(f"LlamaForCausalLM.model.layers.0.self_attn.{each}_proj.weight" for each in "qkv")
-    assert (parts, "Fused.stack.0.att.inp.weight") in merged
-
-
-@pytest.mark.parametrize(("fault", "place"), [("base", "self_attn.o_proj"), ("gate", "mlp.down_proj")])
-def test_llama_with_a_fault_inside_a_fused_layer(compare, fault, place):
-    result = compare(llama, ported.Fused, fault)
-    assert result.verdict is Verdict.DIVERGED
-    assert f"before LlamaForCausalLM.model.layers.1.{place} (Linear) in a" in result.sentence
-    assert "b ran Fused.stack.1." in result.sentence
-
-
-def test_comparing_by_name_alone_and_with_a_tolerance(compare):
-    result = compare(gpt2, ported.Tiny, by_value=False)  # one step: its loss agrees, nothing is known of the update
-    assert result.verdict is Verdict.DIVERGED
-    assert "the module GPT2LMHeadModel runs only in a" in result.sentence
-    result = compare(gpt2, ported.Tiny, "eps", rtol=0.5)
-    assert "within 0.5" in result.sentence
-
-
 STAGE, MINE = "ViTForImageClassification.vit.layers", "Seen.stages"
 SIGHT = {
     "eps": f"in {STAGE}.1.layernorm_before (LayerNorm) in a, which is {MINE}.1.pre (LayerNorm) in b: its input agrees",
@@ -134,14 +77,6 @@ named_as_in_5 = pytest.mark.skipif(
     int(transformers.__version__.partition(".")[0]) < 5,
     reason="the port knows the weights of a ViT by transformers 5's names",
 )
-
-
-@named_as_in_5
-def test_vit_and_its_port_agree(compare):
-    result = compare(vit, ported.Seen)
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert "which is the output of Seen in b, and so do 28 gradients of parameters" in result.sentence
-    assert "4 tensors of one run are several of the other put together" in result.evidence[0]
 
 
 @named_as_in_5

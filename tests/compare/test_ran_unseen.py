@@ -228,12 +228,6 @@ def test_a_model_that_is_seen_in_whole_has_nothing_unseen(tmp_path, introspect):
     assert "without being seen" not in shown
 
 
-def test_show_says_what_ran_unseen(tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + METHODS.format(changed="False") + OF_A_METHOD)
-    introspect("capture", "-q", "-o", "run", "train.py")
-    assert "1 module ran without being seen: Flow" in introspect("show", "run").stdout
-
-
 def test_what_runs_before_the_optimizer_is_built_is_no_step(tmp_path, introspect):
     (tmp_path / "train.py").write_text(
         BEGIN + METHODS.format(changed="self.training") + "start = model.density(data)\ntrain(model, model.density)\n"
@@ -244,97 +238,6 @@ def test_what_runs_before_the_optimizer_is_built_is_no_step(tmp_path, introspect
     found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
     assert (found["first"]["step"], found["first"]["kind"]) == (0, "loss")
 
-
-SHARDED = """
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
-dist.init_process_group("gloo", init_method="file://" + sys.argv[-1], rank=0, world_size=1)
-model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
-parameters = list(model.parameters())
-train(model, model)
-whole = [parameter.full_tensor() for parameter in parameters]
-dist.destroy_process_group()
-"""
-
-
-def test_a_list_of_parameters_is_no_copy_and_reading_them_opens_no_step(tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + SHARDED)
-    ran = introspect("capture", "-q", "-o", "run", "train.py", tmp_path / "ranks")
-    assert ran.returncode == 0, ran.stderr
-    with open_run(tmp_path / "run") as run:
-        assert run.steps == 3
-        assert "product" not in set(run.rank(0).sites.kind)
-
-
-ADJOINT = """
-class Solve(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, model, y, *parameters):
-        with torch.no_grad():
-            ctx.model, ctx.parameters = model, parameters
-            ctx.save_for_backward(y)
-            return y + model(y)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (y,) = ctx.saved_tensors
-        with torch.enable_grad():
-            y = y.detach().requires_grad_()
-            return None, *torch.autograd.grad(y + ctx.model(y), (y, *ctx.parameters), gradient, allow_unused=True)
-
-
-class Net(nn.Linear):
-    def forward(self, x):
-        return super().forward(x) * (1.1 if other else 1)
-
-
-model = Net(4, 4)
-loader = torch.utils.data.DataLoader(data, batch_size=8)
-train(model, lambda _: Solve.apply(model, next(iter(loader)), *model.parameters()))
-"""
-
-
-def test_what_a_function_of_autograd_runs_without_gradients_is_no_evaluation(tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + ADJOINT)
-    for name in ("a", "other"):
-        introspect("capture", "-q", "-o", name, "train.py", name)
-    assert "passed_over" not in open_run(tmp_path / "a").manifest
-    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
-    assert (found["first"]["step"], found["first"]["kind"], found["first"]["fqn"]) == (0, "output", "Net")
-
-
-INNER = """
-class Meta(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(4, 4)
-
-    def forward(self, x):
-        with torch.enable_grad():
-            held = dict(self.net.named_parameters())
-            found = torch.autograd.grad(self.net(x).square().mean(), list(held.values()), create_graph=True)
-        fast = {name: one - (0.6 if other else 0.5) * g for (name, one), g in zip(held.items(), found)}
-        return torch.func.functional_call(self.net, fast, (x,))
-
-
-model = Meta()
-train(model, model)
-"""
-
-FAST = """
-model = nn.Linear(4, 4)
-
-
-def adapted(x):
-    held = dict(model.named_parameters())
-    found = torch.autograd.grad(model(x).square().mean(), list(held.values())) if {twice} else held.values()
-    fast = {{name: one - (0.6 if other else 0.5) * g for (name, one), g in zip(held.items(), found)}}
-    return torch.func.functional_call(model, fast, (x,))
-
-
-train(model, adapted)
-"""
 
 ONCE_MORE = """
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -349,45 +252,6 @@ def run(data):
 train(model, run)
 """
 
-IN_TURN = """
-one, two = nn.Linear(4, 4), nn.Linear(4, 1)
-first, second = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (one, two))
-for step in range(3):
-    second.zero_grad()
-    two(one(data + step).detach()).square().mean().backward()
-    second.step()
-    if not other:
-        first.zero_grad()
-    two(one(data - step)).tanh().mean().backward()
-    first.step()
-"""
-
-PLACES = {
-    "parameters that functional_call is given": (INNER, (0, "param", "Meta.net.weight", "origin"), ""),
-    "parameters that an outermost functional_call is given": (
-        FAST.format(twice=True),
-        (0, "param", "Linear.weight", "origin"),
-        "",
-    ),
-    "a model that is only called so": (FAST.format(twice=False), (0, "param", "Linear.weight", "origin"), ""),
-    "a network that is called once more": (ONCE_MORE, (0, "input", "Sequential", "origin"), "calls"),
-    "zero_grad is missing for one of two optimizers": (IN_TURN, (3, "grad", "Linear.weight", "origin"), "stale"),
-}
-
-
-@pytest.mark.parametrize("case", PLACES)
-def test_the_place_and_the_cause_are_those_of_the_change(case, tmp_path, introspect):
-    script, (step, kind, fqn, role), finding = PLACES[case]
-    (tmp_path / "train.py").write_text(BEGIN + script)
-    for name in ("a", "other"):
-        introspect("capture", "-q", "-o", name, "train.py", name)
-    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
-    first = found["first"]
-    assert (first["step"], first["kind"], first["fqn"], first["role"]) == (step, kind, fqn, role)
-    assert finding in {"", *(one["code"] for one in found["findings"])}
-    if case == "a network that is called once more":
-        assert first["call"] == 2  # the one that no call of the other run is given the same as
-
 
 def test_calls_are_paired_by_what_they_give_where_inputs_are_not_on_record(tmp_path, introspect):
     (tmp_path / "train.py").write_text(BEGIN + ONCE_MORE)
@@ -396,73 +260,3 @@ def test_calls_are_paired_by_what_they_give_where_inputs_are_not_on_record(tmp_p
     found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
     assert (found["first"]["call"], found["first"]["role"]) == (2, "origin")
     assert [one["code"] for one in found["findings"]] == ["calls"]
-
-
-DEPTH = """
-class Depth(nn.Module):
-    def forward(self, x):
-        kept = torch.rand(len(x), 1) < 0.98
-        return x * kept / (1 if other else 0.98)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin, self.depth = nn.Linear(4, 4), Depth()
-
-    def forward(self, x):
-        return x + self.depth(self.lin(x))
-
-
-model = Net()
-train(model, model)
-"""
-
-
-def test_a_stochastic_depth_that_drops_nothing_is_not_said_to_return_its_input(tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + DEPTH)
-    for name in ("a", "other"):
-        introspect("capture", "-q", "-o", name, "train.py", name)
-    with open_run(tmp_path / "other") as run:
-        first = {one.site.kind.value: one.summary for one in run.rank(0).records(0) if one.site.fqn == "Net.depth"}
-    assert first["output"].checksum == first["input"].checksum  # no sample was left out
-    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
-    assert found["first"]["fqn"] == "Net.depth"
-    assert found["first"]["scale"] == pytest.approx(0.98)
-    assert "b is 0.98 times a" in found["sentence"]
-    assert "identity" not in {one["code"] for one in found["findings"]}
-
-
-PLAIN = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin, self.act = nn.Linear(4, 4), nn.Tanh()
-        scale = torch.full((4,), 2.0)
-        if other:
-            {plain}
-        else:
-            self.scale = nn.Parameter(scale)
-
-    def forward(self, x):
-        x = self.act(self.lin(x)) * self.scale
-        return self.act(x) if other else x
-
-
-model = Net()
-train(model, model)
-"""
-
-
-@pytest.mark.parametrize(
-    ("plain", "instead"),
-    [("self.scale = scale", ""), ("self.register_buffer('scale', scale)", "in b a buffer")],
-    ids=["attribute", "buffer"],
-)
-def test_a_parameter_that_became_a_plain_tensor_is_named(plain, instead, tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + PLAIN.format(plain=plain))
-    for name in ("a", "other"):
-        introspect("capture", "-q", "-o", name, "train.py", name)
-    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
-    fields = {"kind": "parameter", "name": "Net.scale", "side": "a", "cls": instead}
-    assert [(one["code"], one["fields"]) for one in found["findings"]] == [("exists-only", fields)]

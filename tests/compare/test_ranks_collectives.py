@@ -21,10 +21,7 @@ from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write.launch import IN_FLIGHT
 from introspect_cli.texts import group_label, group_size
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 FAULTS = SCRIPT.parent / "faults.py"
 LINES = FAULTS.read_text().splitlines()
@@ -33,11 +30,7 @@ LAYOUTS = ("ddp-none", "fsdp2-none", "tpsp-none", "gpipe-none")
 FOUND = [
     ("missing", 1, ["rank 0 has 2 collectives of ranks 0,1 in step 1 and rank 1 1", "{first} is missing on rank 1"]),
     ("swapped", 1, ["{first} on rank 0 and", "{second} on rank 1: they run in another order"]),
-    (
-        "doubled",
-        1,
-        ["rank 1 has 3 collectives of ranks 0,1 in step 1", "{second} is missing on rank 0, or one"],
-    ),
+    ("doubled", 1, ["rank 1 has 3 collectives of ranks 0,1 in step 1", "{second} is missing on rank 0, or one"]),
     ("mismatched", 1, ["float32 [2, 2] at", "on rank 0 and all_reduce sum of float32 [4] at", "on rank 1"]),
 ]
 
@@ -57,7 +50,7 @@ def made(folder):
     cases += [f"{layout}{how}" for layout in LAYOUTS for how in ("", "~collectives")]
     cases = [case for case in cases if not lacks(case)]
     said = finish(together(folder, 2, folder, *cases, script=FAULTS), timeout=600)
-    missing = [case for case in cases if not (folder / case / "rank1" / "records.arrow").exists()]
+    missing = [case for case in cases if not (folder / case / "rank1" / "log.bin").exists()]
     assert not missing, (missing, said)
 
 

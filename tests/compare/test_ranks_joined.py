@@ -6,7 +6,7 @@ import sys
 
 import opcapture
 import pytest
-from artefacts import LEAN, launched, said_by
+from artefacts import LEAN, launched
 from launches import DISTRIBUTED, SCRIPT, needs
 from sweeps import sliced
 
@@ -23,22 +23,15 @@ from introspect_cli.store.read.run import open_run
 sys.path.append(str(SCRIPT.parent))
 from train_ranks import Tokens
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 ONE = ("--ranks", "one-per-replica")
-SAMPLES = ("--per-sample",)
 RUNS = {
     "single": (1, "single", ()),
     "ddp": (2, "ddp", ()),
     "ddp-one": (2, "ddp", ONE),
     "manual-one": (2, "manual", ONE),
-    "single-samples": (1, "single", SAMPLES),
-    "ddp-samples": (2, "ddp", SAMPLES),
     "rolled": (2, "ddp --fault rolled", ()),
-    "rolled-samples": (2, "ddp --fault rolled", SAMPLES),
 }
 ASKED = {
     "fsdp2": (2, "fsdp2", ()),
@@ -103,13 +96,6 @@ def test_ranks_that_were_put_together_give_the_answer_that_they_give_themselves(
     assert "b: 2 ranks put together" in together.notes[0]
 
 
-def test_another_order_of_summation_is_not_called_equal_bits(runs):
-    result = compared(runs, "single", "ddp")
-    assert result.verdict is Verdict.SAME
-    assert result.counts.within > 100
-    assert "only within the tolerance or by extrema and means" in result.sentence
-
-
 @pytest.mark.parametrize(
     ("name", "kept"),
     sliced(
@@ -124,12 +110,6 @@ def test_one_rank_for_each_part_of_the_model_is_recorded(runs, name, kept):
         assert set(run.ranks) - run.left_out == kept
         assert run.endings == []
         assert check(run).findings == ()
-
-
-def test_where_no_wrapper_says_which_ranks_are_copies_that_is_said(runs):
-    said = said_by(runs / "manual-one")
-    assert "no wrapper (DDP, FSDP) said which ranks are copies of one another, so all are recorded" in said
-    assert "no wrapper" not in said_by(runs / "ddp-one")
 
 
 @pytest.mark.parametrize(
@@ -151,22 +131,6 @@ def test_one_rank_for_each_part_can_be_asked_of_a_comparison(runs):
     assert read_selection(ranks="all") == read_selection()
     with pytest.raises(UsageError, match="which ranks are copies of one another is not known in either run"):
         compared(runs, "single", "single", replicas=True)
-
-
-def test_samples_are_compared_whichever_rank_has_them(runs):
-    """Rank 0 has every other sample; the order of a batch is another in each layout."""
-    result = compared(runs, "single-samples", "ddp-samples")
-    assert result.verdict is Verdict.SAME, result.sentence
-    first = compared(runs, "single-samples", "ddp-samples", kinds=frozenset({Kind.BATCH}))
-    assert (first.verdict, first.counts.within, first.counts.equal) == (Verdict.SAME, 0, first.counts.records)
-
-
-def test_a_batch_of_the_same_tokens_in_another_order_is_another_batch(runs):
-    """Its extrema and means are the same, so without samples it is taken for the same."""
-    result = compared(runs, "single-samples", "rolled-samples")
-    assert result.verdict is Verdict.DIVERGED
-    assert (result.first.step, result.first.site.kind) == (0, Kind.BATCH)
-    assert "Of 8 samples of a, 6 are in b too." in result.evidence
 
 
 @pytest.mark.parametrize("layout", sliced(["gpipe", "1f1b"], ["1f1b"]))

@@ -15,10 +15,7 @@ from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 RUNS = {
     "single": (1, "single"),
@@ -105,19 +102,6 @@ def whole(run):
     return WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks])
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
-def test_a_layout_is_the_same_run_as_one_process(runs, layout):
-    result = compared(runs, "single", layout)
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert "only within the tolerance or by extrema and means" in result.sentence
-    assert "(a: one process, b: 2 ranks)" in result.notes[0]
-
-
-def test_two_layouts_of_as_many_ranks_are_compared_as_wholes(runs):
-    result = compared(runs, "ddp", "fsdp2")
-    assert result.verdict is Verdict.SAME, result.sentence
-
-
 READS_AFTER = """
 import sys
 import torch
@@ -193,25 +177,6 @@ def test_names_do_not_change_with_the_layout(runs):
     assert names[0] == names[1] == names[2]
 
 
-def test_a_gradient_that_was_not_reduced_is_the_first_divergence(runs):
-    result = compared(runs, "single", "unreduced")
-    assert result.verdict is Verdict.DIVERGED
-    assert result.first.site.fqn == "GPT.head.bias"
-    assert result.first.site.kind is Kind.GRAD
-    assert result.first.step == 0
-
-
-def test_one_run_alone_shows_that_a_gradient_was_not_reduced(runs):
-    with open_run(runs / "unreduced") as run:
-        found = {finding.rule: finding for finding in check(run).findings}
-    assert set(found) == {"reduction"}
-    finding = found["reduction"]
-    assert (finding.step, finding.rank, finding.site) == (0, 1, "grad GPT.head.bias")
-    assert finding.evidence.startswith("from step 0 on rank 1's parameter GPT.head.bias differs from rank 0's (")
-    assert "and its gradient" in finding.evidence
-    assert "it was not reduced, or not over these ranks" in finding.evidence
-
-
 def test_what_a_script_gathers_before_a_step_is_recorded_as_this_ranks_shard(runs):
     """Its optimizer knows the shard alone."""
     capture_now(runs, "fsdp2-unshard")
@@ -224,19 +189,6 @@ def test_what_a_script_gathers_before_a_step_is_recorded_as_this_ranks_shard(run
     }
     for phase in (Phase.START, Phase.OPTIMIZER):
         assert found[phase, "GPT.tok.weight"].layout.part.ranges == (((6, 6),), ((0, 16),))
-
-
-@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
-def test_ranks_of_a_sound_run_are_found_sound(runs, layout):
-    needs(layout)
-    with open_run(runs / layout) as run:
-        result = check(run)
-    assert result.findings == ()
-    assert {"lost-rank", "reduction", "copies-differ", "rank-settings", "rank-layout"} <= set(result.checked)
-
-
-def test_one_rank_alone_is_compared_when_it_is_asked_for(runs):
-    assert compared(runs, "ddp", "ddp", ranks=(1,)).verdict is Verdict.SAME
 
 
 @pytest.mark.parametrize(
@@ -266,14 +218,6 @@ def start_parameters(folder, name):
     return {r.site.fqn: r.summary.checksum for r in found}
 
 
-def test_accumulated_batches_are_one_batch(runs):
-    """Each loss is divided by their number, and each is of fewer samples."""
-    capture_now(runs, "ddp-no-sync")
-    result = compared(runs, "single", "ddp-no-sync")
-    assert result.verdict is Verdict.SAME, result.sentence
-    assert any("the loss is a mean over fewer samples" in note for note in result.notes)
-
-
 def test_a_loss_that_is_not_divided_by_the_number_of_batches_is_no_layout(runs):
     """Other than a loss that is: its gradients are twice as large."""
     captured(runs, {"undivided": (2, "ddp", *ACCUMULATED, "--fault", "undivided")})
@@ -284,26 +228,9 @@ def test_a_loss_that_is_not_divided_by_the_number_of_batches_is_no_layout(runs):
     assert "in b the losses of the 2 microbatches of a step are added up, not averaged" in result.sentence
 
 
-@pytest.mark.parametrize(("a", "b"), [("ddp", "accumulated"), ("ddp", "ddp-no-sync"), ("accumulated", "ddp-no-sync")])
-def test_ranks_and_microbatches_share_out_a_batch_alike(runs, a, b):
-    """2 ranks x 4, 1 x 4 x 2 and 2 ranks x 2 x 2 are one batch of 8."""
-    for name in {a, b} - {"ddp"}:
-        capture_now(runs, name)
-    result = compared(runs, a, b)
-    assert result.verdict is Verdict.SAME, result.sentence
-
-
 def test_a_compiled_model_is_said_to_be_unseen_beside_one_that_is_not(runs):
     capture_now(runs, "compiled")
     result = compared(runs, "single", "compiled")
     assert result.verdict is Verdict.SAME  # by its results, all of which both runs recorded
     assert "Not compared: " in result.sentence
     assert "that only one run could see" in result.sentence
-
-
-@pytest.mark.sweep
-def test_a_sum_instead_of_a_mean_is_found(runs):
-    captured(runs, {"sum": (2, "manual", "--fault", "sum")})
-    result = compared(runs, "ddp", "sum")
-    assert result.first.site.fqn == "GPT.blocks.1.down.weight"
-    assert result.first.scale == pytest.approx(2)

@@ -159,7 +159,7 @@ def test_a_parameter_without_recorded_gradients_is_not_said_to_have_equal_ones(t
         run = written(tmp_path / name, rank(6, name == "with"), rank(7, name == "with"))
         with open_run(run) as opened:
             (found[name],) = [each.evidence for each in check(opened).findings if each.rule == "copies-differ"]
-    said = "from step 0 on rank 1's parameter Net.head.weight differs from rank 0's"
+    said = "from step 0 on the parameter Net.head.weight differs on rank 1, compared with rank 0"
     assert found["with"].startswith(said)
     assert found["with"].endswith("although no gradient of it was seen to differ")
     assert found["without"].startswith(said)

@@ -14,10 +14,7 @@ from introspect_cli.health import training
 from introspect_cli.health.check import check
 from introspect_cli.store.read.run import open_run
 
-pytestmark = [
-    pytest.mark.launch,
-    DISTRIBUTED,
-]
+pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 SCRIPT = """
 import os, sys

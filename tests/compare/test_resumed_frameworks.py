@@ -158,21 +158,3 @@ def test_the_answer_names_what_a_framework_did_not_restore(resume, framework, pa
     assert result.sentence.startswith("Resumed correctly: run b restored all that is on record"), result.sentence
     found = {part.part: part.state for part in result.resumed.parts}
     assert all(found[part] is Restored.YES for part in PARTS.values()), found
-
-
-@pytest.mark.parametrize("framework", LIBRARIES)
-def test_a_lost_optimizer_is_reported_with_its_count(resume, framework):
-    result = resume(framework, ("optimizer",))
-    part = next(part for part in result.resumed.parts if part.part == OPTIMIZER)
-    assert part.text == f"step {result.resumed.at + 1} -> 1"
-    assert "did not restore the optimizer state (step " in result.sentence
-    assert (result.first.site.kind.value, result.first.reason) == ("param", "optimizer")
-
-
-def test_a_trainer_that_lost_both_says_both(resume):
-    """Without `optimizer.pt` the Trainer begins its schedule anew as well."""
-    result = resume("trainer", ("optimizer", "rng"))
-    rates = next(part for part in result.resumed.parts if part.part == RATES)
-    assert rates.text == "lr 2.77778e-05 -> 5e-05"
-    assert [origin.part for origin in result.origins] == [TORCH, OPTIMIZER, RATES]
-    assert result.origins[0].divergence is result.first

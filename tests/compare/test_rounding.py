@@ -9,11 +9,9 @@ import pytest
 import torch
 from opcapture import captured, compared
 from torch import nn
-from torch.nn import functional as F
 
-from introspect_cli.compare.step.size import size_of
 from introspect_cli.compare.terms.result import Size, Verdict
-from introspect_cli.records import Kind, Layout, Status, Summary
+from introspect_cli.records import Kind
 
 ATTENTION = """\
 import sys, torch
@@ -172,72 +170,6 @@ class TestThreads:
         assert found["settings"][0]["name"] == "threads"
 
 
-def trained(change=lambda step, model: None, microbatches=1, model=None):
-    """Train a small model; the gradients may be changed before each update."""
-
-    def work():
-        torch.manual_seed(0)
-        net = model or nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 4))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in range(3):
-            optimizer.zero_grad()
-            for _ in range(microbatches):
-                F.mse_loss(net(torch.randn(8, 16)), torch.randn(8, 4)).backward()
-            change(step, net)
-            optimizer.step()
-
-    return work
-
-
-def nudge(step, net):
-    if step == 1:
-        net[1].weight.grad += torch.linspace(0, 1e-3, 32)
-
-
-@pytest.fixture
-def said(tmp_path):
-    """The comparison of ordinary training with one whose gradients are changed."""
-
-    def run(change, **options):
-        microbatches = options.pop("microbatches", 1)
-        captured(tmp_path / "a", trained(microbatches=microbatches), **options)
-        captured(tmp_path / "b", trained(change, microbatches), **options)
-        return compared(tmp_path / "a", tmp_path / "b")
-
-    return run
-
-
-class TestExcluded:
-    """Causes that the records exclude are not listed."""
-
-    def test_one_gradient_that_differs_by_no_factor_was_not_clipped_with_the_others(self, said):
-        result = said(nudge)
-        assert (result.first.reason, result.first.size) == ("gradient", Size.MORE)
-        assert "clipping by value" in result.sentence
-        assert "a change of the gradient by hand" in result.sentence
-        assert not any(word in result.sentence for word in ("unscaling", "accumulation", "zero_grad"))
-        assert "1 of 6 gradients differ in this step." in " ".join(result.evidence)
-
-    def test_a_gradient_that_is_added_up_from_parts_may_have_been_clipped_in_each(self, said):
-        result = said(nudge, microbatches=2)
-        assert "clipping, unscaling, accumulation" in result.sentence
-
-    def test_a_factor_leaves_clipping_among_the_causes(self, said):
-        result = said(lambda step, net: [parameter.grad.mul_(0.5) for parameter in net.parameters()] if step else None)
-        assert result.first.scale == pytest.approx(0.5)
-        assert "clipping" in result.sentence
-
-    def test_without_sketches_and_statistics_nothing_is_excluded_by_them(self, said):
-        def everything(step, net):
-            if step == 1:
-                for parameter in net.parameters():
-                    parameter.grad += torch.rand(parameter.shape, generator=torch.Generator().manual_seed(3))
-
-        result = said(everything, sketch=False, stats=())
-        assert "clipping, unscaling, accumulation" in result.sentence
-        assert result.first.size is None
-
-
 class TestSize:
     def test_what_other_sums_make_is_rounding_and_more_is_more(self, tmp_path):
         torch.manual_seed(0)
@@ -252,17 +184,6 @@ class TestSize:
             captured(tmp_path / name, once(scale))
             sizes[name] = compared(tmp_path / "a", tmp_path / name).first.size
         assert sizes == {"rounding": Size.ROUNDING, "more": Size.MORE}
-
-    def test_half_precision_rounds_by_no_tenth(self):
-        layout = Layout((8,), "bfloat16")
-        one, two = (Summary(Status.OBSERVED, layout, at, {"min": 0, "max": 1, "mean": 0.5}) for at in (1, 2))
-        assert [size_of(one, two, rel) for rel in (0.03, 0.2)] == [Size.ROUNDING, Size.MORE]
-
-    def test_a_dtype_a_shape_and_what_one_run_lacks_are_structural(self, tmp_path):
-        captured(tmp_path / "a", lambda: nn.Identity()(torch.ones(4)))
-        for name, other in (("dtype", torch.ones(4, dtype=torch.float64)), ("shape", torch.ones(2, 2))):
-            captured(tmp_path / name, lambda other=other: nn.Identity()(other))
-            assert compared(tmp_path / "a", tmp_path / name).first.size is Size.STRUCTURAL
 
     def test_the_longer_the_sum_the_more_is_rounding(self, tmp_path):
         """By 1e-5 of its size: no rounding of a sum over 8 samples, but one over 65,536."""
@@ -322,10 +243,6 @@ class TestForm:
         result = self.form(tmp_path, torch.tensor([True, False] * 4), 1.0, record=frozenset({Kind.INPUT}))
         assert result.verdict is Verdict.DIVERGED
 
-    def test_two_precisions_are_no_two_forms(self, tmp_path):
-        result = self.form(tmp_path, torch.tensor([1.0, 0.0] * 4, dtype=torch.bfloat16), 1.0)
-        assert result.first.site.path == "[1]"
-
 
 class Tied(nn.Module):
     """A model whose head is its embedding, which nobody records under both names."""
@@ -337,19 +254,3 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.head(self.letters(x)) * self.scale
-
-
-def test_tied_parameters_of_a_module_that_nobody_saw_run_are_equal_and_not_unrecorded(tmp_path, fresh_compiler):
-    def work(scale, *, compiled):
-        torch.manual_seed(0)
-        model = Tied(scale)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = torch.compile(model, backend="eager") if compiled else model
-        run(torch.arange(8)).square().mean().backward()
-        optimizer.step()
-
-    a = captured(tmp_path / "a", lambda: work(1.0, compiled=False))
-    b = captured(tmp_path / "b", lambda: work(1.001, compiled=True))
-    result = compared(a, b)
-    assert result.first.site.fqn == "Tied"
-    assert "Equal: its inputs and its parameters." in result.evidence

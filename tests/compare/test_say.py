@@ -8,7 +8,6 @@ import pytest
 import introspect_cli.compare
 from introspect_cli.compare import say
 from introspect_cli.compare.reasons.rows import ROWS
-from introspect_cli.compare.terms.findings import Certainty
 
 FOLDER = Path(introspect_cli.compare.__file__).parent
 FINDERS = sorted(
@@ -41,23 +40,6 @@ def codes_of(path):
 
 def test_every_finding_has_words():
     assert set().union(*map(codes_of, FINDERS)) <= say._FINDINGS.keys()
-
-
-def test_the_part_in_brackets_is_left_out_where_a_field_is_empty():
-    assert say.found("attribute", name="eps", a="1e-05", b="0.001", of="").text == "eps 1e-05 -> 0.001"
-    assert say.found("attribute", name="p", a=0.1, b=0, of="Net.drop").text == "p 0.1 -> 0 of Net.drop"
-
-
-def test_what_is_on_record_comes_before_what_is_left_and_what_is_likely():
-    proved, likely = say.found("draws", side="b", other="a"), say.found("no-gradient", other="b")
-    assert (proved.certainty, likely.certainty) == (Certainty.PROVED, Certainty.LIKELY)
-    said = say.sentence("it differs", [proved, *say.left(["code"]), likely], ["--lr 1 -> 2"], ["More."])
-    assert said.startswith("it differs; cause: in b it draws random numbers there")
-    assert said.endswith("; --lr 1 -> 2. More.")
-    assert "left" not in said
-    assert (
-        say.sentence("it differs", say.left(["code", "kernel"]), [], []) == "it differs; left: its code or the kernel."
-    )
 
 
 def test_each_reason_is_a_row_of_its_own():

@@ -41,41 +41,6 @@ def split(forks):
 # --- right
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ("", "--micro 2"),
-        ("--micro 2", ""),
-        ("--micro 4", "--micro 2"),
-        ("--uneven", "--uneven --micro 2"),
-        ("--uneven", "--uneven --micro 1"),
-        ("--shared", "--shared --micro 2"),
-        ("--inside", "--inside --micro 2"),
-        ("--inside --micro 4", "--inside --micro 2"),
-        ("--clip", "--clip --micro 2"),
-        ("--padded", "--padded --micro 2"),
-        ("--ahead", "--ahead --micro 2"),
-        ("--samples 20", "--samples 20 --micro 2"),
-        ("--norm --fault split", "--norm --fault split"),
-    ],
-)
-def test_two_right_splits_of_a_batch_are_the_same_run(split, a, b):
-    result = split(a, b)
-    assert result.verdict is Verdict.SAME, result.sentence
-    if a != b:
-        assert result.sentence.startswith("Over the samples of each step, the runs are the same: ")
-        assert "only within the tolerance or by extrema and means" in result.sentence
-
-
-def test_it_is_reported_how_each_run_cuts_a_batch_and_what_was_compared(split):
-    notes = split("", "--micro 2").notes
-    assert notes[0].startswith(
-        "The batch of a step is cut differently (a: 8 samples at once, b: 4 microbatches of 2 samples), so whole "
-        "tensors are compared: parts are added up"
-    )
-    assert "else by extrema and means" in notes[0]
-
-
 def test_gradients_that_agree_prove_a_split_by_lean_records_whatever_differs_after_them(split):
     result = split("", "--micro 2 --lr 2e-2", options="--record param,grad,loss")
     assert result.first.site.kind is Kind.PARAM, result.sentence
@@ -116,19 +81,6 @@ def test_tf32_gets_the_tolerance_of_half_precision_where_a_gpu_computes_in_it():
     assert computes("cuda:0", "Conv2d", cudnn_allow_tf32=True, matmul_allow_tf32=False)
     assert not computes("cuda:0", cudnn_allow_tf32=True, matmul_allow_tf32=False)
     assert not computes("cpu", matmul_allow_tf32=True)
-
-
-def test_strictly_two_splits_are_two_runs(split):
-    result = split("", "--micro 2", strict=True)
-    assert (result.verdict, result.first.site.kind) == (Verdict.DIVERGED, Kind.BATCH)
-
-
-def test_a_loader_asked_ahead_is_no_divergence_and_another_sample_is(split):
-    result = split("--ahead", "--ahead --micro 2")
-    assert any(note.startswith("Nothing recorded rests on") for note in result.notes)
-    result = split("--ahead", "--ahead --micro 2 --swap")
-    assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 1, Kind.BATCH)
-    assert "no data loader was recorded" not in result.sentence
 
 
 HALF = """
@@ -195,67 +147,7 @@ def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_floa
     assert (found == (changed, Kind.OUTPUT, "Net.first", Role.ORIGIN)) is said, found
 
 
-def test_another_sample_in_a_batch_is_a_divergence(split):
-    result = split("", "--micro 2 --swap")
-    assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 1, Kind.BATCH)
-
-
 # --- with a fault
-
-
-@pytest.mark.parametrize(("options"), ["", "--record param,grad,loss", "--record output,grad"])
-def test_losses_that_are_added_up_are_reported_by_their_factor(split, options):
-    result = split("", "--micro 2 --fault summed", options=options)
-    assert (result.verdict, result.first.site.kind, result.first.reason) == (Verdict.DIVERGED, Kind.GRAD, "split")
-    assert "gradients of b are 4 x those of a: " in result.sentence
-    assert "in b the losses of the 4 microbatches of a step are added up, not averaged" in result.sentence
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "said"),
-    [
-        ("--micro 2 --fault summed", "", "0.25 x those of a: in a the losses"),
-        ("--inside", "--inside --micro 2 --fault summed", "4 x those of a: in b"),
-        ("--micro 4", "--micro 2 --fault summed", "4 x those of a: in b the"),
-        ("--micro 4 --fault summed", "--micro 2 --fault summed", "in a, b the losses of the"),
-        ("", "--micro 3 --fault split", "in b the losses are means over 3, 3, 2 samples, and count alike"),
-        (
-            "--uneven",
-            "--uneven --micro 2 --fault split",
-            " tokens, and count alike: weighted by these",
-        ),
-        (
-            "--clip",
-            "--micro 2 --fault clipped",
-            "b clips, or sets gradients to zero, before",
-        ),
-        (
-            "--inside --dropout 0.3",
-            "--inside --dropout 0.3 --micro 2",
-            "each part of a batch draws its own",
-        ),
-        ("--norm", "--norm --micro 2", "its statistics are taken over each part of a batch"),
-        ("--dropout 0.3", "--dropout 0.3 --micro 2", "each part of a batch draws its own"),
-    ],
-)
-def test_a_fault_of_a_split_is_reported(split, a, b, said):
-    result = split(a, b)
-    assert (result.verdict, result.first.reason) == (Verdict.DIVERGED, "split"), result.sentence
-    assert said in result.sentence
-
-
-def test_uneven_tokens_are_counted_for_each_microbatch(split):
-    result = split("--uneven", "--uneven --micro 2 --fault split")
-    assert (result.first.step, result.first.site.kind) == (0, Kind.LOSS)
-    counted = result.sentence.partition("losses are means over ")[2].partition(" tokens")[0]
-    numbers = [int(number) for number in counted.replace(" and ", ", ").split(", ")]
-    assert len(numbers) == 4
-    assert len(set(numbers)) > 1
-
-
-def test_a_gradient_that_is_set_to_zero_between_microbatches_is_no_split(split):
-    result = split("", "--micro 2 --fault zeroed")
-    assert (result.verdict, result.first.site.kind, result.first.reason) == (Verdict.DIVERGED, Kind.GRAD, "gradient")
 
 
 # --- frameworks

@@ -167,17 +167,17 @@ def test_the_list_says_of_every_rule_when_it_finds_something_and_fits_a_terminal
 def test_each_number_that_a_rule_tells_is_a_constant_that_its_file_decides_by():
     said = 0
     for path in (Path(introspect_cli.__file__).parent / "health").glob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        bodies = [part for node in tree.body if isinstance(node, ast.FunctionDef) for part in node.body]
-        used = {node.id for body in bodies for node in ast.walk(body) if isinstance(node, ast.Name)}
-        for call in ast.walk(tree):
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in {"rule", "rank_rule"}:
-                when, said = call.args[3], said + 1
-                parts = when.values if isinstance(when, ast.JoinedStr) else [when]
-                words = "".join(part.value for part in parts if isinstance(part, ast.Constant))
+        functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+        used = {node.id for each in functions for node in ast.walk(each) if isinstance(node, ast.Name)}
+        for each in functions:
+            if any(
+                isinstance(call, ast.Call) and getattr(call.func, "id", "") == "rule" for call in each.decorator_list
+            ):
+                words, said = ast.get_docstring(each).partition("Cause: ")[0], said + 1
+                plain = re.sub(r"\{[^}]*\}", "", words)
                 # Names of types and norms, one over or two to the power of a constant, and years of publication.
-                assert not re.search(r"\d", re.sub(r"float(16|32)|L2|1/|2\^-|, (19|20)\d\d\b", "", words)), words
-                assert {node.id for node in ast.walk(when) if isinstance(node, ast.Name)} <= used, words
+                assert not re.search(r"\d", re.sub(r"[Ff]loat(16|32)|L2|1/|2\^-|,\s+(19|20)\d\d\b", "", plain)), words
+                assert set(re.findall(r"\{(\w+)", words)) <= used, words
     assert said == len(RULES)
 
 

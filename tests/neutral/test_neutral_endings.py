@@ -154,12 +154,12 @@ def test_a_full_device_ends_the_run_and_not_the_script(tmp_path):
     """A write to a device without space fails at once."""
     body = """
 import errno
-write = os.pwrite
+write = os.pwritev
 def full(fd, data, at):
-    if os.readlink(f"/proc/self/fd/{fd}").endswith("records.arrow"):
+    if os.readlink(f"/proc/self/fd/{fd}").endswith("log.bin"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return write(fd, data, at)
-os.pwrite = full
+os.pwritev = full
 train(3); print("done"); sys.exit(4)
 """
     out = run_script(tmp_path, body)

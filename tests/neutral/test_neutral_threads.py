@@ -73,8 +73,8 @@ def test_workers_that_the_script_has_called_are_used(monkeypatch, tmp_path):
     teams = []
     start, threads = cpu.Engine.__init__, torch.get_num_threads()
 
-    def started(self, count=None):
-        start(self, count)
+    def started(self, **given):
+        start(self, **given)
         teams.append(self.team)
         self.team[kernels.PACES : kernels.TEAM_WORDS].reshape(-1, kernels.PACE_WORDS)[:, :2] = 1 << 40, 1  # it pays
 

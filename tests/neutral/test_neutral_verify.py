@@ -100,14 +100,14 @@ def test_script_that_notices_the_capture(introspect, tmp_path):
 def test_a_seed_makes_a_script_deterministic(introspect, tmp_path):
     out = capture(introspect, tmp_path, "--repeat", "2", "--seed", "1", noise=" * random.random()")
     assert out.returncode == 0, out.stderr
-    assert "deterministic: 2 runs agree in all " in out.stderr
+    assert "introspect: deterministic: All 2 runs have the same numbers." in out.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "run-1", "run-2"}
 
 
 def test_repeat_finds_where_it_parts(introspect, tmp_path):
     out = capture(introspect, tmp_path, "--repeat", "2", noise=" * random.random()")
     assert out.returncode == 1, out.stderr
-    assert "not deterministic: run 2 differs from run 1. " in out.stderr
+    assert "not deterministic: All 2 runs differ from each other. First divergence at step 0" in out.stderr
     again = capture(introspect, tmp_path, "--repeat", "2")
     assert again.returncode == 2
     assert "run-1 exists already" in again.stderr

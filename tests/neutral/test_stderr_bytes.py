@@ -212,4 +212,4 @@ def test_the_error_stream_is_the_same_to_the_byte(tmp_path, name):
     assert LOG.sub(rb"\1 ", seen[2]).decode() == LOG.sub(rb"\1 ", err).decode()
     assert seen[:2] == (code, out)
     assert err.count(b"\n") > 2
-    assert (tmp_path / "run" / "rank0" / "records.arrow").stat().st_size > 1000
+    assert (tmp_path / "run" / "rank0" / "log.bin").stat().st_size > 1000

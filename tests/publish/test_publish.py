@@ -225,29 +225,6 @@ def test_a_script_may_have_as_many_files_open_as_it_likes(monkeypatch):
     assert introspect_cli.__version__.encode() in said
 
 
-LIGHTNING = """\
-import lightning.pytorch as L, torch
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
-from introspect_cli.integrations.lightning import Introspect
-
-class Lit(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Linear(4, 1)
-    def training_step(self, batch, index):
-        loss = self.net(batch).square().mean()
-        self.log("own", loss)
-        return loss
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-loggers = [TensorBoardLogger("logs", name="", version=""), MLFlowLogger("theirs", tracking_uri="file:./mlruns")]
-L.Trainer(
-    max_epochs=1, accelerator="cpu", logger=loggers, enable_checkpointing=False, enable_progress_bar=False,
-    enable_model_summary=False, log_every_n_steps=1, callbacks=[Introspect("run", packages=False, publish="logger")],
-).fit(Lit(), torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=1))
-"""
-
 TRAINER = """\
 import torch
 from transformers import Trainer, TrainingArguments
@@ -275,24 +252,6 @@ def scalars(directory):
     events = accumulator.EventAccumulator(str(directory))
     events.Reload()
     return {name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
-
-
-@pytest.mark.sweep
-def test_it_joins_the_runs_of_lightnings_own_loggers(tmp_path):
-    pytest.importorskip("lightning.pytorch")
-    pytest.importorskip("mlflow", reason="MLflow's client is not installed")
-    (tmp_path / "fit.py").write_text(LIGHTNING)
-    command = [sys.executable, "fit.py"]
-    settings = {**os.environ, **HERE}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=settings)
-    assert done.returncode == 0, done.stderr
-    found = scalars(tmp_path / "logs")
-    assert found["introspect/loss"] == [0, 1, 2, 3]
-    assert len(found["own"]) == 4
-    metrics = {path.name for path in (tmp_path / "mlruns").glob("*/*/metrics/introspect/*")}
-    assert {"loss", "grad_norm", "global_step"} <= metrics
-    [run] = {path.parents[2] for path in (tmp_path / "mlruns").glob("*/*/metrics/introspect/loss")}
-    assert (run / "metrics" / "own").exists(), "it is their run"
 
 
 def test_it_joins_the_trainers_own_tensorboard(tmp_path, introspect):

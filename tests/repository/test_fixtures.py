@@ -36,6 +36,8 @@ MORE = [
     "train_ways.py --way own-call",
     "train_ways.py --way methods",
     "train_ways.py --way adjoint",
+    "train_ways.py --way by-name",
+    "train_ways.py --way outermost",
     "train_cnn.py --steps 3 --channels-last",
     "train_cnn.py --steps 6 --fault nan-step",
     "fit_lbfgs.py --steps 2 --line-search none",

@@ -22,18 +22,7 @@ from introspect_cli.cli import VERBS
 PACKAGE = Path(introspect_cli.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {
-    "version",
-    "records",
-    "statistics",
-    "texts",
-    "labels",
-    "schedule",
-    "errors",
-    "exit_codes",
-    "machine",
-    "sums",
-}
+BASE = {"version", "records", "statistics", "texts", "labels", "schedule", "errors", "exit_codes", "machine", "sums"}
 EVERYTHING = {path.stem if path.parent == PACKAGE else path.parent.name for path in FILES}
 
 LAYERS = {
@@ -304,17 +293,7 @@ def test_nothing_that_runs_beside_the_script_enters_catch_warnings():
     `subprocess` enters it in some versions of python: the three files that start processes do so before the script, or
     in place of it.
     """
-    beside = {
-        "tensors",
-        "store",
-        "capture",
-        "script",
-        "records",
-        "statistics",
-        "texts",
-        "errors",
-        "integrations",
-    }
+    beside = {"tensors", "store", "capture", "script", "records", "statistics", "texts", "errors", "integrations"}
     allowed = {"capture/environment/sources.py", "capture/neutrality.py", "capture/follow/launcher.py"}
     found = set()
     for path in FILES:

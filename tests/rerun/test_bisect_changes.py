@@ -362,26 +362,6 @@ def test_the_values_of_a_configuration_file_that_differ(name, a, b, places):
         assert parsed(with_edits([change], a, b), ending) != parsed(a, ending)
 
 
-@pytest.mark.sweep
-def test_packages_beside_the_directory_of_the_script(first, tmp_path):
-    (tmp_path / "scripts").mkdir()
-    project(tmp_path / "lib")
-    (tmp_path / "lib" / "__init__.py").write_text("")
-    (tmp_path / "lib" / "train.py").unlink()
-    (tmp_path / "lib" / "data.json").rename(tmp_path / "data.json")
-    script = tmp_path / "scripts" / "train.py"
-    script.write_text(TRAIN.replace("import model", "from lib import model"))
-    environment = pytest.MonkeyPatch()
-    environment.setenv("PYTHONPATH", ".")
-    call(tmp_path, "capture", "-q", "-o", "a", script, code=0)
-    model = tmp_path / "lib" / "model.py"
-    model.write_text(MODEL.replace("relu(h)", "relu(h) * 2").replace("Linear(3, 4)", "Linear(3, 4, bias=True)"))
-    call(tmp_path, "capture", "-q", "-o", "b", script, code=0)
-    environment.undo()
-    answer = call(tmp_path, "bisect", "--changes", "a", "b", code=1)
-    assert "Of 2 changes in 1 file, one makes them diverge: lib/model.py:12; " in answer.stdout
-
-
 def test_the_change_that_makes_a_script_fail_is_proven_by_its_exception_whichever_run_fails(first, tmp_path):
     b = project(tmp_path / "exp2", *HARMLESS, ("model.py", "nn.Linear(4, 2)", "nn.Linear(4, 2, wide=True)"))
     call(b, "capture", "-q", "-o", "../b", "train.py", code=1)

@@ -246,31 +246,7 @@ def test_the_golden_run_in_fixtures_is_small_and_still_the_same(tmp_path, intros
     (place / "train.py").write_text(text.replace("nn.GELU()", "nn.GELU(approximate='tanh')"))
     done = introspect("golden", "check", "gpt", cwd=place)
     assert done.returncode == 1, done.stdout
-    assert "the output of GPT.blocks.0.act (GELU) differs" in " ".join(done.stdout.split())
-
-
-@pytest.mark.sweep
-def test_the_plugin_saves_and_checks_where_xdist_runs_the_tests(pytester):
-    pytest.importorskip("xdist")
-    tests = "\n".join(
-        f"def test_{name}(introspect):\n    introspect.assert_same_training('gold/{name}', lambda: train({lr}))\n"
-        for name, lr in (("slow", 0.1), ("fast", 0.2), ("faster", 0.3))
-    )
-    body = TESTS[: TESTS.index("def test_training")].replace("def train():", "def train(lr):").replace("LR", "lr")
-
-    def run(*words):
-        pytester.makepyfile(test_it=body + tests)
-        done = pytester.runpytest_subprocess("-q", "-n", "2", "-p", "no:cacheprovider", *PLUGIN, *words)
-        return done.ret, done.stdout.str()
-
-    assert run("--introspect-update")[0] == 0
-    assert sorted(path.name for path in (pytester.path / "gold").iterdir()) == ["fast", "faster", "slow"]
-    assert run()[0] == 0
-    tests = tests.replace("train(0.2)", "train(0.25)")
-    code, said = run()
-    assert code == 1
-    assert "2 passed" in said
-    assert "lr 0.2 -> 0.25" in said
+    assert "step 0: the output of GPT.blocks.0.act (GELU)" in " ".join(done.stdout.split())
 
 
 SLOW = TRAIN.replace("for _ in range(50)", "for step in range(60)").replace(

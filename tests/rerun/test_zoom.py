@@ -137,7 +137,6 @@ def test_each_run_is_repeated_from_its_own_sources(project):
     assert "which: the last 2 of 8 columns" in said
     assert "how: b is 0 in all of them." in said
     assert "ULPs of float32" in said
-    assert "····" in said
     after = [git(project, *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["worktree", "list"])]
     assert after == before
     new = yaml.safe_load((project / "introspect-runs/zoom-a-b/b/manifest.yaml").read_text())

@@ -164,4 +164,4 @@ def test_a_script_with_torch_runs_as_under_python(tmp_path, name):
     expected = outcome([sys.executable, "script.py"], tmp_path)
     captured = [sys.executable, "-m", "introspect_cli", "capture", "-q", "-o", str(run), "script.py"]
     assert outcome(captured, tmp_path) == expected
-    assert (run / "rank0" / "records.arrow").stat().st_size > 1000
+    assert (run / "rank0" / "log.bin").stat().st_size > 1000

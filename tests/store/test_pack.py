@@ -84,7 +84,7 @@ def test_a_pack_that_is_there_stays(introspect, tmp_path):
     assert (tmp_path / "a.zip").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["../evil.yaml", "/etc/evil.yaml", "rank0/../../x.arrow", "run.py"])
+@pytest.mark.parametrize("name", ["../evil.yaml", "/etc/evil.yaml", "rank0/../../log.bin", "run.py"])
 def test_names_that_no_run_has_are_refused(tmp_path, name):
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as made:
         made.writestr("manifest.yaml", "format: 2")
@@ -97,7 +97,7 @@ def test_what_claims_far_too_much_is_not_unpacked(tmp_path):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("manifest.yaml", "format: 2")
-        made.writestr("rank0/records.arrow", bytes(300_000_000))
+        made.writestr("rank0/log.bin", bytes(300_000_000))
     (tmp_path / "bomb.zip").write_bytes(packed.getvalue())
     with pytest.raises(StoreError, match="far more than a run of its size can"):
         open_run(tmp_path / "bomb.zip")

@@ -7,6 +7,7 @@ from pathlib import Path
 import opcapture
 import pytest
 from laid_out import CHANGES, write_changed
+from logs import frames_of
 
 from introspect_cli import engine
 from introspect_cli.compare.terms.result import Verdict
@@ -56,10 +57,7 @@ def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monk
     monkeypatch.setattr(whole_reader, "MOST_ROWS", 9)
     run = wholes / f"shared {change}"
     merge.reduce_run(run, tmp_path / "sliced", engine.Engine().run)
-    for name in ("records.arrow", "sites.arrow", "layouts.arrow"):
-        assert (tmp_path / "sliced/rank0" / name).read_bytes() == (
-            Path(f"{run} together") / "rank0" / name
-        ).read_bytes()
+    assert frames_of(tmp_path / "sliced/rank0")[1] == frames_of(Path(f"{run} together/rank0"))[1]
     with open_run(run) as opened:
         sliced = tasks.as_one(opened)
         assert sliced.slices_of(0) > 2

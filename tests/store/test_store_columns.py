@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
-import subprocess
-import sys
-import zlib
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,21 +13,29 @@ from opcapture import captured
 from synthetic import row, write_run
 
 from introspect_cli.cli import introspect
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, ModuleInfo
-from introspect_cli.render.cards import first_table
 from introspect_cli.statistics import STATISTICS, Statistic
 from introspect_cli.store.format import schemas
-from introspect_cli.store.format.arrow_schema import Column, Malformed
-from introspect_cli.store.format.batch import StepBatch
-from introspect_cli.store.format.schemas import HEADER, STATISTIC, Columns, parse_columns, record_columns
+from introspect_cli.store.format.batch import StepBatch, short_texts
+from introspect_cli.store.format.columns import (
+    Column,
+    Lists,
+    Malformed,
+    Message,
+    Texts,
+    decode_rows,
+    encode_rows,
+    integer_lists,
+    sparse_texts,
+    text_lists,
+    texts,
+)
+from introspect_cli.store.format.log import LAYOUTS, MODULES, SITES
+from introspect_cli.store.format.schemas import LIMIT_TEXT, STATISTIC, Columns, parse_columns, record_columns
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.tensors.columns import Columns as Filled
-
-STORES = Path(__file__).parents[1] / "stores"
 
 
 def train(rate=0.1):
@@ -90,51 +93,6 @@ def exported(path):
     (table,) = path.rglob("*.csv")
     with table.open(newline="") as lines:
         return list(csv.DictReader(lines))
-
-
-WITH_WIDTH = """
-import sys
-from introspect_cli import statistics
-statistics.DERIVED_STATS["width"] = "max - min"
-from introspect_cli.store.read import step_reader
-step_reader.FORMULAS["width"] = lambda c: c["max"] - c["min"]
-from introspect_cli.cli import main
-main()
-"""
-"""The command, with one more statistic that follows from others: a line in `statistics` and in `store.step_reader`."""
-
-
-def test_a_derived_statistic_takes_a_line_in_two_files(with_peak, tmp_path):
-    """Of a run that was captured before there was any: in a process of its own, as a version of its own."""
-
-    def run(*words):
-        return subprocess.run(
-            [sys.executable, "-c", WITH_WIDTH, *words], capture_output=True, text=True, check=True
-        ).stdout
-
-    shown = json.loads(run("show", "history", "Linear", str(with_peak), "--stat", "width", "--format", "json"))
-    run("export", str(with_peak), "--format", "csv", "-o", str(tmp_path / "out"))
-    rows = [row for row in exported(tmp_path / "out") if row["width"]]
-    assert rows
-    assert all(float(row["width"]) == float(row["max"]) - float(row["min"]) for row in rows)
-    assert shown["stat"] == "width"
-    values = {value for each in shown["histories"] for value in each["values"] if value is not None}
-    assert values
-    assert values <= {float(row["width"]) for row in rows}
-
-
-def test_runs_with_and_without_a_statistic_compare(with_peak, tmp_path):
-    plain = captured(tmp_path / "plain", train)
-    with open_run(with_peak) as a, open_run(plain) as b:
-        assert compare_runs(a, b, DiffOptions()).first is None
-
-
-def test_a_report_shows_every_statistic_of_what_diverged_first(with_peak, tmp_path):
-    other = captured(tmp_path / "other", lambda: train(0.2))
-    with open_run(with_peak) as a, open_run(other) as b:
-        page = first_table(compare_runs(a, b, DiffOptions()).first)
-    for name in ("peak", "absmin", "l2"):
-        assert f'<th scope="row">{name}</th>' in page
 
 
 @pytest.fixture
@@ -218,16 +176,6 @@ def test_descriptions_that_no_version_writes_are_refused(description):
         parse_columns(description)
 
 
-def test_the_description_is_plain_json(tmp_path):
-    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.5)]])
-    data = (path / "rank0" / "index.bin").read_bytes()
-    length = int.from_bytes(data[20:24], "little")
-    description = data[HEADER.size : HEADER.size + length]
-    assert length % 8 == 0
-    assert zlib.crc32(description) == int.from_bytes(data[40:44], "little")
-    assert ["mean", "float64", "statistic"] in json.loads(description)["records"]
-
-
 def test_what_operators_were_given_is_data(tmp_path):
     path = captured(tmp_path / "run", train, level="op")
     with open_run(path) as run:
@@ -265,6 +213,91 @@ def test_modules_made_anew_each_step_give_no_new_names(tmp_path):
 
     sizes = []
     for steps in (3, 12):
-        path = captured(tmp_path / str(steps), lambda steps=steps: work(steps)) / "rank0"
-        sizes.append([(path / f"{name}.arrow").stat().st_size for name in ("sites", "layouts", "modules")])
+        with open_run(captured(tmp_path / str(steps), lambda steps=steps: work(steps))) as run:
+            heads = run.rank(0).frames.heads
+            sizes.append([int(heads["length"][heads["kind"] == kind].sum()) for kind in (SITES, LAYOUTS, MODULES)])
     assert sizes[0] == sizes[1]
+
+
+# --- bodies
+
+SCHEMA = (
+    *record_columns(operators=True),
+    Column("after", "|u1"),
+    Column("vector", "vector", 3),
+    Column("words", "list<utf8>"),
+)
+
+
+def column_of(column, rows, random):
+    if column.type == "utf8":
+        return texts(["x" * number for number in random.integers(0, 9, rows)])
+    if column.type == "list<utf8>":
+        return text_lists([["ab"] * number for number in random.integers(0, 3, rows)])
+    if column.type.startswith("list<"):
+        kind = np.int64 if column.type == "list<i8>" else np.int32
+        return integer_lists([[number] * number for number in random.integers(0, 3, rows)], kind)
+    if column.type == "vector":
+        return random.standard_normal((rows, column.width)).astype("<f4")
+    return random.integers(0, 100, rows).astype(column.type)
+
+
+def plain(columns):
+    return {
+        name: column.tolist() if isinstance(column, (Texts, Lists)) else np.asarray(column).tolist()
+        for name, column in columns.items()
+    }
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 8, 33])
+def test_a_body_is_that_of_its_columns_in_every_step(rows):
+    """Columns of fixed size are filled in where they lie, or put there; others stay, or change, or change in length."""
+    random, message = np.random.default_rng(rows), Message(SCHEMA, rows)
+    with pytest.raises(ValueError, match="the column given was not filled in"):
+        message.pieces()
+    columns = {column.name: column_of(column, rows, random) for column in SCHEMA}
+    for name, column in columns.items():
+        message.put(name, column)
+    for column in SCHEMA:
+        columns[column.name] = made = column_of(column, rows, random)
+        if column.name in message.columns:
+            message.columns[column.name][:] = made
+        else:
+            message.put(column.name, made)
+        data = b"".join(message.pieces())
+        assert data == encode_rows(SCHEMA, columns)
+        assert plain(decode_rows(SCHEMA, memoryview(data), rows)) == plain(columns)
+    assert set(message.columns) == {column.name for column in record_columns()} - {"text"}
+    assert "words" in message
+    for cut in range(0, len(data), 5):
+        with pytest.raises(Malformed):
+            decode_rows(SCHEMA, memoryview(data)[:cut], rows)
+    for other in (SCHEMA[:-1], (*SCHEMA, Column("more", "<u4"))) if rows else ():
+        with pytest.raises(Malformed):
+            decode_rows(other, memoryview(data), rows)
+
+
+def test_what_has_not_changed_is_not_encoded_again_and_the_largest_is_known(monkeypatch):
+    message, encoded = Message(record_columns(operators=True), 2), []
+    monkeypatch.setattr(
+        "introspect_cli.store.format.columns.encoded_column", lambda column, _: encoded.append(column.name)
+    )
+    same = {"text": sparse_texts(2, {1: "a"}), "given": integer_lists([[], [5]], np.int32)}
+    for _ in range(3):
+        for name, column in same.items():
+            message.put(name, column)
+    message.put("text", Texts(same["text"].offsets, b"b"))
+    assert encoded == ["text", "given", "text"]
+    message.put("site", np.array([4, 9], np.uint32))
+    assert (message.largest("site"), message.largest("layout"), Message(SCHEMA, 0).largest("site")) == (9, 0, -1)
+    message.put("site", np.array([0, 1], np.uint32))
+    assert message.largest("site") == 1
+
+
+def test_texts_are_cut_where_they_are_longer_than_a_store_holds():
+    long = "é" * (LIMIT_TEXT + 1)
+    fits = texts(["", "x" * LIMIT_TEXT])
+    assert short_texts(fits, 2) is fits
+    for given in (["", long], texts(["", long])):
+        assert short_texts(given, 2).tolist() == ["", long[:-1]]
+    assert short_texts((), 2).tolist() == short_texts(["", ""], 2).tolist() == ["", ""]

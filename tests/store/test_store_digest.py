@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from synthetic import row, write_run
 
 from introspect_cli.records import Kind, Layout, Phase, Site, Status, Summary
-from introspect_cli.store.format.index import chained, step_digest
+from introspect_cli.store.format.log import chained, step_digest
 from introspect_cli.store.format.schemas import FIRST_CHAIN
 from introspect_cli.store.read.run import open_run
 

@@ -158,11 +158,7 @@ def test_a_document_cut_short_is_reported(cut):
         check(data[:cut], "x", ID, "x")
 
 
-def test_a_document_of_another_run_is_reported():
+@pytest.mark.parametrize(("name", "run"), [("x", "1" * 32), ("settings/b.yaml", ID)])
+def test_a_document_of_another_run_or_name_is_reported(name, run):
     with pytest.raises(StoreError, match="elsewhere"):
-        check(dump({"a": 1}, "x", "1" * 32), "x", ID, "x")
-
-
-def test_a_document_under_another_name_is_reported():
-    with pytest.raises(StoreError, match="elsewhere"):
-        check(dump({"a": 1}, "settings/a.yaml", ID), "settings/b.yaml", ID, "x")
+        check(dump({"a": 1}, name, run), "x", ID, "x")

@@ -14,7 +14,7 @@ from synthetic import batch, row
 from introspect_cli import store as package
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.rank_files import RankFiles
+from introspect_cli.store.write.log_writer import LogWriter
 from introspect_cli.store.write.run_writer import StoreWriter
 
 HERE = str(Path(package.__file__).parent)
@@ -72,7 +72,7 @@ def written(path, stops):
                 steps.append(step)
         assert writer.failure is None
         assert writer.rows_written == sum(step + 1 for step in steps)
-    assert writer.bytes_written == sum(file.stat().st_size for file in Path(writer._files.folder.path).iterdir())
+    assert writer.bytes_written == sum(file.stat().st_size for file in Path(writer._log.folder.path).iterdir())
     report = verify_run(path)
     assert report.sound, report
     with open_run(path) as run:
@@ -114,15 +114,15 @@ def test_a_failing_allocation_at_any_line_leaves_the_run_sound(tmp_path, first):
 @pytest.mark.parametrize("first", sliced(range(STRIDE), [11]))
 def test_an_interrupt_that_comes_twice_leaves_the_run_sound(tmp_path, monkeypatch, first):
     """The second while the step is written once more: then it may be missing, and what follows is whole."""
-    take_back, now = RankFiles._take_back, []
+    guard, now = LogWriter.guard, []
 
     def traced(writer):
         if now and now[0].within and now[0].came:  # the step is being written once more
             sys._getframe(1).f_trace = now[1]
             sys.settrace(now[1])
-        take_back(writer)
+        guard(writer)
 
-    monkeypatch.setattr(RankFiles, "_take_back", traced)
+    monkeypatch.setattr(LogWriter, "guard", traced)
     twice = 0
     for at in range(first, 10_000, STRIDE):
         now[:] = Stop(at, KeyboardInterrupt), Stop(max(0, at - 20), KeyboardInterrupt)
@@ -166,7 +166,7 @@ def thinned(path, stops):
             if step == 5:
                 writer.thin([3], "max_size")
         assert writer.failure is None
-    folder = Path(writer._files.folder.path)
+    folder = Path(writer._log.folder.path)
     assert writer.bytes_written == sum(file.stat().st_size for file in folder.iterdir()), list(folder.iterdir())
     report = verify_run(path)
     assert report.sound, report

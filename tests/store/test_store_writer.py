@@ -37,13 +37,6 @@ def test_an_existing_run_is_refused_without_force(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_killed_run_is_refused_without_force(tmp_path):
-    path = write_run(tmp_path / "run", [STEP], complete=False)
-    with pytest.raises(StoreError, match="holds a run already"):
-        StoreWriter.create(path)
-    StoreWriter.create(path, force=True).close()
-
-
 @pytest.mark.parametrize("force", [False, True])
 def test_what_is_not_a_run_is_never_replaced(tmp_path, force):
     (tmp_path / "precious").mkdir()
@@ -198,7 +191,7 @@ def test_a_file_that_cannot_grow_ends_the_store_at_the_step_before(tmp_path, roo
     heard = []
     handled = signal.signal(signal.SIGXFSZ, lambda number, _: heard.append(number))  # as a script may
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = (tmp_path / "run/rank0/records.arrow").stat().st_size
+    size = (tmp_path / "run/rank0/log.bin").stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, hard))
     try:
         with pytest.raises(StoreError) as caught:
@@ -223,15 +216,13 @@ def test_a_full_disk_ends_the_store_at_the_step_before(tmp_path, monkeypatch):
     store = StoreWriter.create(tmp_path / "run")
     writer = store.rank(0)
     writer.append(0, batch(writer, STEP))
-    records, pwrite = writer._files._files["records.arrow"].fd, os.pwrite
+    pwritev = os.pwritev
 
-    def full(fd, data, offset):
-        if fd != records:
-            return pwrite(fd, data, offset)
-        pwrite(fd, data[:100], offset)  # what still fitted
+    def full(fd, pieces, offset):
+        pwritev(fd, [pieces[0], pieces[1][:100]], offset)  # what still fitted
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwritev", full)
     message = failing_append(writer, 1)
     monkeypatch.undo()
     assert message.startswith("cannot write to ")
@@ -328,9 +319,9 @@ def test_the_store_is_written_and_read_without_torch_or_pyarrow(tmp_path):
 @pytest.mark.parametrize(
     ("where", "limit", "message"),
     [
-        ("write.rank_writer.LIMIT_INDEX", 64 + 4 * 120, "more steps than a store holds"),
+        ("write.log_writer.LIMIT_FRAMES", 7, "more steps than a store holds"),
         ("write.rank_writer.LIMIT_BATCH", 8000, "one step has more records than a store holds"),
-        ("write.names.LIMIT_NAMES", 8000, "more names than a store holds"),
+        ("write.names.LIMIT_NAMES", 4000, "more names than a store holds"),
     ],
 )
 def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypatch, where, limit, message):
@@ -347,23 +338,3 @@ def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypat
         assert run.last_step == 2
         assert [len(run.rank(0).read(step)) for step in range(3)] == [len(STEP)] * 3
     assert verify_run(tmp_path / "run").sound
-
-
-def test_threads_that_write_one_document_lose_none(tmp_path):
-    with StoreWriter.create(tmp_path / "run") as store:
-        failed = []
-
-        def write(number):
-            try:
-                for turn in range(200):
-                    store.write_settings("optimizers", {"thread": number, "turn": turn})
-            except StoreError as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failed == []
-        assert os.listdir(tmp_path / "run" / "settings") == ["optimizers.yaml"]

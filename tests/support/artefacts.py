@@ -104,11 +104,6 @@ def run_of(forks, script, *words, options=()):
     return artefact("run", make) / "run"
 
 
-def said_by(run):
-    """What the ranks of a launch printed."""
-    return (run.resolve().parent / "said.txt").read_text()
-
-
 def launched(folder, runs, *, options=(), script=SCRIPT):
     """Put the runs of these launches into a folder, by name, but those that this torch is too old for.
 

@@ -6,10 +6,13 @@ import shutil
 
 import numpy as np
 import torch
+from logs import rewrite
 from safetensors.torch import save_file
 
 import introspect_cli
 from introspect_cli.store.format.documents import encode_labels
+from introspect_cli.store.format.log import LABELS, STEP
+from introspect_cli.store.write.log_writer import Frame
 
 TRAIN = """
 import argparse
@@ -133,9 +136,11 @@ def write_checkpoints(place):
         (place / folder / "param").mkdir(parents=True)
         for name, value in state.items():
             np.save(place / folder / "param" / f"{name}.npy", value.numpy())
-    (place / "runA/rank0/labels.jsonl").write_bytes(
-        b"".join(
-            encode_labels(step, {"framework": "trainer", "epoch": 3, "batch": (9 + step, 9 + step)})
-            for step in range(4)
-        )
-    )
+    rewrite(place / "runA/rank0", with_labels)
+
+
+def with_labels(frame):
+    """A frame, and before that of a step the labels of it."""
+    step = frame.step
+    labels = {"framework": "trainer", "epoch": 3, "batch": (9 + step, 9 + step)}
+    return [Frame(LABELS, [encode_labels(labels)], step=step), frame] if frame.kind == STEP else [frame]

@@ -15,16 +15,9 @@ FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 INTS = [
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
+    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
     torch.bool,
-]
+]  # fmt: skip
 
 
 COMPLEX = [torch.complex32, torch.complex64, torch.complex128]

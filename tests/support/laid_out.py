@@ -6,7 +6,6 @@ import numpy as np
 
 from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.files.folders import CLOSED, Folder, RankFolder
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.write.launch import Launch
 from introspect_cli.store.write.run_writer import StoreWriter
@@ -174,14 +173,3 @@ def write_changed(folder, layouts=("whole", "shared", "rows", "alone")):
         for change, how in CHANGES.items():
             write(folder / f"{layout} {change}", 4, LAYOUTS[layout], changed=how)
     return folder
-
-
-def as_while_it_ran(rank):
-    """Give a rank that has ended the small files back that it had before; its directory."""
-    with RankFolder(Folder.at(str(rank))) as folder:
-        for name in folder.bundled():
-            (rank / name).parent.mkdir(exist_ok=True)
-            place = folder.folder("settings") if "/" in name else folder
-            (rank / name).write_bytes(place.read_file(name.rpartition("/")[2], 1 << 20))
-    (rank / CLOSED).unlink()
-    return rank

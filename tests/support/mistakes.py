@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import os
+import pkgutil
 import random
 import sys
 import threading
@@ -18,13 +20,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-import introspect_cli
+from introspect_cli import capture
 from introspect_cli.capture.guard import Guarded
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import open_run
 
-CAPTURE = os.path.join(str(Path(introspect_cli.__file__).parent), "capture", "")
+CAPTURE = os.path.join(str(Path(capture.__file__).parent), "")
 
 
 class Model(nn.Module):
@@ -109,6 +111,8 @@ def called_while(work, path, **options):
 
 def _functions():
     """Those that another can stand in for: of capture, and without variables of others."""
+    for module in pkgutil.walk_packages(capture.__path__, "introspect_cli.capture."):  # some load when asked for
+        importlib.import_module(module.name)
     owners = [module for name, module in list(sys.modules.items()) if name.startswith("introspect_cli.capture")]
     owners += [value for module in owners for value in vars(module).values() if isinstance(value, type)]
     for owner in owners:

@@ -1,10 +1,7 @@
 """A rendered answer as text."""
 
-from introspect_cli.render.blocks import Table, table_lines
+from introspect_cli.render.blocks import lines_of
 
 
 def text_of(blocks, width=100):
-    lines = []
-    for block in blocks:
-        lines += [row.text for row in table_lines(block, width)] if isinstance(block, Table) else [block.text]
-    return "\n".join(lines)
+    return "\n".join(row.text for row in lines_of(blocks, width))

@@ -48,7 +48,8 @@ class Bucket:
                 there.close()
                 headers = dict(got.getheaders())
                 if fault == "spoil":
-                    data = data[:-1] + bytes([data[-1] ^ 1])
+                    middle = len(data) // 2
+                    data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
                     headers = {name: value for name, value in headers.items() if "checksum" not in name}
                 self.answer(got.status, headers, data, cut=fault == "cut")
 

@@ -21,36 +21,23 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from synthetic import entries_at, row, write_run
+from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import ModuleInfo
+from introspect_cli.store.files.folders import HEADS, LOG, Folder
 from introspect_cli.store.format import tensorfile
-from introspect_cli.store.format.index import chained
-from introspect_cli.store.format.schemas import ENTRY, FIRST_CHAIN, HEADER
+from introspect_cli.store.format.columns import padded
+from introspect_cli.store.format.log import BACK, CACHE, HEAD, START, STEP, Frames, chained
+from introspect_cli.store.format.schemas import FIRST_CHAIN
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write.run_writer import StoreWriter
 
 TENSOR = 0xFEED
-STREAMS = ("sites", "layouts", "modules")
 INTERESTING = (
-    0,
-    1,
-    2,
-    7,
-    8,
-    0x7F,
-    0x80,
-    0xFF,
-    0x7FFF,
-    0xFFFF,
-    0x7FFFFFFF,
-    0x80000000,
-    0xFFFFFFFF,
-    2**63 - 1,
-    2**64 - 1,
-)
+    0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1,
+)  # fmt: skip
 SLOW = 5.0  # seconds; an ordinary reading takes a hundredth
 
 
@@ -69,6 +56,8 @@ def build(path, shift=0.0, complete=True):
     settings = {"environment": {"HOME": "x", "LIST": [1, 2.5, None, True]}, "git": {"commit": "abc", "dirty": False}}
     modules = [ModuleInfo("A", "A", "a.py:1", ("w", "b"), ("m",), ("c=d",)), ModuleInfo("A.0", "Linear")]
     write_run(path, steps, settings=settings, modules=modules, ranks=2, sorted_stats=("med",), complete=complete)
+    with Folder.at(str(path / "rank1")) as folder, folder.file(LOG) as log:  # as a long log has them
+        (path / "rank1" / HEADS).write_bytes(Frames(log, 1, "").encoded())
     with StoreWriter.create(path.with_name("tensors")) as store:
         store.save_tensor(TENSOR, memoryview(np.arange(12, dtype=np.float32)), "float32", (3, 4))
     path.with_name("tensors").joinpath("tensors").rename(path / "tensors")
@@ -229,9 +218,10 @@ def forged(files):
     """`files` with all CRCs, chains and check lines computed again over what is there now."""
     out = dict(files)
     for name, data in files.items():
-        if name.endswith("index.bin"):
-            rank = name.split("/")[0]
-            out[name] = _forged_index(data, {n: files.get(f"{rank}/{n}.arrow", b"") for n in (*STREAMS, "records")})
+        if name.endswith("log.bin"):
+            out[name] = _forged_log(data)
+        elif name.endswith("heads.bin") and len(data) >= CACHE.size:
+            out[name] = data[:8] + struct.pack("<I", zlib.crc32(data[CACHE.size :])) + data[12:]
         elif name.endswith(".yaml"):
             body = data[: data.rfind(b"\n# ") + 1]
             run_id = files["manifest.yaml"].rpartition(b" of run ")[2][:32]
@@ -241,29 +231,24 @@ def forged(files):
     return out
 
 
-def _forged_index(data, streams):
-    if len(data) < HEADER.size:
+def _forged_log(data):
+    if len(data) < START.size:
         return data
     out = bytearray(data)
-    begin = entries_at(data)
-    struct.pack_into("<I", out, 40, zlib.crc32(data[HEADER.size : begin]))
-    out[HEADER.size - 4 : HEADER.size] = struct.pack("<I", zlib.crc32(out[: HEADER.size - 4]))
-    count = max((len(out) - begin) // ENTRY.itemsize, 0)
-    chain = FIRST_CHAIN
-    for number in range(count):
-        start = begin + number * ENTRY.itemsize
-        entry = np.frombuffer(bytes(out[start : start + ENTRY.itemsize]), ENTRY).copy()
-        for name in STREAMS:
-            entry[f"{name}_crc"] = zlib.crc32(streams[name][: int(entry[f"{name}_length"][0])])
-        offset = int(entry["offset"][0])
-        entry["batch_crc"] = zlib.crc32(streams["records"][offset : offset + int(entry["length"][0])])
-        if entry["kind"][0] == 0:
-            chain = chained(chain, int(entry["step"][0]), entry["digest"][0].tobytes())
-        entry["chain"] = np.void(chain)
-        out[start : start + ENTRY.itemsize] = entry.tobytes()
-        out[start + ENTRY.itemsize - 4 : start + ENTRY.itemsize] = struct.pack(
-            "<I", zlib.crc32(out[: start + ENTRY.itemsize - 4])
-        )
+    crc = zlib.crc32(out[: START.size - 4])
+    out[START.size - 4 : START.size] = struct.pack("<I", crc)
+    at, chain = START.size, FIRST_CHAIN
+    while at + HEAD.size <= len(out):
+        kind, rows, length, step, digest, _, body_crc, _ = HEAD.unpack_from(out, at)
+        end = at + HEAD.size + length
+        if end > len(out):
+            break
+        chain = chained(chain, step, digest) if kind == STEP else FIRST_CHAIN if kind == BACK else chain
+        body_crc = zlib.crc32(out[at + HEAD.size : end])
+        HEAD.pack_into(out, at, kind, rows, length, step, digest, chain, body_crc, 0)
+        crc = zlib.crc32(out[at : at + HEAD.size - 4], crc)
+        struct.pack_into("<I", out, at + HEAD.size - 4, crc)
+        at += HEAD.size + padded(length)
     return bytes(out)
 
 

@@ -38,20 +38,9 @@ SLOW = 10.0  # seconds of CPU; an ordinary answer takes a hundredth
 MEMORY = 1024  # MB
 
 _CODES = (
-    "\x1b[31m",
-    "\x1b]0;x\x07",
-    "\x7f",
-    "\x9b2J",
-    "\r",
-    "\n",
-    "\t",
-    "\0",
-    "\b",
-    "\u202e",
-    "\u2066",
-    "\u200f",
+    "\x1b[31m", "\x1b]0;x\x07", "\x7f", "\x9b2J", "\r", "\n", "\t", "\0", "\b", "\u202e", "\u2066", "\u200f",
     "\u2028",
-)
+)  # fmt: skip
 _MARKUP = (
     "[bold]", "[/]", "<script>", "&lt;", "</svg>", "--> ", "{0}", "%s", "!!python/object", "- a: b", "'", '"', "\\",
     "../../etc/passwd", "/", "*", "?", "[a-", "(?P<x", "=HYPERLINK(1)", ",", ";", "#", "@1", "\u0301", "\U0001f600",
@@ -67,33 +56,13 @@ _NUMBERS = (
 )  # fmt: skip
 _COUNTS = (0, 0, 0, 1, 2, 7, -1, -2, 2**31, 2**53, 2**63 - 1, -(2**63))
 _TEXTS = (
-    "0.001",
-    "nan",
-    "inf",
-    "-inf",
-    "1e999",
-    "True",
-    "None",
-    "'relu'",
-    "(0.9, 0.999)",
-    "[" * 3000,
-    "1" * 4000,
-    "{}",
-)
+    "0.001", "nan", "inf", "-inf", "1e999", "True", "None", "'relu'", "(0.9, 0.999)", "[" * 3000, "1" * 4000, "{}",
+)  # fmt: skip
 _SHAPES = ((2**62,), (1,) * 900, (0,) * 64, (2**62, 0), (2**31, 2**31), (2**40, 2**40), (2**63 - 1,))
 _SIZES = (0, 1, 2, 3, 8, 128, 2**31, 2**40, 2**62)
 _DTYPES = (
-    "float32",
-    "bfloat16",
-    "float64",
-    "int64",
-    "bool",
-    "python.int",
-    "python.float",
-    "python.str",
-    "complex64",
-    "",
-)
+    "float32", "bfloat16", "float64", "int64", "bool", "python.int", "python.float", "python.str", "complex64", "",
+)  # fmt: skip
 _DOCUMENTS = (
     "environment", "git", "command", "optimizers", "runtime", "packages", "sources", "nested", "hardware", "seeds",
     "determinism", "modules", "schedules", "x",
@@ -102,43 +71,11 @@ _TEXTS_OF = frozenset({".csv", ".jsonl", ".yaml", ".json", ".svg", ".html", ".md
 _READ_NO_RUN = frozenset({"bisect", "capture"})
 """Verbs that are given a script to run, or nothing."""
 _KEYS = (
-    "tool",
-    "script",
-    "argv",
-    "exit_code",
-    "started",
-    "ended",
-    "options",
-    "observed",
-    "not_observed",
-    "notes",
-    "children",
-    "failures",
-    "steps",
-    "remainder",
-    "passed_over",
-    "how",
-    "exception",
-    "imported_from",
-    "cwd",
-    "record",
-    "stats",
-    "modules",
-    "exclude",
-    "commit",
-    "dirty",
-    "branch",
-    "groups",
-    "lr",
-    "name",
-    "class",
-    "params",
-    "torch",
-    "python",
-    "level",
-    "ops",
-    "sketch",
-)
+    "tool", "script", "argv", "exit_code", "started", "ended", "options", "observed", "not_observed", "notes",
+    "children", "failures", "steps", "remainder", "passed_over", "how", "exception", "imported_from", "cwd", "record",
+    "stats", "modules", "exclude", "commit", "dirty", "branch", "groups", "lr", "name", "class", "params", "torch",
+    "python", "level", "ops", "sketch",
+)  # fmt: skip
 
 
 class Source:
@@ -183,9 +120,7 @@ class Source:
         rng = self.rng
         shape = tuple(rng.choice(_SIZES[:6]) for _ in range(rng.randrange(4)))
         if self.bad():
-            shape = rng.choice(
-                ((2**62,), (1,) * 900, (0,) * 64, (2**62, 0), (2**31, 2**31), (2**40, 2**40), (2**63 - 1,))
-            )
+            shape = rng.choice(_SHAPES)
         return Layout(
             shape, self.text(_DTYPES), self.text(("cpu", "cuda:0", "")), self.text(("contiguous", "expanded", ""))
         )

@@ -106,7 +106,7 @@ def kill_inside_writes(folder):
     """Kill before, in the middle of and after each write of a short run; problems found, and the number of kills."""
     found, kills, number, finished = [], 0, 0, False
     while not finished:
-        for part in (0.0, 0.5, 1.0):
+        for part in (0.0, 0.1, 0.3, 0.6, 0.9, 1.0):
             path = folder / f"write{number}-{part}"
             pid, report = trial(path, 4, lambda report, n=number, p=part, path=path: _dying(path, report, n, p))
             _, status = os.waitpid(pid, 0)
@@ -122,19 +122,20 @@ def kill_inside_writes(folder):
 def _dying(path, report, fatal, part):
     """Write a run of three steps, and die in the `fatal`-th write after `part` of its bytes."""
     calls = iter(range(10**9))
-    plain = {"write": os.write, "pwrite": os.pwrite}  # whole documents; streams and the index
 
-    def dying(real):
+    def dying(real):  # whole documents, and frames of the log
         def write(fd, data, *offset):
             if fd != report and next(calls) == fatal:
-                real(fd, bytes(data)[: int(len(data) * part)], *offset)
+                cut = b"".join(data) if isinstance(data, list) else bytes(data)
+                cut = cut[: int(len(cut) * part)]
+                real(fd, [cut] if isinstance(data, list) else cut, *offset)
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(fd, data, *offset)
 
         return write
 
-    for name, real in plain.items():
-        setattr(folders.os, name, dying(real))
+    for name in ("write", "pwritev"):
+        setattr(folders.os, name, dying(getattr(os, name)))
     write_forever(path, report, 4, steps=3)
 
 

@@ -158,8 +158,3 @@ def write_run(
     else:
         store.abandon()
     return path
-
-
-def entries_at(index: bytes) -> int:
-    """Where the entries of an `index.bin` begin: after the header and what describes the columns."""
-    return 64 + int.from_bytes(index[20:24], "little")

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
@@ -187,52 +187,6 @@ def inputs_of(net: Any) -> dict[str, torch.Tensor]:
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
         given["decoder_input_ids"] = torch.randint(4, 90, (2, 6))
     return given
-
-
-def other_inputs_of(net: Any) -> list[dict[str, torch.Tensor]]:
-    """What a model may take instead: text or images alone, patches, films, other lengths and ranks of sound."""
-    given, names = inputs_of(net), inspect.signature(net.forward).parameters
-    text = {key: value for key, value in given.items() if key.endswith("input_ids")}
-    choices = [text, text | {"use_cache": False} if text else {}, *_unlike_others(net, names)]
-    choices += [{key: value} for key, value in given.items()]
-    if "input_values" in given:
-        config = net.config
-        bins, length = getattr(config, "num_mel_bins", 16), getattr(config, "max_length", 64)
-        choices.append({"input_values": torch.randn(2, length, bins)})
-        choices.append({"input_values": torch.randn(2, 1, 1024)})
-    if "input_features" in given:
-        for bins in (80, 128, 160):
-            choices += [{"input_features": torch.randn(2, bins, 64)}, {"input_features": torch.randn(2, 64, bins)}]
-            choices[-1]["attention_mask"] = torch.ones(2, 64, dtype=torch.long)
-    if "pixel_values" in given:
-        choices += [{"pixel_values": torch.randn(2, 3, size, size)} for size in (64, 224)]
-        choices.append({"pixel_values": torch.randn(2, 4, 3, 32, 32)})
-    return [choice for choice in choices if choice and choice.keys() != given.keys()] + [
-        choice for choice in choices if choice.keys() == given.keys()
-    ]
-
-
-def _unlike_others(net: Any, names: Collection[str]) -> list[dict[str, Any]]:
-    """Inputs by names that few models know: packed patches with their grid, films, series."""
-    config = net.config
-    choices: list[dict[str, Any]] = []
-    patches = next((name for name in ("hidden_states", "pixel_values") if name in names), "")
-    if patches and "grid_thw" in names:
-        channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
-        one = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
-        packed = torch.randn(16, one)
-        shapes = ((16, one), (16, channels, config.patch_size, -1))
-        choices += [{patches: packed.reshape(shape), "grid_thw": torch.tensor([[1, 4, 4]])} for shape in shapes]
-    films = next((name for name in ("pixel_values_videos", "pixel_values") if name in names), "")
-    size = getattr(config, "image_size", None) or getattr(config, "crop_size", 32)
-    if films and isinstance(size, int):
-        frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 2)
-        choices.append({films: torch.randn(2, frames, 3, size, size)})
-    if "past_values" in names:
-        length = getattr(config, "context_length", 64)
-        shapes = ((2, length, getattr(config, "num_input_channels", 1)), (2, length))
-        choices += [{"past_values": torch.randn(shape)} for shape in shapes]
-    return choices
 
 
 def first_floats(output: Any) -> torch.Tensor:

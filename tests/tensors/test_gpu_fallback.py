@@ -70,11 +70,6 @@ def test_temporaries_stay_under_64_mb(dtype, transposed):
     assert 1 << 20 < held(dtype, transposed=transposed).peak <= LIMIT
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_temporaries_of_complex_numbers_stay_under_64_mb(dtype):
-    assert held(dtype, transposed=True).peak <= LIMIT
-
-
 @pytest.mark.parametrize("dtype", [dtype for dtype in EVERY if dtype not in PACKED], ids=str)
 @pytest.mark.parametrize("chunk", [64, 1 << 19])
 def test_what_is_computed_is_what_the_kernels_compute(monkeypatch, dtype, chunk):

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import reference_rows as reference
 import torch
-from opcapture import captured, records
 from summaries import taken
 
+from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
-from introspect_cli.capture.recording.retention import Retention
 from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.format.arrow import Message
+from introspect_cli.store.format.columns import Message
 from introspect_cli.store.format.schemas import record_columns
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.gpu import buffers, devices, launch
+from introspect_cli.tensors.gpu import devices
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
 from introspect_cli.tensors.summarizer import Summarizer
@@ -102,54 +102,6 @@ def items(engine, *tensors):
     return [(slot, [Item(engine.prepare(tensor), tensor.data_ptr())]) for slot, tensor in enumerate(tensors)]
 
 
-@pytest.mark.parametrize(
-    ("shape", "strides", "sizes", "steps"),
-    [
-        ((2, 3, 4), (12, 4, 1), [24], [1]),
-        ((2, 3, 4), (1, 8, 2), [2, 12], [1, 2]),
-        ((5, 1, 4), (4, 999, 1), [20], [1]),
-        ((4, 6), (0, 1), [4, 6], [0, 1]),
-        ((4, 6), (0, 0), [24], [0]),
-        ((2, 8, 6, 6), (288, 1, 48, 8), [2, 8, 36], [288, 1, 8]),
-        ((), (), [], []),
-    ],
-)
-def test_dimensions_that_follow_from_each_other_are_one(shape, strides, sizes, steps):
-    assert launch.collapsed(shape, strides) == (sizes, steps)
-
-
-def test_a_plan_reads_what_there_is_a_kernel_for():
-    assert launch.plan("float32", (8, 4), (4, 1)).dims == 0
-    assert launch.plan("float32", (8, 4), (1, 8)).layout == (8, 4, 1, 8)
-    assert launch.plan("float32", (2, 3, 4), (1, 100, 10)).layout == (1, 2, 3, 4, 0, 1, 100, 10)
-    assert launch.plan("float32", (2,) * 7, tuple(3**n for n in range(7))) is None
-    assert launch.plan("qint8", (8,), (1,)) is None
-    assert launch.plan("float32", (0, 4), (4, 1)) is None
-    assert launch.plan("bfloat16", (3, 4), (10, 1)).reach == 2 * 24
-
-
-def test_programs_depend_on_the_size_alone_and_are_limited():
-    counts = [
-        launch.plan("float32", (n,), (1,)).programs() for n in (1, 2048, 2049, 131_072, 1 << 20, 1 << 24, 1 << 33)
-    ]
-    assert counts == [1, 1, 2, 64, 128, 512, 512]
-
-
-def test_a_launch_takes_the_address_and_the_stream_of_the_moment():
-    cuda, rows, launcher, engine = made()
-    x = torch.randn(1 << 17)
-    engine.one(0, engine.prepare(x), x.data_ptr())
-    cuda.current = 7
-    engine.one(1, engine.prepare(x), x.data_ptr() + 4)
-    one, other = launcher.launched
-    assert (one.stream, other.stream) == (1, 7)
-    assert (one.variant.aligned, other.variant.aligned) == (True, False)
-    assert one.arguments[3:6] == (x.data_ptr(), 1 << 17, 0)
-    assert other.arguments[7] - one.arguments[7] == r.ROW_BYTES
-    assert one.arguments[8] != other.arguments[8], "programs of two streams must not share memory"
-    assert rows.slots == [0, 1]
-
-
 def test_nothing_is_looked_up_twice_or_allocated_in_a_step_like_the_last(monkeypatch):
     _, rows, _, engine = made()
     tensors = [torch.randn(30, 40), torch.randn(40, 30).t(), torch.randn(9).bfloat16()]
@@ -187,17 +139,6 @@ def test_tensors_that_are_read_alike_go_in_one_launch():
     assert len(launcher.launched) == 3
 
 
-def test_a_table_is_not_written_while_a_launch_may_read_it():
-    _, _, _, engine = made()
-    x = torch.randn(32)
-    for _ in range(3):
-        engine.many(items(engine, x))
-    assert len(engine._tables) == 3
-    engine._tables[1].done.over = True
-    engine.many(items(engine, x))
-    assert len(engine._tables) == 3
-
-
 def test_rows_are_copied_on_introspects_stream_behind_those_that_wrote_them():
     cuda, rows, _, engine = made()
     x = torch.randn(32)
@@ -212,28 +153,6 @@ def test_rows_are_copied_on_introspects_stream_behind_those_that_wrote_them():
     assert cuda.log == []
     assert len(pending.rows()) == 3
     assert cuda.log == [("host waits",)]
-
-
-def test_a_step_writes_elsewhere_until_the_one_before_has_been_read():
-    _, rows, _, _ = made()
-    first = rows.place(0)
-    before = rows.hand_over()
-    second = rows.place(0)
-    after = rows.hand_over()
-    assert abs(second - first) >= buffers.BLOCK_ROWS * r.ROW_BYTES
-    before.rows()
-    assert rows.place(0) == first
-    after.rows()
-
-
-def test_rows_of_many_blocks_come_back_in_order():
-    _, rows, _, _ = made()
-    count = 2 * buffers.BLOCK_ROWS + 5
-    for slot in range(count):
-        rows.put(slot, torch.full((r.WORDS,), slot))
-    pending = rows.hand_over()
-    assert pending.slots == list(range(count))
-    assert pending.rows()[:, 3].tolist() == list(range(count))
 
 
 def test_nothing_is_copied_or_waited_for_while_a_graph_is_captured():
@@ -287,14 +206,14 @@ class Rank:
 def recording(monkeypatch):
     cuda, rank, summarizer = Cuda(), Rank(), Summarizer()
     on_a_device(summarizer, monkeypatch, cuda)
-    recorder = Recorder(summarizer, rank, None, Retention(Schedule.parse("0:99")))
+    recorder = Recorder(summarizer, rank, None, Keeping(CaptureOptions(steps=Schedule.parse("0:99")), rank, None))
     yield cuda, rank, recorder
     summarizer.close()
 
 
 def record(recorder, value):
     site = recorder.site(Site(Phase.FORWARD, Kind.OUTPUT, "Net", 0, ""))
-    recorder.tensor(site, torch.full((5,), float(value)))
+    recorder.emit(site, torch.full((5,), float(value)))
 
 
 def test_a_step_is_written_when_the_next_has_ended(recording):
@@ -326,16 +245,6 @@ def test_steps_queue_up_while_a_graph_is_captured(recording):
     record(recorder, 4)
     recorder.flush(current=True)
     assert [columns["mean"] for _, columns in rank.steps] == [[float(n)] for n in range(5)]
-
-
-def test_what_a_graph_would_capture_is_not_observed(monkeypatch):
-    summarizer = Summarizer()
-    monkeypatch.setattr(devices, "capturing", lambda: True)
-    monkeypatch.setattr("introspect_cli.tensors.unusual.capturing", lambda: True)
-    made_up = torch.device("cuda", 0)
-    assert summarizer._devices.engine(made_up) is None
-    assert summarizer._devices.reasons == {}, "it is too early to say that there are no kernels"
-    summarizer.close()
 
 
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
@@ -390,52 +299,3 @@ def devices_layout(tensor):
     from introspect_cli.records import Layout
 
     return Layout(tuple(tensor.shape), "float32", "cpu", "contiguous")
-
-
-def test_the_tensors_of_a_nested_input_go_in_one_launch(monkeypatch):
-    _, _, launcher, engine = made()
-    summarizer, rank = Summarizer(), Rank()
-    monkeypatch.setattr(summarizer, "_intake", None)
-
-    def plain(slot, tensor, _intake, batch=None):
-        summarizer._arena.address(slot)
-        summarizer._layout_of.append(summarizer._layouts.number(devices_layout(tensor)))
-        item = Item(engine.prepare(tensor), tensor.data_ptr())
-        if batch is None:
-            engine.one(slot, item.prepared, item.address)
-        else:
-            batch.entries.setdefault(engine, []).append((slot, [item]))
-        return True
-
-    monkeypatch.setattr(summarizer._plain, "add", plain)
-    recorder = Recorder(summarizer, rank, None, Retention(Schedule.parse("0:99")))
-    sites = [recorder.site(Site(Phase.FORWARD, Kind.INPUT, "Net", 0, f"[{n}]")) for n in range(3)]
-    recorder.nested(sites, [torch.ones(4), torch.ones(5), torch.ones(4)])
-    assert [launch.variant.many for launch in launcher.launched] == [True]
-    summarizer.close()
-
-
-def test_modules_and_loaders_hand_over_nested_values_whole(tmp_path, monkeypatch):
-    """Leaves keep their order, plain values between tensors included."""
-    together = []
-    original = Recorder.tensors
-    monkeypatch.setattr(
-        Recorder,
-        "tensors",
-        lambda self, sites, values, **how: together.append(len(values)) or original(self, sites, values, **how),
-    )
-
-    class Net(torch.nn.Module):
-        def forward(self, given):
-            return given["x"] + given["y"][0], given["y"][1]
-
-    def work():
-        data = [{"x": torch.ones(4), "y": [torch.ones(4), torch.ones(3)], "n": 3, "z": torch.ones(2)}] * 2
-        for batch in torch.utils.data.DataLoader(data, batch_size=None):
-            Net()(batch)
-
-    run = captured(tmp_path / "run", work)
-    assert together.count(3) >= 2, "a batch and a module's input"
-    assert 2 in together, "a module's output"
-    paths = [record.site.path for record in records(run) if record.site.kind is Kind.INPUT]
-    assert paths == ["[0]['x']", "[0]['y'][0]", "[0]['y'][1]", "[0]['n']", "[0]['z']"]

@@ -77,12 +77,3 @@ def test_what_the_reader_may_not_read_is_not_called_damaged(run, monkeypatch, re
         with pytest.raises(StoreError, match=r"^cannot read .*: permission denied$") as caught:
             read(run)
         assert not isinstance(caught.value, folders.DamageError)
-
-
-def test_what_is_scarce_and_what_is_not():
-    assert scarcity(MemoryError()) == "there is not enough memory"
-    assert scarcity(RuntimeError("can't start new thread")) == "this machine cannot start more threads"
-    assert "more files" in scarcity(ImportError("libx.so: cannot open shared object file: Too many open files"))
-    assert [
-        scarcity(error) for error in (OSError(errno.EIO, "x"), RuntimeError("x"), ImportError("x"), ValueError())
-    ] == [""] * 4

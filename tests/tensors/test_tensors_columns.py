@@ -126,58 +126,6 @@ def test_rows_that_a_device_still_computes_are_filled_in_when_they_are_asked_for
         assert found[name].tobytes() == column.tobytes(), name
 
 
-def test_facts_are_the_same_object_until_they_change():
-    layouts, notes = LayoutNumbers(), RowNotes()
-    for number in range(2):
-        layouts.number(Layout((number,), "float32", "cpu", "contiguous"))
-
-    def of(layout_of, change=None):
-        notes.clear()
-        notes.note(1, Status.PARTIAL, str(layout_of))
-        notes.header_of[0] = 5
-        notes.unmeasured.append(1)
-        if change is not None:
-            change()
-        return notes.facts(layout_of, layouts)
-
-    first = of([0, 1])
-    assert of([0, 1]) is first
-    assert of([0, 1], lambda: notes.texts.update({1: "another"})) is first
-    changes = [
-        lambda: notes.note(1, Status.VALUE, ""),
-        lambda: notes.note(0, Status.PARTIAL, ""),
-        lambda: notes.header_of.update({0: 6}),
-        lambda: notes.unmeasured.append(0),
-    ]
-    found = [of([0, 1], change) for change in changes]
-    assert len({id(each) for each in (first, *found)}) == 5
-    assert found[0].status.tolist() == [0, Status.VALUE]
-    assert found[2].headers.tolist()[0] == 6
-    assert found[3].seen.tolist() == [BITS_ALONE] * 2
-    assert of([0, 0]).layout_index.tolist() == [0, 0]
-
-
-def test_rows_used_in_a_step_are_kept_for_the_next():
-    memory, rows = kernels.KERNELS.memory(100), blocks_of_anything((3,))[0]
-    base = rows.ctypes.data
-    memory.note(1000, kernels.F32, 10, base + 2 * r.ROW_BYTES)
-    memory.note(2000, kernels.F64, 20, base)
-    before = rows.copy()
-    memory.turn()
-    rows[:] = 0
-    kept = [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)]
-    assert b"".join(ctypes.string_at(row, r.ROW_BYTES) for row in kept) == before[[2, 0]].tobytes()
-    assert memory.find(3000, kernels.F64, 20) == 0
-    assert memory.find(1000, kernels.F16, 10) == 0
-    assert memory.find(1000, kernels.F32, 11) == 0
-    memory.turn()  # both were found, so both are kept on
-    kept = [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)]
-    assert b"".join(ctypes.string_at(row, r.ROW_BYTES) for row in kept) == before[[2, 0]].tobytes()
-    memory.turn()
-    memory.turn()
-    assert [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)] == [0, 0]
-
-
 def test_a_thousand_addresses_are_distinguished():
     memory, rows = kernels.KERNELS.memory(5000), np.zeros((1000, r.WORDS), np.uint64)
     rows[:, 0] = np.arange(1000)

@@ -62,10 +62,7 @@ CASES = {
         Cache(),
         [(".layers[0].keys", A), (".layers[0].values", B), (".layers[1].keys", C), (".layers[1].values", A)],
     ),
-    "a return type of torch": (
-        torch.return_types.max((A, B)),
-        [("[0]", A), ("[1]", B)],
-    ),
+    "a return type of torch": (torch.return_types.max((A, B)), [("[0]", A), ("[1]", B)]),
     "empty": ((), []),
     "an empty dict inside": ([{}, A], [("[1]", A)]),
     "a parameter": ([torch.nn.Parameter(B)], [("[0]", B)]),
@@ -102,29 +99,11 @@ def test_a_value_that_holds_itself_ends():
     assert [path for path, _ in flatten(value)] == ["[0]", "[2]['b']"]
 
 
-def test_the_same_container_twice_is_no_cycle():
-    shared = [A]
-    assert [path for path, _ in flatten((shared, shared))] == ["[0][0]", "[1][0]"]
-
-
 def test_depth_is_bounded():
     value: Any = A
     for _ in range(MAX_DEPTH + 50):
         value = [value]
     assert flatten(value) == []
-
-
-def test_an_object_that_leads_to_itself_ends():
-    cache = Cache()
-    cache.owner = cache
-    assert len(flatten([cache])) == 4
-
-
-@pytest.mark.parametrize("value", [object(), len, torch.nn.Linear(2, 2), Cache, range(3), {1, 2}, torch.float32])
-def test_other_objects_are_leaves(value):
-    found = flatten([value])
-    assert [path for path, _ in found] == ["[0]"]
-    assert found[0][1] is value
 
 
 def test_code_of_the_script_that_raises_makes_a_leaf():

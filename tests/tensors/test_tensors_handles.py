@@ -78,17 +78,6 @@ def test_none_are_used_that_say_anything_else_than_torch(monkeypatch):
             assert intake.functions() is None
 
 
-def test_looking_leaves_lazy_copies_lazy():
-    if intake.functions() is None:
-        pytest.skip("this torch has none")
-    summarizer = Summarizer()
-    lazy = torch.ones(8)._lazy_clone()
-    for _ in range(3):
-        summarizer.add(lazy)
-    assert torch._C._is_cow_tensor(lazy)
-    summarizer.close()
-
-
 def test_a_tensor_of_a_transform_goes_the_long_way(capfd):
     summarizer = Summarizer()
     seen = []

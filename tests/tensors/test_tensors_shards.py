@@ -40,18 +40,6 @@ def test_a_part_is_cut_into_stretches_of_the_whole(part, wanted):
     assert places.run_offsets(part, (4, 6)) == wanted
 
 
-def test_runs_hold_the_elements_at_their_indices():
-    whole = torch.arange(5 * 6 * 7).view(5, 6, 7)
-    runs = list(places.runs(whole[1:4, 2:5, :], whole.shape, box((3, 3, 7), (1, 2, 0))))
-    assert len(runs) == 3
-    for offset, flat in runs:
-        assert flat.tolist() == list(range(offset, offset + 21))
-
-
-def test_a_scalar_is_one_run():
-    assert places.run_offsets(Part(()), ()) == [(0, 1)]
-
-
 def as_rank(rank, call):
     """What a call returns in a process group that is only pretended."""
     store = pytest.importorskip("torch.testing._internal.distributed.fake_pg").FakeStore()

@@ -117,7 +117,7 @@ class Follower:
         target = Target(script, process.module, process.args, order.launcher, order.launched_in)
         path = order.options.output
         assert path is not None
-        options = replace(order.options, force=False, progress=False)
+        options = replace(order.options, force=False)
         for number in range(_MOST_CHILDREN):
             place = path if not number else path / CHILDREN / f"{number}-{Path(process.name).stem or 'python'}"
             try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.follow.orders import Note, Order, notes_in
-from introspect_cli.capture.processes import VARIABLE, instead
+from introspect_cli.capture.processes import VARIABLE
 from introspect_cli.capture.ranks.launchers import new_run
 from introspect_cli.errors import UsageError
 from introspect_cli.store.write.launch import refuse_or_remove
@@ -59,7 +59,7 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
         launcher = redact.arguments((*(["-m"] if target.module else []), *words), options.redact)
         code = _ran(command, followed(replace(options, output=path, force=False), notes, tuple(launcher)))
         left = notes_in(Path(notes))
-    _tell(left, path, options, words, module=target.module is not None)
+    _tell(left, options, words)
     with contextlib.suppress(OSError):
         path.rmdir()  # made by us, and nobody wrote to it
     if code < 0:
@@ -119,7 +119,7 @@ def _end_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _tell(left: Sequence[Note], path: Path, options: CaptureOptions, words: Sequence[str], *, module: bool) -> None:
+def _tell(left: Sequence[Note], options: CaptureOptions, words: Sequence[str]) -> None:
     """Say what was recorded, and what to do where nothing was."""
     said = [sentence for note in left if note.state == "finished" for sentence in note.said]
     for note in left:
@@ -128,7 +128,7 @@ def _tell(left: Sequence[Note], path: Path, options: CaptureOptions, words: Sequ
         elif note.state == "failed":
             said += [f"{note.name} was not recorded: {why}" for why in note.said]
     if not any(note.state in {"recording", "finished", "failed"} for note in left):
-        other = instead(words, module=module, output=str(options.output or path))
+        other = "put `introspect capture -o RUN` in the place of `python` where the script is started"
         if left:
             names = ", ".join(dict.fromkeys(note.name for note in left))
             said.append(

@@ -94,12 +94,12 @@ class Order:
 def _unpacked(packed: dict[str, Any]) -> CaptureOptions:
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.records import Kind
-    from introspect_cli.schedule.rules import Schedule
+    from introspect_cli.schedule.rules import parse_rule
 
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in packed.items()
     }
     values["record"] = frozenset(Kind(name) for name in packed["record"])
-    values["steps"] = Schedule(packed["steps"])
+    values["steps"] = parse_rule(packed["steps"])
     values["output"] = Path(packed["output"]) if packed["output"] is not None else None
     return CaptureOptions(**values)

@@ -233,10 +233,6 @@ class Names:
             top = holder
         return top
 
-    def is_part(self, module: nn.Module) -> bool:
-        """Whether a module is in another one."""
-        return self._topmost(module) is not module
-
     def holders_of(self, module: nn.Module) -> Iterator[nn.Module]:
         """The modules that hold a module, the next one first."""
         seen = {id(module)}

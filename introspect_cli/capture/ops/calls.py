@@ -173,19 +173,6 @@ class Calls:
             repeated.step, repeated.count = step, 0
         return repeated
 
-    def ahead(self, scope: Scope, facts: OpFacts, by: int, source: str) -> OpCall:
-        """The call that comes after so many others of the same operator, of a region that runs as one."""
-        repeated = self._repeated(scope, facts)
-        number = repeated.count + by
-        call = repeated.calls.get(number)
-        if call is None:
-            call = repeated.make(scope, facts, number, source)
-        return call
-
-    def count(self, scope: Scope, facts: OpFacts, times: int) -> None:
-        """So many calls of an operator are over, in a region that ran as one."""
-        self._repeated(scope, facts).count += times
-
     def _hidden(self) -> None:
         """An operator that is not looked at; nor are those that its autograd node runs."""
         self.by_node.setdefault(private_api.next_node() - 1, None)

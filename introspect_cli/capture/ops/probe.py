@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.ops.calls import Scope
-    from introspect_cli.capture.ops.schema import OpFacts
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.capture.probes.optimizers import OptimizerProbe
 
@@ -72,15 +70,11 @@ class OpProbe(GuardedProbe):
         self._places = Places()
         self.calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
         self._writers = Writers(context)
-        self.arguments = OperatorArguments()
+        self.arguments = OperatorArguments(context.facts)
         self._mode = OpMode(self)
 
     def install(self) -> None:
         """Listen for the steps that are captured."""
-        clock = self._context.clock
-        self.hear(clock.on_begin, self._begin)
-        self.hear(clock.on_root, self._root)
-        self.hear(clock.on_tick, self._ticked)
         before, after = (
             register_optimizer_step_pre_hook(self._stepping),
             register_optimizer_step_post_hook(self._stepped),
@@ -97,14 +91,11 @@ class OpProbe(GuardedProbe):
     def _stop(self) -> None:
         self._guarded.on = self.live = False
 
-    def _begin(self) -> None:
+    def on_begin(self) -> None:
         """A step that is captured has begun: see its operators, unless the script's own modes are under way."""
-        if not self._guarded.on:
-            return
-        with self._guarded:
-            self.calls.between = Phase.DATA
-            self.live = True
-            self._mode.enter_stack()
+        self.calls.between = Phase.DATA
+        self.live = True
+        self._mode.enter_stack()
 
     def _stepping(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An optimizer's own operators are not recorded; without a closure there are no others inside its step."""
@@ -117,10 +108,12 @@ class OpProbe(GuardedProbe):
             if self._guarded.on and self.live:
                 self._mode.enter_stack()
 
-    def _root(self, _module: object) -> None:
+    def on_root(self, _module: object) -> None:
+        """What runs between modules from here on belongs to the loss."""
         self.calls.between = Phase.LOSS
 
-    def _ticked(self) -> None:
+    def on_tick(self) -> None:
+        """See nothing until the next step begins."""
         self.calls.clear()
         self._writers.clear()
         self.live = False  # until the next step begins
@@ -190,37 +183,12 @@ class OpProbe(GuardedProbe):
                 given = self._given(call, node, row_of(args, path), kwargs)
             elif given is None:
                 given = self._given(call, node, args, kwargs)
-            self._recorder.tensor(site, value, given)
+            self._recorder.emit(site, value, given)
             writers.wrote(site, value)
 
     def wants(self, value: torch.Tensor) -> bool:
         """Whether a result of its type is recorded."""
         return self._all_dtypes or value.dtype in FLOATS
-
-    def inside(self, scope: Scope | None, facts: OpFacts, before: int, source: str) -> OpCall | None:
-        """The call of an operator in a region that runs as one; None if it is not recorded now.
-
-        Args:
-            scope: where it runs.
-            facts: the operator.
-            before: how many of its sort the region runs there before it.
-            source: the user's line.
-        """
-        if scope is None or not scope.watched or not self.live:
-            return None
-        return self.calls.ahead(scope, facts, before, source)
-
-    def record(self, call: OpCall, path: str, value: torch.Tensor | None, given_by: list[int], reason: str = "") -> int:
-        """Record what an operator inside a region gave, or why it was not seen; the number of its site."""
-        site = call.sites.get(path)
-        if site is None:
-            site = self._new_site(call, path)
-        if value is None:
-            self._recorder.missing(site, reason)
-        else:
-            self._recorder.tensor(site, value, Given(tuple(given_by)))
-            self._writers.wrote(site, value)
-        return site
 
     def _new_site(self, call: OpCall, path: str) -> int:
         facts = call.facts

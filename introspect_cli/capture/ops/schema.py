@@ -115,17 +115,12 @@ _MOST_ITEMS = 8
 
 
 class OperatorArguments:
-    """The document in the making.
+    """Plain arguments of operators by their places: the document `settings/operators`."""
 
-    Attributes:
-        document: by the operator's place, its arguments by name.
-        changed: whether that is another than when it was last written.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
         """No operator has run."""
-        self.document: dict[str, dict[str, Any]] = {}
-        self.changed = False
+        self._document: dict[str, dict[str, Any]] = {}
+        self._facts = facts
 
     def note(self, func: Any, site: Site, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Note an operator's plain arguments, where it runs for the first time in this place.
@@ -138,7 +133,7 @@ class OperatorArguments:
             kwargs: its keyword arguments.
         """
         key = f"{site.phase.value} {site.fqn} {site.call} {name}"
-        if len(self.document) >= _MOST or key in self.document:
+        if len(self._document) >= _MOST or key in self._document:
             return
         schema = getattr(func, "_schema", None)
         arguments = () if schema is None else schema.arguments
@@ -148,8 +143,8 @@ class OperatorArguments:
         plain = {name: _plain(value) for name, value in (given | (kwargs or {})).items()}
         noted = {name: value for name, value in plain.items() if value is not None}
         if noted:
-            self.document[key] = noted
-            self.changed = True
+            self._document[key] = noted
+            self._facts["operators"] = lambda: self._document
 
 
 def _plain(value: Any) -> Any:

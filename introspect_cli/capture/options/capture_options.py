@@ -27,8 +27,7 @@ from introspect_cli.capture.options.option import (
     of_the_script,
 )
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rule import NAMES
-from introspect_cli.schedule.rules import Schedule
+from introspect_cli.schedule.rules import NAMES, Rule, Schedule
 from introspect_cli.statistics import STATISTICS
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class CaptureOptions:
     )
     force: bool = of_the_run(False, "Replace an existing run.")
     durable: bool = of_the_run(False, "Force each step to disk, so that even a power cut loses none.")
-    progress: bool = of_the_run(False, "Show a progress line.")
     publish: tuple[str, ...] = of_the_run(
         (),
         "Send the run while it runs: tensorboard, mlflow, wandb, logger (a framework's), directory, URL; repeatable.",
@@ -153,36 +151,13 @@ class CaptureOptions:
         in_manifest=False,
         narrows=False,
     )
-    per_sample: bool = of_records(
-        False,
-        "Also summarise each sample of a batch, so that diff names it.",
-        narrows=False,
-    )
-    steps: Schedule = of_steps(Schedule(), "Only these steps: 0,5,10:20,100::50.", metavar="STEPS")
-    every_seconds: int | None = of_steps(None, "One step every N seconds.", metavar="N", least=1)
-    epochs: str | None = of_steps(
-        None,
-        "Only these epochs of the framework: 0,10:12.",
-        metavar="EPOCHS",
+    steps: Schedule | Rule = of_steps(
+        Schedule(),
+        'Only these steps: 0,5,10:20,100::50, or by rules: \'first(10) | every(100) & steps(":900") | last(50) | '
+        f'when("loss > 3 * median")\'; a condition is of {", ".join(NAMES)}.',
+        metavar="STEPS",
     )
     ranks: str | None = of_steps(None, "Only these ranks: 0,8:16, or one-per-replica.", metavar="RANKS")
-    first: int | None = of_steps(None, "The first N steps, beside those asked for otherwise.", metavar="N", least=1)
-    last: int | None = of_steps(
-        None,
-        "The last N steps, beside those: older ones are dropped as the run goes on.",
-        metavar="N",
-        least=1,
-    )
-    when: str | None = of_steps(
-        None,
-        f"Each step that meets this, such as 'loss > 3 * median', beside those; of {', '.join(NAMES)}.",
-        metavar="CONDITION",
-    )
-    schedule: str | None = of_steps(
-        None,
-        "All that as one expression, such as 'first(10) | every(100) | last(50)'.",
-        metavar="RULES",
-    )
     max_size: int | None = of_steps(
         None,
         "Keep the run below a size, such as 2GB, by thinning older steps.",
@@ -260,4 +235,4 @@ def plain(value: object) -> Any:
         return [kind.value for kind in Kind if kind in value]
     if isinstance(value, tuple):
         return list(value)
-    return str(value) if isinstance(value, Schedule) else value
+    return str(value) if isinstance(value, (Schedule, Rule)) else value

@@ -24,6 +24,9 @@ CHILDREN: tuple[str, ...] = ("none", "script", "all")
 LEVELS: tuple[str, ...] = ("module", "op")
 """How deep a capture looks."""
 
+SHORT: tuple[str, ...] = ("first", "last")
+"""Short forms of rules in `steps`: the first, or the last N of a run."""
+
 STATS: tuple[str, ...] = (
     "shape",
     "dtype",

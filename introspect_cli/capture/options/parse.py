@@ -5,7 +5,6 @@ Names of kinds and statistics, sizes and pairs of values are checked here: nothi
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shlex
@@ -14,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.options.capture_options import CaptureOptions, described
-from introspect_cli.capture.options.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
+from introspect_cli.capture.options.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, SHORT, STATS
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rule import Rule, When
-from introspect_cli.schedule.rules import Epochs, EverySeconds, First, Last, OnePerReplica, Ranks, Schedule, parse_rule
-from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA, choose, words
+from introspect_cli.schedule.rules import Rule, Schedule, parse_rule
+from introspect_cli.selection import choose, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,10 +34,11 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
         UsageError: an option, a kind or a statistic is unknown, a bad schedule.
     """
     known = dict(described())
+    names = [*known, *SHORT]
     for name in given:
-        if name not in known:
-            hint = did_you_mean(name, known) or ";"
-            raise UsageError(f"capture has no option {name!r}{hint} choose from {', '.join(known)}")
+        if name not in names:
+            hint = did_you_mean(name, names) or ";"
+            raise UsageError(f"capture has no option {name!r}{hint} choose from {', '.join(names)}")
     values = dict(given)
     for name in values.keys() & {name for name, option in known.items() if option.repeated}:
         texts = (values[name],) if isinstance(values[name], str) else tuple(values[name])
@@ -47,10 +46,7 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
             values[name] = _CHOSEN[name](texts) if values[name] else getattr(CaptureOptions, name)
         else:
             values[name] = words(texts) if known[name].commas else texts
-    values["steps"] = Schedule() if values.get("steps") is None else Schedule.parse(values["steps"])
-    if values.get("schedule") is not None:
-        rule = values["schedule"]
-        values["schedule"] = (rule if isinstance(rule, Rule) else parse_rule(str(rule))).expression
+    values["steps"] = _steps(values)
     for name in ("max_size", "keep_size"):
         if values.get(name) is not None:
             values[name] = parse_size(values[name], f"--{name.replace('_', '-')}")
@@ -75,6 +71,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     parse_pairs(options.vjp, options.jacobian_norm)
     if options.level != "op" and (options.ops or options.views or options.all_dtypes):
         raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
+    if options.level == "op" and options.compile == "keep":
+        raise UsageError("--level op looks at operators that run as python: give --compile eager with it, not keep")
     return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options
 
 
@@ -88,58 +86,33 @@ def _located(run: str) -> str:
     return from_anywhere(run)
 
 
-_NARROWING: dict[str, Callable[[Any], Rule]] = {"every_seconds": EverySeconds, "epochs": Epochs}
-_ADDING: dict[str, Callable[[Any], Rule]] = {"first": First, "last": Last, "when": When}
-"""Options about steps that are a rule each; those of the first sort narrow `steps`, the others add to it."""
-
-
-def rule_of(options: CaptureOptions) -> Rule:
-    """Which steps a capture keeps: the one rule that all options about steps stand for.
-
-    `steps`, `every_seconds` and `epochs` narrow each other, `first`, `last` and `when` add to them, and `ranks` narrows
-    it all; or `schedule` says all of it.
-
-    Raises:
-        UsageError: a rule cannot be read.
-    """
-    if options.schedule is not None:
-        return parse_rule(options.schedule)
-    base, more = (
-        [made(value) for name, made in rules.items() if (value := getattr(options, name)) is not None]
-        for rules in (_NARROWING, _ADDING)
-    )
-    if options.steps != Schedule():
-        base.insert(0, options.steps)
-    if base:
-        more.insert(0, functools.reduce(Rule.__and__, base))
-    rule = functools.reduce(Rule.__or__, more) if more else None
-    if options.ranks is None or options.ranks == ALL_RANKS:
-        return rule or Schedule()
-    ranks = OnePerReplica() if options.ranks == ONE_PER_REPLICA else Ranks(options.ranks)
-    return ranks if rule is None else ranks & rule
+def _steps(values: dict[str, Any]) -> Schedule | Rule:
+    """Which steps are kept: `steps`, with what the short forms `first` and `last` say taken in."""
+    steps, *ends = (values.pop(name, None) for name in ("steps", *SHORT))
+    base = None if steps is None else parse_rule(str(steps))
+    rules = [f"{name}({number})" for name, number in zip(SHORT, ends, strict=True) if number is not None]
+    if not rules:
+        return base or Schedule()
+    if base is not None:
+        rules.insert(0, f"steps({base.text!r})" if isinstance(base, Schedule) else base.text)
+    return parse_rule(" | ".join(rules))
 
 
 def _check_rule(options: CaptureOptions) -> None:
     """Make sure that what decides on steps can be known.
 
     Raises:
-        UsageError: it cannot, or two options contradict each other.
+        UsageError: a condition asks for what is not recorded.
     """
-    names = (*_NARROWING, "ranks", *_ADDING)
-    given = [name for name in names if getattr(options, name) is not None]
-    given += ["steps"] if options.steps != Schedule() else []
-    if options.schedule is not None and given:
-        raise UsageError(
-            f"--schedule says all of it: put --{given[0].replace('_', '-')} into it, or leave one of them out"
-        )
-    asked = {name for part in rule_of(options).parts if isinstance(part, When) for name in part.names}
-    for name in sorted(asked & _NEEDED.keys()):
+    for name in sorted(options.steps.names & _NEEDED.keys()):
         if _NEEDED[name] not in options.record:
             raise UsageError(
                 f"a condition asks for {name}, and no {_NEEDED[name].value} is recorded: add it to --record"
             )
-    if (asked - {"step"} or options.until_nan or options.keep_around) and not options.measures:
-        raise UsageError("--when, --until-nan and --keep-around look at statistics: leave out --stats none")
+    if (options.steps.names - {"step"} or options.until_nan or options.keep_around) and not options.measures:
+        raise UsageError(
+            "conditions in --steps, --until-nan and --keep-around look at statistics: leave out --stats none"
+        )
 
 
 _NEEDED = {**dict.fromkeys(("loss", "median", "mean", "previous"), Kind.LOSS), "grad_norm": Kind.GRAD}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from dataclasses import replace
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,7 +79,7 @@ class Standing(NamedTuple):
         held = vars(module)
         return (
             len(held) == self.length
-            and all(held.get(name, self) is value for name, value in self.plain.items())
+            and all(map(is_, map(held.get, self.plain), self.plain.values()))
             and all(len(held.get(name, ())) == size for name, size in self.sizes.items())
         )
 
@@ -99,8 +100,7 @@ class AttributeProbe(GuardedProbe):
         self._changes: dict[tuple[str, str], int] = {}
 
     def install(self) -> None:
-        """Listen for roots."""
-        self.hear(self._context.clock.on_root, self._root_called)
+        """Listen for roots, and for modules that are below none."""
         self._context.names.made_on_the_fly = self._made_on_the_fly
         super().install()
 
@@ -110,15 +110,12 @@ class AttributeProbe(GuardedProbe):
         self._watched.clear()
         self._context.names.made_on_the_fly = lambda _module: None
 
-    def _root_called(self, root: nn.Module) -> None:
-        if not self._guarded.on or self._modules.stack.phase is Phase.EVAL:
-            return
-        with self._guarded:
-            state = self._context.names.find(root)
-            if state is None:
-                return
-            standing = self._watched.get(state.fqn)
-            if standing is None or not all(one.holds() for one in standing):
+    def on_root(self, root: nn.Module) -> None:
+        """Look at the modules of a root that are not what they were."""
+        state = None if self._modules.stack.phase is Phase.EVAL else self._context.names.find(root)
+        if state is not None:
+            seen = self._watched.get(state.fqn)
+            if seen is None or not all(one.holds() for one in seen):
                 self._look(root, state.fqn)
 
     def _made_on_the_fly(self, module: nn.Module) -> None:

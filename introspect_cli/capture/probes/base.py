@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.guard import Patches
 
@@ -10,37 +10,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.context import Context
-
-Listener = TypeVar("Listener")
-
-
-class Probe(Protocol):
-    """Watches one thing.
-
-    It never raises into the script, draws no random number, keeps no tensor or graph alive, changes no mode and touches
-    no value.
-    """
-
-    name: str
-    """As the manifest and messages call it."""
-
-    def install(self) -> None:
-        """Begin to watch."""
-
-    def remove(self) -> None:
-        """Stop watching, and put back what was replaced; also after a failed `install`."""
+    from introspect_cli.records import Kind
 
 
 class GuardedProbe:
-    """What nearly all probes share: a guard around their code, what they replace, and the moments they hear of.
+    """Watches one thing: a guard around its code, what it replaces, and the moments it hears of.
+
+    It never raises into the script, draws no random number, keeps no tensor or graph alive, changes no mode and touches
+    no value.
+
+    A method that is called like a list of `Moments` (`on_root`, `on_tick`) hears of that moment while the probe is
+    installed and has not failed; of the ends of steps also after it has, so that it lets go of what it held.
 
     Attributes:
         name: as the manifest and messages call it.
-        lost: what is no longer seen once it has failed, as in "batches are".
+        lost: what is no longer observed once it has failed, as the beginning of a sentence.
+        kind: what it records; it hears of nothing where that is not recorded. None where it is heard in any case.
+        first: whether it hears before all others.
     """
 
     name: str
     lost: str
+    kind: Kind | None = None
+    first = False
 
     def __init__(self, context: Context, *, then: Callable[[], None] | None = None) -> None:
         """Watch nothing yet; `then` is called once the probe has failed."""
@@ -50,14 +42,28 @@ class GuardedProbe:
         self._patches = Patches()
         self._heard: list[tuple[list[Any], Any]] = []
 
-    def hear(self, listeners: list[Listener], listener: Listener, *, first: bool = False) -> None:
-        """Have a listener told of a moment, before all others or after them, until the probe is removed."""
-        listeners.insert(0 if first else len(listeners), listener)
+    def hear(self, listeners: list[Any], listener: Callable[..., None]) -> None:
+        """Have a listener told of a moment until the probe is removed."""
+        listeners.insert(0 if self.first else len(listeners), listener)
         self._heard.append((listeners, listener))
 
     def install(self) -> None:
-        """Begin to watch: called last by what replaces or hears of something first."""
+        """Begin to watch: called last by what replaces something first."""
+        if self.kind is None or self.kind in self._context.kinds:
+            for moment, listeners in vars(self._context.clock).items():
+                if moment.startswith("on_") and hasattr(self, moment):
+                    self.hear(listeners, self._guard(getattr(self, moment), always=moment == "on_tick"))
         self._guarded.on = True
+
+    def _guard(self, listener: Callable[..., None], *, always: bool) -> Callable[..., None]:
+        guarded = self._guarded
+
+        def heard(*given: Any) -> None:
+            if guarded.on or always:
+                with guarded:
+                    listener(*given)
+
+        return heard
 
     def remove(self) -> None:
         """Put back what was replaced, and hear of nothing any more."""

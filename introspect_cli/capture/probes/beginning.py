@@ -61,11 +61,7 @@ _BY_HAND = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cau
 
 
 class BeginningProbe(GuardedProbe):
-    """Notes what happens to random generators before the first step.
-
-    Attributes:
-        changed: whether `document` is complete and has not been written yet.
-    """
+    """Notes what happens to random generators before the first step."""
 
     name = "beginning"
     lost = "draws before the first step are"
@@ -83,19 +79,15 @@ class BeginningProbe(GuardedProbe):
         self._read: dict[str, None] = {}
         self._held: list[str] = []
         self._outermost = Outermost()
-        self.changed = False
 
     def install(self) -> None:
         """Note what is read; look at the generators, where states of generators are recorded."""
         self._patches.watch(torch, "load", self._guarded, self._reading)
-        clock = self._context.clock
         if Kind.RNG in self._context.kinds:
             self._generators = Generators()
             self._generators.look(())
             self._look_at_draws()
-            self.hear(clock.on_restart, self._restarted)
-        self.hear(clock.on_begin, self._begins)
-        self.hear(clock.on_tick, self._over)
+            self.hear(self._context.clock.on_restart, self._restarted)
         super().install()
 
     def _look_at_draws(self) -> None:
@@ -128,24 +120,22 @@ class BeginningProbe(GuardedProbe):
             self._looks, self._modules.around = False, None
             self._modules.surround()
 
-    @property
     def document(self) -> dict[str, object]:
         """The events in their order, a line of words each; names are known once the model has been called."""
         if self._generators is None:  # nobody looked for draws
             return {"read": list(self._read)}
         return {**self._events.lines(self._context.names), "read": list(self._read), "generators": self._held}
 
-    def _begins(self) -> None:
+    def on_begin(self) -> None:
         """A step begins: before the generators are looked at for what is drawn within it."""
-        if self._guarded.on:
-            with self._guarded:
-                self._put_back()
-                self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
-                made = script_generators() if self._generators is not None else {}
-                self._held = [generator_words(name, generator) for name, generator in made.items()]
-                self.changed = self._generators is not None or bool(self._read)
+        self._put_back()
+        self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
+        made = script_generators() if self._generators is not None else {}
+        self._held = [generator_words(name, generator) for name, generator in made.items()]
+        if self._generators is not None or self._read:
+            self._context.facts["beginning"] = self.document
 
-    def _over(self) -> None:
+    def on_tick(self) -> None:
         """The first step is over; nothing is taken off a list that is being gone through."""
         if not self._goes_on:
             self._guarded.on = False

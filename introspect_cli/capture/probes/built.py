@@ -1,7 +1,10 @@
-"""What loaders, schedulers and gradient scalers were built with, and where: the document `settings/built`.
+"""What loaders, schedulers and gradient scalers were built with, and where; in which dtypes autocast computes.
 
 A batch differs because `drop_last` does, a learning rate because a warm-up is longer: no tensor says so. A loader is
 kept under the name that its batches have, the others under that of their class.
+
+A gradient or a parameter in float32 that was computed in bfloat16 is rounded as bfloat16 is. Where outputs are recorded
+they tell. Where they are not, what autocast was asked for tells.
 """
 
 from __future__ import annotations
@@ -55,18 +58,15 @@ _MADE: tuple[tuple[str, Any, str], ...] = (
 
 
 class BuiltProbe(GuardedProbe):
-    """Notes what is built, and the line.
-
-    Attributes:
-        changed: whether `document` is another than when it was last written.
-    """
+    """Notes what is built, and the line."""
 
     name = "built"
     lost = "what loaders and schedulers are built with is"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.changed = False
+        self._autocast: dict[str, None] = {}
+        context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast) or "off"}
         self._places = Places()
         self._lines: ById[str] = ById()
         self._loaders: dict[tuple[Phase, str], list[dict[str, Any]]] = {}
@@ -81,7 +81,21 @@ class BuiltProbe(GuardedProbe):
             cls = getattr(home, name, None) if name else home
             if cls is not None and "__init__" in vars(cls):
                 self._patches.watch(cls, "__init__", self._guarded, functools.partial(self._making, kind))
+        self._patches.watch(torch.autocast, "__enter__", self._guarded, self._entering)
         super().install()
+
+    def _entering(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Callable[[Any], None]:
+        """Autocast is entered: note the device and the dtype that it is on with then."""
+
+        def entered(_result: object) -> None:
+            device = args[0].device
+            if torch.is_autocast_enabled(device):
+                dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+                if f"{device} {dtype}" not in self._autocast:
+                    self._autocast[f"{device} {dtype}"] = None
+                    self._context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast)}
+
+        return entered
 
     def _making(self, kind: str, args: tuple[Any, ...], _: object) -> Callable[[Any], None]:
         frame = sys._getframe(2)  # noqa: SLF001 - as python documents it
@@ -97,9 +111,8 @@ class BuiltProbe(GuardedProbe):
         name = self._names.name(thing, type(thing).__name__)
         self._lines.set(thing, line)
         self._waiting.append((kind, name, self._lines.entries[id(thing)][0]))
-        self.changed = True
+        self._context.facts["built"] = self.document
 
-    @property
     def document(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Kind of thing, to its name, to what it was built with."""
         waiting, self._waiting = self._waiting, []
@@ -139,7 +152,7 @@ class BuiltProbe(GuardedProbe):
         variants = self._loaders.setdefault((phase, name), [])
         if settings and settings not in variants:
             variants.append(settings)
-            self.changed = True
+            self._context.facts["built"] = self.document
 
     def renamed(self, names: dict[str, str]) -> None:
         """Training begins anew: loaders that fed it have other names, the others fed something else."""
@@ -148,12 +161,12 @@ class BuiltProbe(GuardedProbe):
         for (_, name), settings in before.items():
             if name in names:
                 self._loaders[Phase.DATA, names[name]] = settings
-        self.changed = True
+        self._context.facts["built"] = self.document
 
     def moved(self, name: str) -> None:
         """What seemed to feed training feeds evaluation."""
         self._loaders.pop((Phase.DATA, name), None)
-        self.changed = True
+        self._context.facts["built"] = self.document
 
 
 def _with_line(line: str | None, settings: dict[str, Any]) -> dict[str, Any]:

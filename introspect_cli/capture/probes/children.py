@@ -61,7 +61,7 @@ class ChildrenProbe(GuardedProbe):
         def started(_: None) -> None:
             if self._spawning is not None:
                 forget_spawned()
-            is_fork = _method(process) == "fork"
+            is_fork = getattr(getattr(process, "_popen", None), "method", "fork") == "fork"
             if work and (is_fork or not self._followed):
                 self._started(work, "" if is_fork else " (--children all records it)")
 
@@ -98,11 +98,6 @@ class ChildrenProbe(GuardedProbe):
             self._context.guard.note(
                 f"the script runs {work} in a process of its own, and what that computes is not recorded{remedy}"
             )
-
-
-def _method(process: BaseProcess) -> str:
-    """How a process was started: `fork`, `spawn` or `forkserver`."""
-    return str(getattr(getattr(process, "_popen", None), "method", "fork"))
 
 
 def work_of(process: BaseProcess) -> str:

@@ -115,7 +115,6 @@ class CollectiveProbe(GuardedProbe):
                 entering = self._outermost(functools.partial(self._functional, signature, word))
                 compiling = torch.compiler.is_compiling
                 self._patches.watch(functions, name, self._guarded, entering, compiling=compiling, raised=True)
-        self.hear(self._context.clock.on_tick, self._ticked)
         super().install()
 
     def remove(self) -> None:
@@ -131,12 +130,12 @@ class CollectiveProbe(GuardedProbe):
             with suppress(OSError):
                 (self._folder / IN_FLIGHT).unlink()
 
-    def _ticked(self) -> None:
-        with self._guarded:
-            self._counts.clear()
-            self._pending.clear()
-            if self._notes >= 0:
-                os.ftruncate(self._notes, 0)
+    def on_tick(self) -> None:
+        """Count anew, and let go of what nobody has waited for."""
+        self._counts.clear()
+        self._pending.clear()
+        if self._notes >= 0:
+            os.ftruncate(self._notes, 0)
 
     def _watching(self, operator: Any, facts: Facts) -> Callable[..., Any]:
         def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -246,14 +245,14 @@ class CollectiveProbe(GuardedProbe):
         os.write(
             self._notes, f"{self._recorder.step}\t{fqn}\t{call}\t{described}\t{source}\n".encode("utf-8", "replace")
         )
-        self._recorder.value(site, described)
+        self._recorder.emit(site, described)
         for number, value in enumerate(given):
             suffix = f"{path}.in[{number}]"
             place = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, suffix), info)
             if torch_distributed.on_its_way(value):
-                self._recorder.missing(place, "it is itself the result of a collective that nobody has waited for")
+                self._recorder.gap(place, "it is itself the result of a collective that nobody has waited for")
             else:
-                self._recorder.tensor(place, value)
+                self._recorder.emit(place, value)
         return [
             self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, f"{path}.out[{number}]"), info)
             for number in range(len(results))
@@ -282,12 +281,12 @@ class CollectiveProbe(GuardedProbe):
                 if is_torchs or private_api.writes_to(result.alias) == result.version:
                     results.append(result)
                 else:
-                    self._recorder.missing(result.site, "it was written to before the script waited for it")
+                    self._recorder.gap(result.site, "it was written to before the script waited for it")
 
         def waited(_: object) -> None:
             with unobserved():
                 for site, alias, _ in results:
-                    self._recorder.tensor(site, alias)
+                    self._recorder.emit(site, alias)
 
         return waited
 

@@ -52,6 +52,7 @@ class CopiesProbe(GuardedProbe):
 
     name = "copies"
     lost = "averaged copies that nothing runs or saves are"
+    kind = Kind.PRODUCT
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -61,25 +62,17 @@ class CopiesProbe(GuardedProbe):
         self._sites: dict[Way, tuple[list[str], list[int]]] = {}  # for the paths that a copy had last
         self._recorded = -1
 
-    def install(self) -> None:
-        """Listen for optimizer steps and for the end of the script."""
-        if Kind.PRODUCT in self._context.kinds:
-            self.hear(self._context.clock.on_after_optimizer, self._stepped)
-            self.hear(self._context.clock.on_look, self._over)
-        super().install()
+    def on_after_optimizer(self) -> None:
+        """An optimizer has stepped: look for copies from time to time, and record those that move."""
+        if self._context.clock.ticks >= self._due:
+            self._due = 8 * self._due if self._due > 1 else 2
+            self._seek()
+        self._record()
 
-    def _stepped(self) -> None:
-        if self._guarded.on:
-            with self._guarded:
-                if self._context.clock.ticks >= self._due:
-                    self._due = 8 * self._due if self._due > 1 else 2
-                    self._seek()
-                self._record()
-
-    def _over(self) -> None:
+    def on_look(self) -> None:
         """What the script leaves, as far as variables still lead to it; before, it may save and then update."""
-        if self._guarded.on and self._recorder.wanted and next(script_frames(), None) is None:
-            with self._guarded, unobserved():
+        if self._recorder.wanted and next(script_frames(), None) is None:
+            with unobserved():
                 self._record()
 
     def _record(self) -> None:
@@ -96,7 +89,7 @@ class CopiesProbe(GuardedProbe):
             if way not in self._sites or self._sites[way][0] != paths:
                 sites = [Site(Phase.OPTIMIZER, Kind.PRODUCT, name, 0, path) for path in paths]
                 self._sites[way] = paths, [self._recorder.site(site) for site in sites]
-            self._recorder.tensors(self._sites[way][1], tensors)
+            self._recorder.emit_many(self._sites[way][1], tensors)
 
     def _seek(self) -> None:
         """Look for copies; those that have changed since they were looked at are recorded from now on."""

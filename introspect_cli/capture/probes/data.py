@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,9 @@ class DataProbe(GuardedProbe):
     def install(self) -> None:
         """Watch the two methods through which every batch passes."""
         iterator, clock = private_api.LOADER_ITERATOR, self._context.clock
-        self._patches.watch(DataLoader, "__iter__", self._guarded, self._iterates)
+        self._patches.watch(
+            DataLoader, "__iter__", self._guarded, lambda args, _: functools.partial(self._begun, args[0])
+        )
         if Kind.BATCH in self._context.kinds and iterator is None:
             self._context.guard.note("batches are not observed: this torch has no known loader iterator")
         elif Kind.BATCH in self._context.kinds:
@@ -64,9 +67,6 @@ class DataProbe(GuardedProbe):
             self.hear(clock.on_restart, self._restarted)
             self.hear(clock.on_evaluation, self._evaluated)
         super().install()
-
-    def _iterates(self, args: tuple[Any, ...], _: object) -> Callable[[Any], None]:
-        return lambda iterator: self._begun(args[0], iterator)
 
     def _asked(self, args: tuple[Any, ...], _: object) -> Callable[[Any], None]:
         """An iterator is about to give a batch."""
@@ -162,10 +162,10 @@ class DataProbe(GuardedProbe):
             leaves = flatten(batch)
         except Exception as error:  # looking into an object of the script's runs code of the script's
             site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, ""), info)
-            self._recorder.missing(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
+            self._recorder.gap(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
             return
         sites = [self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info) for path, _ in leaves]
-        self._recorder.nested(sites, [_shown(leaf) for _, leaf in leaves])
+        self._recorder.emit_many(sites, [_shown(leaf) for _, leaf in leaves])
 
 
 def _shown(leaf: object) -> object:

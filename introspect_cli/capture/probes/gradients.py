@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.naming.identity import ById
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
     import torch
 
-    from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.recording.recorder import Recorder
+    from introspect_cli.capture.context import Context
     from introspect_cli.records import Part
 
 
@@ -35,37 +35,34 @@ def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
     return hooks is not None and hooks.get(hook.number) is hook
 
 
-class GradientProbe:
+class GradientProbe(GuardedProbe):
     """Registers tensor hooks and records what they are given."""
 
     name = "gradients"
+    lost = "gradients of module inputs and outputs are"
 
-    def __init__(self, recorder: Recorder, guard: Guard) -> None:
-        """Start without hooks."""
-        self._recorder = recorder
-        self._guarded = guard.around(self.name, "gradients of module inputs and outputs are")
+    def __init__(self, context: Context) -> None:
+        """Start without hooks; these come with the tensors, stay on those that live on, and then do nothing."""
+        super().__init__(context)
         self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
         self._elsewhere: ById[list[int] | str] = ById()
+        recorder = context.recorder
         self._new_hook: Any = KERNELS.gradients(self.record, self._guarded, recorder, recorder.intake).hook
 
-    def install(self) -> None:
-        """Begin to watch; hooks come with the tensors."""
-        self._guarded.on = True
-
     def remove(self) -> None:
-        """Stop. Hooks on tensors that still live stay and do nothing."""
-        self._guarded.on = False
-        self.clear()
+        """Stop, and let go of the step's tensors."""
+        super().remove()
+        self.on_tick()
 
     def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
         """Record the gradient of `tensor`, when it comes, at `site`.
 
         A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
         """
-        elsewhere = self._elsewhere.get(tensor)
+        elsewhere = self._elsewhere.get(tensor) if self._elsewhere.entries else None
         if isinstance(elsewhere, str):
-            self._recorder.missing(site, elsewhere)
+            self._recorder.gap(site, elsewhere)
             return
         if elsewhere is not None:
             elsewhere.append(site)
@@ -114,7 +111,7 @@ class GradientProbe:
             if self._guarded.on and self._recorder.wanted and gradient is not None:
                 with self._guarded:
                     whole = hasattr(gradient, "placements") or gradient.numel() != part.numel
-                    self._recorder.tensor(site, gradient if whole else Placed(gradient, shape, part))
+                    self._recorder.emit(site, gradient if whole else Placed(gradient, shape, part))
 
         node.register_prehook(recorded)
 
@@ -122,17 +119,13 @@ class GradientProbe:
         """Record a gradient at the sites of its tensor."""
         if self._guarded.on and self._recorder.wanted and gradient is not None:
             with self._guarded:
-                self._recorder.tensor_at(sites, gradient)
+                self._recorder.emit_at(sites, gradient)
 
-    def record_elsewhere(self, tensor: torch.Tensor, sites: list[int]) -> None:
-        """Watch a tensor no longer: whoever holds the list records the gradient at the sites that come into it."""
-        self._elsewhere.set(tensor, sites)
+    def leave(self, tensor: torch.Tensor, how: list[int] | str) -> None:
+        """Watch a tensor no longer: whoever holds a list records at the sites that come into it; or why nobody can."""
+        self._elsewhere.set(tensor, how)
 
-    def leave_out(self, tensor: torch.Tensor, reason: str) -> None:
-        """Watch a tensor no longer: its whole gradient cannot be seen."""
-        self._elsewhere.set(tensor, reason)
-
-    def clear(self) -> None:
+    def on_tick(self) -> None:
         """Let go of the step's tensors; graphs that are still alive keep their hooks."""
         self._watched.clear()
         self._elsewhere.clear()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.values import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.naming.states import ParameterName
@@ -35,7 +34,6 @@ PLAIN = (bool, int, float, str)
 _KEPT = frozenset({*PLAIN, type(None)})
 _OTHER = object()
 _STATES = (dict, defaultdict)
-_gradient_of = attrgetter("grad")
 
 
 class Held:
@@ -113,26 +111,17 @@ class Plan:
     def __init__(self, sites: list[int], positions: Sequence[int], states: list[dict[str, Any]]) -> None:
         """Remember the keys, not what is kept under them."""
         self.sites = numbers_of(sites)
-        self._positions = positions
+        self._are_all = positions == range(len(states))
         self._keys = list(chain.from_iterable(states))
         self._lengths = numbers_of(map(len, states))
 
     def is_recorded(self, recorder: Recorder, stepping: Stepping) -> bool:
         """Have all of it recorded in one call; False, and nothing is done, where that has to be done in Python."""
         state, parameters = stepping.optimizer.state, stepping.parameters
-        if type(state) not in _STATES or self._positions != range(len(parameters)):
+        if type(state) not in _STATES or not self._are_all:
             return False
         known = parameters, state, self._lengths, self._keys, torch.Tensor
         return recorder.collected(KERNELS.record_state, self.sites, *known)
-
-    def values(self, positions: Sequence[int], states: list[Any]) -> list[torch.Tensor] | None:
-        """The tensors kept now, in the order of the sites; None where anything else is kept than was."""
-        if set(map(type, states)) != {dict} or positions != self._positions or list(map(len, states)) != self._lengths:
-            return None
-        if list(chain.from_iterable(states)) != self._keys:
-            return None
-        values = list(chain.from_iterable(map(dict.values, states)))
-        return values if all(issubclass(cls, torch.Tensor) for cls in set(map(type, values))) else None
 
 
 class OptimizerRecords:
@@ -151,13 +140,11 @@ class OptimizerRecords:
         at_once = held.all_watched and not context.parts.active
         if at_once and self._recorder.collected(KERNELS.record_gradients, sites, parameters):
             return
-        gradients: list[torch.Tensor] = list(map(_gradient_of, parameters)) if held.all_watched else []
-        if len(sites) != len(gradients) or type(None) in set(map(type, gradients)):
-            sites, parameters, gradients = _with_gradients(sites, parameters)
+        sites, parameters, gradients = _with_gradients(sites, parameters)
         placed = context.parts.each(
             sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
         )
-        self._recorder.tensors(*placed)
+        self._recorder.emit_many(*placed)
 
     def state(self, stepping: Stepping, phase: Phase) -> None:
         """Record what an optimizer keeps for each of its parameters."""
@@ -169,14 +156,10 @@ class OptimizerRecords:
         positions, states = held.states(stepping.optimizer)
         if is_placed:
             positions, states = self._placed(stepping, positions, states, phase)
-        values = None if plan is None else plan.values(positions, states)
-        if plan is not None and values is not None:
-            self._recorder.tensors(plan.sites, values)
-            return
         kept = [self._state_of(held.names[at], state, phase) for at, state in zip(positions, states, strict=True)]
         sites = [site for of, _ in kept for site in of]
         tensors = [tensor for _, inside in kept for tensor in inside]
-        self._recorder.tensors(sites, tensors)
+        self._recorder.emit_many(sites, tensors)
         if len(sites) == sum(map(len, states)) and Placed not in set(map(type, tensors)):  # else no plan would hold
             held.plans[phase] = Plan(sites, positions, states)
 
@@ -191,7 +174,7 @@ class OptimizerRecords:
             if pieces is None:
                 kept[at] = {key: parts.of(parameter, value) for key, value in state.items()}
             for name, inside in pieces or ():
-                self._recorder.tensors(*self._state_of(name, inside, phase))
+                self._recorder.emit_many(*self._state_of(name, inside, phase))
         return list(kept), list(kept.values())
 
     def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
@@ -210,7 +193,7 @@ class OptimizerRecords:
                     sites.append(site)
                     tensors.append(leaf)
                 elif isinstance(leaf, PLAIN):
-                    self._recorder.value(site, leaf)
+                    self._recorder.emit(site, leaf)
         return sites, tensors
 
 
@@ -281,22 +264,17 @@ class Hyperparameters:
                         site = before.site
                     recorded[key] = _Recorded(value if _is_fixed(value) else _OTHER, plain, site)
                     if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-                        self._recorder.tensor(site, value)
+                        self._recorder.emit(site, value)
                     else:
-                        self._recorder.value(site, plain)
+                        self._recorder.emit(site, plain)
 
 
 class OptimizerSettings:
-    """What the optimizers' groups hold, with the names of their parameters: the document `settings/optimizers`.
+    """What the optimizers' groups hold, with the names of their parameters: the document `settings/optimizers`."""
 
-    Attributes:
-        document: one entry for each optimizer.
-        changed: whether that is another than when it was last written.
-    """
-
-    def __init__(self) -> None:
-        self.document: list[dict[str, Any]] = []
-        self.changed = False
+    def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
+        self._document: list[dict[str, Any]] = []
+        self._facts = facts
 
     def note(self, name: str, optimizer: Optimizer, fqns: list[list[str]], *, first: int, in_turn: bool) -> None:
         """Put an optimizer in, in the place of what it was.
@@ -316,13 +294,13 @@ class OptimizerSettings:
             }
             for group in optimizer.param_groups
         ]
-        before = [group for entry in self.document if entry["name"] == name for group in entry["groups"]]
+        before = [group for entry in self._document if entry["name"] == name for group in entry["groups"]]
         groups = [*before[:first], *groups]
         if in_turn:  # those that are not stepped now may have no parameters
             groups = [group if group["params"] else [*before[at : at + 1], group][0] for at, group in enumerate(groups)]
-        self.document = [entry for entry in self.document if entry["name"] != name]
-        self.document.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
-        self.changed = True
+        self._document = [entry for entry in self._document if entry["name"] != name]
+        self._document.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
+        self._facts["optimizers"] = lambda: self._document
 
 
 def _is_fixed(value: object) -> bool:

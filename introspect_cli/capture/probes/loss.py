@@ -43,15 +43,15 @@ class LossProbe(GuardedProbe):
         for name in ("backward", "grad"):
             entering = functools.partial(self._starting, name)
             self._patches.watch(torch.autograd, name, self._guarded, entering, compiling=torch.compiler.is_compiling)
-        self.hear(self._context.clock.on_tick, self._ticked)
-        self.hear(self._context.clock.on_look, self._look_again)
         super().install()
 
-    def _ticked(self) -> None:
+    def on_tick(self) -> None:
+        """Count backward passes anew."""
         self._calls = 0
 
-    def _look_again(self) -> None:
-        with self._guarded, unobserved():
+    def on_look(self) -> None:
+        """Record the leaves as the script leaves them."""
+        with unobserved():
             self._leaves.look_again()
 
     def _starting(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
@@ -106,7 +106,7 @@ class LossProbe(GuardedProbe):
             if isinstance(root, torch.Tensor):
                 path = "" if len(roots) == 1 else f"[{position}]"
                 site = Site(Phase.LOSS, Kind.LOSS, "loss", call, path)
-                self._recorder.tensor(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
+                self._recorder.emit(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
 
 
 _MOST_NODES = 20_000
@@ -176,7 +176,7 @@ class Leaves:
 
     def _record(self, phase: Phase, kind: Kind, name: str, call: int, value: torch.Tensor) -> None:
         if self._context.names.wanted(name):
-            self._recorder.tensor(self._recorder.site(Site(phase, kind, name, call)), value)
+            self._recorder.emit(self._recorder.site(Site(phase, kind, name, call)), value)
 
 
 def _leaves(nodes: list[Any]) -> list[torch.Tensor]:

@@ -61,6 +61,7 @@ class ModuleCalls:
         self.values = ModuleValues(context, gradients)
         self._context = context
         self._recorder = context.recorder
+        self._draws = context.draws
         self._names = context.names
         self._guarded = guarded
 
@@ -101,21 +102,40 @@ class ModuleCalls:
         """
         if private_api.tracing_state() is not None or is_traced(args, kwargs):
             return None, -1
-        if is_unfinished(module):
-            return None, -1
         stack = self.stack
         caller = stack.calls[-1] if stack.calls else None
+        state = self._names.states.get(id(module))
+        is_plain = state is not None and state.plain is type(module) and state.reference() is module
+        if not is_plain or caller is None or caller is state:
+            state, is_recorded = self._met(module, caller, args, kwargs)
+            if not is_recorded:
+                return state, -1
+        assert state is not None
+        call = state.next_call(self._recorder.step, stack.phase)
+        if self._draws.moved():
+            self._drew(state, call, before=True)
+        if self.values.inputs and state.watched:
+            self.values.arguments(state, stack.phase, call, args, kwargs)
+        return state, call
+
+    def _met(
+        self, module: nn.Module, caller: ModuleState | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ModuleState | None, bool]:
+        """The state of a module of which it is not known that a call of it is nothing but a call; as `_enter`."""
+        stack = self.stack
+        if is_unfinished(module):
+            return None, False
         if caller is None and isinstance(module, ParametrizationList):
-            return None, -1  # somebody looks at a parametrised weight; that is no forward pass
+            return None, False  # somebody looks at a parametrised weight; that is no forward pass
         stack.in_graph = isinstance(module, private_api.COMPILERS_GRAPH) and self._names.find(module) is None
         if stack.in_graph:
-            return None, -1
+            return None, False
         if caller is None:
             phase = self._phase()
             if phase is Phase.EVAL and not self._context.clock.evaluation.wanted:
                 if self._context.clock.trained.is_trained(module):
                     self._names.state(module, None)
-                return None, -1
+                return None, False
             # A copy that is only evaluated takes no name from what is trained.
             is_copy = (
                 phase is Phase.EVAL
@@ -128,33 +148,28 @@ class ModuleCalls:
                 self._context.clock.root_called(module)
         else:
             if private_api.DYNAMO_GRAPH_MARK in module.__dict__:
-                return None, -1
+                return None, False
             state = self._names.find(module) or self._names.state(module, caller)
         is_compiled = type(module).__name__ == "OptimizedModule"
         if wrapped(module) is not None and not is_compiled:
-            return state, -1
+            return state, False
         if is_compiled and state.inner is not None:
             # The region is recorded at its boundary, under the name of what was compiled.
             state = state.inner
             state.compiled = True
         elif caller is state and state.compiled:
-            return state, -1  # the compiler gave up and runs the module that its wrapper stands for
+            return state, False  # the compiler gave up and runs the module that its wrapper stands for
         if type(module) is not state.plain and has_own_call(type(module)):
             given = tensors_given(args, kwargs)
             if caller is state and self.stack.own == (state, given):
-                return state, -1  # handed on: `__call__` to `forward`, or to the one of the class above
+                return state, False  # handed on: `__call__` to `forward`, or to the one of the class above
             stack.own = state, given
         if type(module) is not state.plain and is_plain_call(module) and not is_compiled and not state.compiled:
             state.plain = None if may_be_shares(state, module, args) else type(module)
-        call = state.next_call(self._recorder.step, stack.phase)
-        if self._context.draws.moved():
-            self._drew(state, call, before=True)
-        if self.values.inputs and state.watched:
-            self.values.arguments(state, stack.phase, call, args, kwargs)
-        return state, call
+        return state, True
 
     def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
-        if self._context.draws.moved():
+        if self._draws.moved():
             self._drew(state, call, before=False)
         if self.values.outputs and state.watched:
             self.values.value(state, self.stack.phase, Kind.OUTPUT, call, "", result)
@@ -191,4 +206,4 @@ class ModuleCalls:
                 continue
             if wrapped(child) is None:
                 site = self._context.site(inner, self.stack.phase, Kind.OUTPUT)
-                self._recorder.missing(site, f"inside {how_hidden(module)} {state.fqn}")
+                self._recorder.gap(site, f"inside {how_hidden(module)} {state.fqn}")

@@ -56,7 +56,7 @@ class ModuleValues:
         self.inputs = Kind.INPUT in {*self.kinds, *self._gradient_of}
         self.outputs = Kind.OUTPUT in {*self.kinds, *self._gradient_of}
         self.on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
-        self.nested = NestedClasses()
+        self.nested = NestedClasses(context.facts)
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
         """Tell of every tensor that goes into or comes out of a module, recorded or not."""
@@ -67,8 +67,10 @@ class ModuleValues:
         self, state: ModuleState, phase: Phase, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Record what a call is given, by position and by name."""
-        for position, value in enumerate(args):
-            self.value(state, phase, Kind.INPUT, call, _position(position), value)
+        for path, value in zip(_POSITIONS, args, strict=False):
+            self.value(state, phase, Kind.INPUT, call, path, value)
+        for position in range(len(_POSITIONS), len(args)):
+            self.value(state, phase, Kind.INPUT, call, f"[{position}]", args[position])
         for name, value in kwargs.items():
             self.value(state, phase, Kind.INPUT, call, f"[{name!r}]", value)
 
@@ -76,35 +78,35 @@ class ModuleValues:
         """Record whatever goes into a call or comes out of it, tensors in it at their paths."""
         cls = type(value)
         if cls is torch.Tensor or issubclass(cls, torch.Tensor):
-            self._tensor(state, phase, kind, call, prefix, value)
+            placed = torch_distributed.share(value, prefix, self._styles(state, kind, value)) if state.tagged else None
+            if kind in self.kinds:
+                site = state.sites.get((phase, kind, prefix, call))
+                if site is None:
+                    site = self._context.site(state, phase, kind, prefix, call)
+                if placed is not None or self._recorder.at_once(site, value) < 0:
+                    self._recorder.emit(site, value if placed is None else placed)
+            self._follow(state, phase, kind, call, prefix, value, placed)
             return
         if value is None:
             return
         if is_plain(cls):
             if kind in self.kinds:
-                self._recorder.value(self._context.site(state, phase, kind, prefix, call), value)
+                self._recorder.emit(self._context.site(state, phase, kind, prefix, call), value)
             return
         try:
             leaves = flatten(value)
         except Exception as error:  # looking into an object of the script's runs code of the script's
             site = self._context.site(state, phase, kind, prefix, call)
-            self._recorder.missing(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
+            self._recorder.gap(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
             return
         self.nested.note(state.fqn, kind, prefix, value)
         if kind in self.kinds:
             shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
             sites = [self._context.site(state, phase, kind, prefix + path, call) for path, _ in shown]
-            self._recorder.nested(sites, [value for _, value in shown])
+            self._recorder.emit_many(sites, [value for _, value in shown])
         for path, leaf in leaves:
             if issubclass(type(leaf), torch.Tensor):
                 self._follow(state, phase, kind, call, prefix + path, leaf)
-
-    def _tensor(self, state: ModuleState, phase: Phase, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
-        placed = torch_distributed.share(value, path, self._styles(state, kind, value)) if state.tagged else None
-        if kind in self.kinds:
-            site = self._context.site(state, phase, kind, path, call)
-            self._recorder.tensor(site, value if placed is None else placed)
-        self._follow(state, phase, kind, call, path, value, placed)
 
     @staticmethod
     def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
@@ -126,7 +128,9 @@ class ModuleValues:
         """Have a tensor's gradient watched, and tell who listens of the tensor."""
         gradient = self._gradient_of.get(kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
-            site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
+            site = state.sites.get((Phase.BACKWARD, gradient, path, call))
+            if site is None:
+                site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
             recomputed = phase is Phase.RECOMPUTE
             if placed is not None and placed.part.source == "tag" and not placed.part.owed and not recomputed:
                 self._gradients.watch_share(value, site, placed.shape, placed.part)
@@ -147,10 +151,6 @@ def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) 
     return state.tagged
 
 
-def _position(number: int) -> str:
-    return _POSITIONS[number] if number < len(_POSITIONS) else f"[{number}]"
-
-
 _MOST_CONTAINERS = 20_000
 """Containers that are noted of one run, at most."""
 
@@ -158,10 +158,10 @@ _MOST_CONTAINERS = 20_000
 class NestedClasses:
     """The class at each path that holds others, by module and kind of value."""
 
-    def __init__(self) -> None:
-        """Start with nothing noted."""
-        self.document: dict[str, dict[str, dict[str, str]]] = {}
-        self.changed = False
+    def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
+        """Start with nothing noted; `facts` are told of what is."""
+        self._document: dict[str, dict[str, dict[str, str]]] = {}
+        self._facts = facts
         self._seen: set[tuple[str, Kind, str]] = set()
         self._count = 0
 
@@ -173,5 +173,5 @@ class NestedClasses:
         self._seen.add(key)
         classes = {prefix + path: name for path, name in containers(value)}
         self._count += len(classes)
-        self.document.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
-        self.changed = True
+        self._document.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
+        self._facts["nested"] = lambda: self._document

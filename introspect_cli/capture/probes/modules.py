@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api, torch_distributed
-from introspect_cli.capture.guard import Patches, uncounted
+from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import is_traced, is_unfinished
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.module_calls import ModuleCalls
 from introspect_cli.capture.probes.own_calls import OwnCalls, Unseen
 from introspect_cli.records import Phase
@@ -31,23 +32,21 @@ if TYPE_CHECKING:
     Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
 
-class ModuleProbe:
+class ModuleProbe(GuardedProbe):
     """Watches calls of modules."""
 
     name = "modules"
+    lost = "module inputs and outputs are"
 
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
         """Start outside every module; `gradients` watches the gradients of inputs and outputs."""
-        self._context = context
-        self._guarded = context.guard.around(self.name, "module inputs and outputs are")
+        super().__init__(context)
         self._calls = ModuleCalls(context, gradients, self._guarded)
         self.stack = self._calls.stack
         """The module calls under way in this thread."""
         self.values = self._calls.values
         """What goes in and comes out."""
-        self._recorder = context.recorder
         self._names = context.names
-        self._patches = Patches()
         self._own_calls = OwnCalls(self._guarded, self._patches, self._own, self._by_name)
         self.unseen = Unseen(context, self._own_calls.see_forward)
         """What of the models ran without being seen."""
@@ -83,18 +82,10 @@ class ModuleProbe:
         self.entry, self.surround = __call__, surround
         self._patches.replace(nn.Module, "__call__", __call__)
         self._own_calls.install()
-        self._context.clock.on_after_optimizer.append(self._stepped)
         registry = nn.modules.module
         self._patches.hold(registry.register_module_module_registration_hook(self._registered))
         self._patches.hold(registry.register_module_parameter_registration_hook(self._holds))
-        self._guarded.on = True
-
-    def remove(self) -> None:
-        """Put `nn.Module.__call__` back."""
-        self._guarded.on = False
-        if self._stepped in self._context.clock.on_after_optimizer:
-            self._context.clock.on_after_optimizer.remove(self._stepped)
-        self._patches.remove()
+        super().install()
 
     @uncounted
     def _own(
@@ -170,9 +161,9 @@ class ModuleProbe:
         finally:
             del calls[depth:]
 
-    def _stepped(self) -> None:
-        with self._guarded:
-            self.unseen.stepped()
+    def on_after_optimizer(self) -> None:
+        """Look from time to time which parameters were trained by modules that nothing was seen to call."""
+        self.unseen.stepped()
 
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         with self._guarded:

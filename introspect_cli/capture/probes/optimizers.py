@@ -59,7 +59,7 @@ class OptimizerProbe(GuardedProbe):
         self._state_seen: set[tuple[str, int]] = set()
         self._records = OptimizerRecords(context)
         self._hyperparameters = Hyperparameters(context.recorder)
-        self.settings = OptimizerSettings()
+        self.settings = OptimizerSettings(context.facts)
         self._stepped = 0
         self._closures = 0
         self._aside = 0
@@ -71,12 +71,10 @@ class OptimizerProbe(GuardedProbe):
         """Register the step hooks; hear of optimizers as they are built, and of steps that a scaler skips."""
         before, after = register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)
         self._patches.hold(before, after)
-        self._patches.watch(Optimizer, "__init__", self._guarded, self._building)
+        built = self._context.clock.built
+        self._patches.watch(Optimizer, "__init__", self._guarded, lambda args, _: lambda _: built(args[0]))
         self._patches.watch(torch.amp.GradScaler, "step", self._guarded, self._scaling)
         super().install()
-
-    def _building(self, args: tuple[Any, ...], _: object) -> Callable[[None], None]:
-        return lambda _: self._context.clock.built(args[0])
 
     def _scaling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
         """A gradient scaler is about to step an optimizer, unless it has found infinities."""
@@ -192,7 +190,7 @@ class OptimizerProbe(GuardedProbe):
         scale = private_api.scale_of(scaler)
         if scale is not None and self._recorder.wanted:
             place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
-            self._recorder.tensor(self._recorder.site(place, SiteInfo(type(scaler).__name__)), scale)
+            self._recorder.emit(self._recorder.site(place, SiteInfo(type(scaler).__name__)), scale)
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""

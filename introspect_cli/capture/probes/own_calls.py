@@ -150,7 +150,7 @@ class Unseen:
     def outermost(self, module: nn.Module, phase: Phase) -> None:
         """Look which method of a model has called a module of it that no other call is around."""
         names = self._context.names
-        if not names.is_part(module):
+        if next(names.holders_of(module), None) is None:
             return
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to a frame
         while frame is not None and (is_introspects(frame) or frame.f_globals.get("__name__") == nn.Module.__module__):

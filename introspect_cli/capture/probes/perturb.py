@@ -44,6 +44,7 @@ class PerturbProbe(GuardedProbe):
     """Moves parameters, each once. The only thing in a capture that writes to the script's values, and on request."""
 
     name = "perturb"
+    first = True
     lost = "the initial parameters, as far as they are moved by then, are"
 
     def __init__(self, context: Context, seed: int) -> None:
@@ -55,21 +56,16 @@ class PerturbProbe(GuardedProbe):
         self._done: ById[bool] = ById()
         self._places: set[tuple[int, int, int]] = set()
 
-    def install(self) -> None:
-        """Listen for forward passes, recorded or not, and for the roots of compiled functions."""
-        self.hear(self._context.clock.on_forward, self._called)
-        self.hear(self._context.clock.on_root, self._called, first=True)  # before their values are recorded
-        super().install()
-
     @property
     def document(self) -> dict[str, int]:
         """What was done, for the manifest."""
         return {"seed": self.seed, "parameters": self.parameters, "elements": self.elements}
 
-    def _called(self, root: nn.Module) -> None:
-        if not self._guarded.on or not torch.is_grad_enabled() or self._done.get(root):
+    def on_root(self, root: nn.Module) -> None:
+        """Move what is trained: before its values are recorded, and in forward passes that are not."""
+        if not torch.is_grad_enabled() or self._done.get(root):
             return
-        with self._guarded, unobserved():
+        with unobserved():
             whole = True
             for parameter in parameters_in(root):
                 if is_lazy(parameter) or parameter.is_meta:
@@ -77,6 +73,8 @@ class PerturbProbe(GuardedProbe):
                 elif parameter.requires_grad:
                     self._move(parameter)
             self._done.set(root, whole)
+
+    on_forward = on_root
 
     def _move(self, parameter: torch.Tensor) -> None:
         """Move a parameter, unless it, or another one in the same memory, has been moved."""

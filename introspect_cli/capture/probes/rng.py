@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class _Recorded(NamedTuple):
     """A generator's state when it was last recorded, and what tells that it is the same."""
 
-    stand: Hashable
+    fingerprint: Hashable
     state: bytes
     tensor: torch.Tensor
 
@@ -35,6 +35,7 @@ class RngProbe(GuardedProbe):
 
     name = "rng"
     lost = "states of random generators are"
+    kind = Kind.RNG
 
     def __init__(self, context: Context, began: dict[str, bytes | None]) -> None:
         super().__init__(context, then=self.remove)
@@ -45,47 +46,41 @@ class RngProbe(GuardedProbe):
         self._site = functools.cache(self._new_site)
         self._backends = _backends()
 
-    def install(self) -> None:
-        """Listen for the start of steps."""
-        if Kind.RNG in self._context.kinds:
-            self.hear(self._context.clock.on_begin, self._record)
-        super().install()
-
     def remove(self) -> None:
         """Stop listening."""
         super().remove()
         self._context.draws.stop()
 
-    def _record(self) -> None:
-        with self._guarded:
-            draws, devices = self._context.draws, [pair for pairs in self._backends for pair in pairs()]
-            draws.begin(devices)
-            for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
-                state = self._state(name, owner, ask)
-                if state is None:
-                    continue
-                if state.state == self._began.get(name):
-                    draws.leave_untouched(name)
-                    self._recorder.value(self._site(name), UNTOUCHED)
-                else:
-                    self._recorder.tensor(self._site(name), state.tensor)
-            self._recorder.tensor(self._site("torch"), self._state_of_torch())
-            for device, generator in devices:
-                self._recorder.tensor(self._site(device), generator.get_state())
-            if self._made is None:  # what the script makes later is not looked for: that would take long in each step
-                self._made = script_generators()
-            for name, generator in self._made.items():
-                self._recorder.value(self._site(name), state_word(generator))
+    def on_begin(self) -> None:
+        """A step begins: its generators' states go on record."""
+        draws, devices = self._context.draws, [pair for pairs in self._backends for pair in pairs()]
+        draws.begin(devices)
+        for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
+            state = self._state(name, owner, ask)
+            if state is None:
+                continue
+            if state.state == self._began.get(name):
+                draws.untouched.add(name)
+                self._recorder.emit(self._site(name), UNTOUCHED)
+            else:
+                self._recorder.emit(self._site(name), state.tensor)
+        self._recorder.emit(self._site("torch"), self._state_of_torch())
+        for device, generator in devices:
+            self._recorder.emit(self._site(device), generator.get_state())
+        if self._made is None:  # what the script makes later is not looked for: that would take long in each step
+            self._made = script_generators()
+        for name, generator in self._made.items():
+            self._recorder.emit(self._site(name), state_word(generator))
 
     def _state(self, name: str, owner: object, ask: Callable[[], bytes | None]) -> _Recorded | None:
         """A generator's state, as bytes: asked for only where it is another than the last time, as that takes long."""
         draws, last = self._context.draws, self._recorded.get(name)
-        stand = draws.stand(name, owner)
-        if last is None or stand is None or last.stand != stand:
+        fingerprint = draws.fingerprint(name, owner)
+        if last is None or fingerprint is None or last.fingerprint != fingerprint:
             state = ask()
             if state is None:
                 return None
-            last = _Recorded(stand, state, torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            last = _Recorded(fingerprint, state, torch.frombuffer(bytearray(state), dtype=torch.uint8))
             if not draws.moved():  # else another thread draws, and nobody knows before or after
                 self._recorded[name] = last
         return last
@@ -93,9 +88,9 @@ class RngProbe(GuardedProbe):
     def _state_of_torch(self) -> torch.Tensor:
         """The state of torch's generator: five kilobytes, asked for as the others are."""
         draws, last = self._context.draws, self._torch
-        stand = draws.stand("torch", torch.default_generator)
-        if last is None or stand is None or last[0] != stand:
-            last = stand, torch.default_generator.get_state()
+        fingerprint = draws.fingerprint("torch", torch.default_generator)
+        if last is None or fingerprint is None or last[0] != fingerprint:
+            last = fingerprint, torch.default_generator.get_state()
             self._torch = None if draws.moved() else last
         return last[1]
 
@@ -105,21 +100,13 @@ class RngProbe(GuardedProbe):
 
 def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:
     """What finds default generators of accelerators that this torch is built for; asking must not begin their use."""
-    xpu: Any = getattr(torch, "xpu", None)
-    finders: list[tuple[Callable[[], list[tuple[str, torch.Generator]]], bool]] = [
-        (functools.partial(_of, "cuda"), torch.backends.cuda.is_built()),
-        (functools.partial(_of, "xpu"), xpu is not None),
-        (_mps, torch.backends.mps.is_built()),
-    ]
-    return [default for default, is_built in finders if is_built]
+    there = {"cuda": torch.backends.cuda.is_built(), "xpu": hasattr(torch, "xpu"), "mps": torch.backends.mps.is_built()}
+    return [functools.partial(_of, name) for name, is_built in there.items() if is_built]
 
 
 def _of(name: str) -> list[tuple[str, torch.Generator]]:
+    if name == "mps":  # there is no public way to its generator
+        return [("mps", torch.mps._get_default_mps_generator())] if torch.backends.mps.is_available() else []  # noqa: SLF001 - see above
     backend: Any = getattr(torch, name)
     generators = backend.default_generators if backend.is_initialized() else ()
     return [(f"{name}:{number}", generator) for number, generator in enumerate(generators)]
-
-
-def _mps() -> list[tuple[str, torch.Generator]]:
-    # there is no public name for it
-    return [("mps", torch.mps._get_default_mps_generator())] if torch.backends.mps.is_available() else []  # noqa: SLF001

@@ -57,7 +57,6 @@ class ProductProbe(GuardedProbe):
             return
         saving = self._watch(torch, "save", "obj", "f")
         self._patches.replace(torch.serialization, "save", saving)
-        self.hear(self._context.clock.on_tick, self._counts.clear)
         super().install()
         self._imports.install()
 
@@ -65,6 +64,10 @@ class ProductProbe(GuardedProbe):
         """Put the functions back."""
         self._imports.remove()
         super().remove()
+
+    def on_tick(self) -> None:
+        """Count what is saved anew."""
+        self._counts.clear()
 
     def _safetensors_imported(self) -> None:
         with self._guarded:
@@ -92,7 +95,7 @@ class ProductProbe(GuardedProbe):
             sites = [
                 self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved
             ]
-            self._recorder.tensors(sites, [tensor for _, tensor in saved])
+            self._recorder.emit_many(sites, [tensor for _, tensor in saved])
 
 
 def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
@@ -148,7 +151,6 @@ class ScriptCallsProbe(GuardedProbe):
 
     def install(self) -> None:
         """Begin to hear."""
-        self.hear(self._context.clock.on_tick, self._counts.clear)
         super().install()
         calls.listen(self)
 
@@ -156,6 +158,10 @@ class ScriptCallsProbe(GuardedProbe):
         """Hear nothing any more."""
         calls.unlisten(self)
         super().remove()
+
+    def on_tick(self) -> None:
+        """Count values anew."""
+        self._counts.clear()
 
     def stepped(self) -> None:
         """End the step."""
@@ -179,4 +185,4 @@ class ScriptCallsProbe(GuardedProbe):
             call = self._counts[fqn] = self._counts.get(fqn, -1) + 1
             leaves = [(path, leaf) for path, leaf in flatten(value) if leaf is not None]
             sites = [self._recorder.site(Site(Phase.FORWARD, Kind.VALUE, fqn, call, path)) for path, _ in leaves]
-            self._recorder.nested(sites, [leaf for _, leaf in leaves])
+            self._recorder.emit_many(sites, [leaf for _, leaf in leaves])

@@ -42,11 +42,7 @@ class _Where(NamedTuple):
 
 
 class SeedingProbe(GuardedProbe):
-    """Watches functions that set states.
-
-    Attributes:
-        changed: whether `document` is another than when it was last written, by more than a few numbers.
-    """
+    """Watches functions that set states."""
 
     name = "seedings"
     lost = "what sets random states is"
@@ -57,7 +53,6 @@ class SeedingProbe(GuardedProbe):
         self._places = Places()
         self._times: dict[_Where, list[Any]] = {}
         self._outermost = Outermost()
-        self.changed = False
 
     def install(self) -> None:
         """Watch what seeds and what sets, where states of generators are recorded."""
@@ -76,7 +71,6 @@ class SeedingProbe(GuardedProbe):
                 self._patches.watch(owner, name, self._guarded, entering, raised=True)
         super().install()
 
-    @property
     def document(self) -> dict[str, object]:
         """A line of words for each place: `in 3 9 4 torch.manual_seed 17 train.py:12`.
 
@@ -110,7 +104,8 @@ class SeedingProbe(GuardedProbe):
         elif len(self._times) < _MOST:
             times = self._times[where] = [step, step, 1, _word(label, value)]
         # written again where it is new, and where the number has doubled
-        self.changed |= times is not None and times[2] & (times[2] - 1) == 0
+        if times is not None and times[2] & (times[2] - 1) == 0:
+            self._context.facts["seedings"] = self.document
 
 
 def _checkpoints(frame: FrameType) -> bool:

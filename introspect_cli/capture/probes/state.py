@@ -73,12 +73,7 @@ class StateProbe(GuardedProbe):
         """The tensors that such a model is about to run with."""
 
     def install(self) -> None:
-        """Listen for roots and for optimizer steps."""
-        self.hear(self._context.clock.on_root, self._root_called)
-        self.hear(self._context.clock.on_root_left, self._root_left)
-        self.hear(self._context.clock.on_after_optimizer, self.buffers_after)
-        self.hear(self._context.clock.on_look, self._look_again)
-        self.hear(self._context.clock.on_restart, self._restarted)
+        """Listen, and watch what runs a module with other tensors than its own."""
         self._patches.watch(
             stateless, "_functional_call", self._guarded, self._swapping, compiling=torch.compiler.is_compiling,
             raised=True,
@@ -138,17 +133,18 @@ class StateProbe(GuardedProbe):
             for name in names:
                 call = self._given[name.fqn, phase] = self._given.get((name.fqn, phase), -1) + 1
                 sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
-            self._recorder.tensors(sites, list(tensors))
+            self._recorder.emit_many(sites, list(tensors))
             self._written.recorded(list(tensors))
 
-    def _restarted(self, kept: int | None) -> None:
+    def on_restart(self, kept: int | None) -> None:
         """Steps are counted anew; where the current one is not kept, nothing is on record."""
         self._step = self._called = -1 if kept is None else 0
         if kept is None:
             self._started.clear()
             self._recorded.clear()
 
-    def _root_called(self, root: nn.Module) -> None:
+    def on_root(self, root: nn.Module) -> None:
+        """Record what a root holds: all of it the first time, then what was written to since."""
         with self._holding():
             self._begun(root)
         (names, others), self._swapped = self._swapped, ((), ())
@@ -191,10 +187,10 @@ class StateProbe(GuardedProbe):
                 self._started.clear()
                 self._recorded.clear()
 
-    def _look_again(self) -> None:
+    def on_look(self) -> None:
         """Record what was written to since it was recorded."""
-        if self._guarded.on and self._recorder.wanted:
-            with self._guarded, unobserved():
+        if self._recorder.wanted:
+            with unobserved():
                 self._turn()
                 for reference in list(self._started.values()):
                     root = reference()
@@ -233,7 +229,7 @@ class StateProbe(GuardedProbe):
         changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}
         return _those(contents, lambda tensor: id(tensor) in changed)
 
-    def _root_left(self, root: nn.Module) -> None:
+    def on_root_left(self, root: nn.Module) -> None:
         """Record the parameters that a forward pass has written to, as a moving average inside a model does.
 
         Asked after the first call of a model, and then where something writes to its parameters besides optimizers.
@@ -247,7 +243,7 @@ class StateProbe(GuardedProbe):
         if changed[1]:
             self._record(changed, Phase.FORWARD, again=True)
 
-    def buffers_after(self) -> None:
+    def on_after_optimizer(self) -> None:
         """Record every buffer after an optimizer step."""
         names = self._context.names
         for root in names.roots():
@@ -316,7 +312,7 @@ class StateProbe(GuardedProbe):
     def _write(
         self, sites: Sequence[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]
     ) -> None:
-        self._recorder.tensors(*self._context.parts.each(sites, tensors, tensors, site_of))
+        self._recorder.emit_many(*self._context.parts.each(sites, tensors, tensors, site_of))
         self._written.recorded(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:

@@ -43,7 +43,6 @@ class VjpProbe(GuardedProbe):
     def install(self) -> None:
         """Listen for values."""
         self._modules.values.listen(self._value)
-        self.hear(self._context.clock.on_tick, self._ticked)
         super().install()
 
     def remove(self) -> None:
@@ -51,7 +50,8 @@ class VjpProbe(GuardedProbe):
         super().remove()
         self._earlier.clear()
 
-    def _ticked(self) -> None:
+    def on_tick(self) -> None:
+        """Let go of the step's values."""
         self._earlier.clear()
         self._calls.clear()
 
@@ -86,17 +86,17 @@ class VjpProbe(GuardedProbe):
                 product = _product(later, earlier, torch.ones_like(later))
         except RuntimeError as error_of_graph:
             recorder.wanted = True
-            recorder.missing(site(), f"the graph gives no derivative: {error_of_graph}")
+            recorder.gap(site(), f"the graph gives no derivative: {error_of_graph}")
             return
         finally:
             recorder.wanted = True
         if pair.norm:
-            recorder.value(site(), norm)
-            recorder.value(site(" standard error"), error)
+            recorder.emit(site(), norm)
+            recorder.emit(site(" standard error"), error)
         elif product is None:
-            recorder.missing(site(), "the output does not depend on the input")
+            recorder.gap(site(), "the output does not depend on the input")
         else:
-            recorder.tensor(site(), product)
+            recorder.emit(site(), product)
 
     def _norm(self, later: torch.Tensor, earlier: torch.Tensor) -> tuple[float, float]:
         """Frobenius norm of a Jacobian and its standard error, by random signs.

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.capture.recording.retention import Records
+from introspect_cli.capture.recording.keeping import Kept, Records
 from introspect_cli.capture.recording.step_block import EndedStep, StepBlock
 from introspect_cli.errors import StoreError
-from introspect_cli.schedule.rule import NEVER
+from introspect_cli.schedule.rules import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.capture.recording.retention import Retention
+    from introspect_cli.capture.recording.keeping import Keeping
     from introspect_cli.capture.recording.step_rows import Sites
     from introspect_cli.store.write.rank_writer import RankWriter
     from introspect_cli.store.write.run_writer import StoreWriter
@@ -40,7 +40,7 @@ class Backlog:
         rank: RankWriter,
         store: StoreWriter,
         summarizer: Summarizer,
-        retention: Retention,
+        keeping: Keeping,
         sites: Sites,
         lost: Callable[[StoreError], None],
     ) -> None:
@@ -48,7 +48,7 @@ class Backlog:
         self.written = 0
         self._rank = rank
         self._store = store
-        self._retention = retention
+        self._keeping = keeping
         self._sites = sites
         self._lost = lost
         self._summarizer = summarizer
@@ -93,23 +93,23 @@ class Backlog:
         block.rows.finish()
         if not self.open:
             return
-        ended, retention, thinning = block.ended, self._retention, self._retention.thinning
-        records = self._records(block) if retention.looks else None
-        expiry = retention.expiry(ended.step, records, ended.labels)
+        ended, keeping = block.ended, self._keeping
+        records = self._records(block) if keeping.looks else None
+        expiry = keeping.keep(ended.step, records)
         if expiry == NEVER:
             return
         try:
-            before = self._rank.bytes_written if thinning is not None else 0
+            before = self._rank.bytes_written if keeping.drops else 0
             saved = block.save_whole(self._store)
             last = self._rank.last_step
             if last is None or last < ended.step:
                 self._append(block)
             self.written += 1
-            if retention.box is not None:
+            if keeping.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
-                retention.box.add(ended.step, block.held(), self._rank.digest, not_finite=not_finite)
-            if thinning is not None:
-                thinning.written(ended.step, expiry, self._rank.bytes_written - before, saved)
+                keeping.box.add(ended.step, block.held(), self._rank.digest, not_finite=not_finite)
+            if keeping.drops:
+                keeping.written(ended.step, Kept(expiry, self._rank.bytes_written - before, saved))
         except StoreError as error:
             self._lost(error)
 

@@ -16,8 +16,6 @@ import torch
 from introspect_cli.capture.environment.redact import plain
 from introspect_cli.capture.recording.backlog import Backlog
 from introspect_cli.capture.recording.black_box import SavedTensors
-from introspect_cli.capture.recording.samples import KINDS as SAMPLED
-from introspect_cli.capture.recording.samples import Samples, sampled
 from introspect_cli.capture.recording.step_block import EndedStep
 from introspect_cli.capture.recording.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
@@ -27,7 +25,7 @@ from introspect_cli.tensors.places import Placed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.capture.recording.retention import Retention
+    from introspect_cli.capture.recording.keeping import Keeping
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given, Site
     from introspect_cli.store.write.rank_writer import RankWriter
@@ -35,7 +33,10 @@ if TYPE_CHECKING:
     from introspect_cli.tensors.summarizer import Summarizer
 
 
-def _no_short_way(_site: int, _tensor: torch.Tensor) -> int:
+_SUMMARISED = (torch.Tensor, Placed)
+
+
+def _not_at_once(_site: int, _value: object) -> int:
     return -1
 
 
@@ -51,11 +52,9 @@ class Recorder:
         summarizer: Summarizer,
         rank: RankWriter,
         store: StoreWriter,
-        retention: Retention,
+        keeping: Keeping,
         save_tensors: tuple[str, ...] = (),
         store_lost: Callable[[StoreError], None] = lambda _error: None,
-        *,
-        per_sample: bool = False,
     ) -> None:
         """Start at step 0.
 
@@ -63,55 +62,51 @@ class Recorder:
             summarizer: turns values into slots.
             rank: where finished steps go.
             store: where whole tensors go.
-            retention: which steps are wanted, and kept.
+            keeping: which steps are wanted, and kept.
             save_tensors: globs over FQNs of values that are stored whole.
             store_lost: told once when the store can no longer be written.
-            per_sample: summarise the samples of batches and activations one by one, too.
         """
         self.summarizer = summarizer
         self.step = 0
         self.alive = True
-        self.wanted = retention.wants(0)
+        self.wanted = keeping.wants(0)
         self.resumed = True
         self.labels: Callable[[], Labels] = dict
         """What the script's framework calls the step that ends."""
         self._rank = rank
         self._lock = new_lock()
-        self._retention = retention
-        self.undecided = retention.undecided
+        self._keeping = keeping
         self._store_lost = store_lost
-        self._per_sample = per_sample
-        self._samples: list[Samples] = []
         self._sites = Sites(rank, self._lock, save_tensors)
-        self.saved = SavedTensors(save_tensors, summarizer, retention.box, self._sites, self._lock)
+        self.saved = SavedTensors(save_tensors, summarizer, keeping.box, self._sites, self._lock)
         self._save = self.saved.save
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
-        self._backlog = Backlog(rank, store, summarizer, retention, self._sites, self._lose)
-        self.intake = None if per_sample or self.saved.are_wanted else summarizer.intake
+        self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
+        self.intake = None if self.saved.are_wanted else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
-        self._short: Callable[[int, torch.Tensor], int] = _no_short_way
-        self._all_short: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_at_once
-        self._go_the_short_way(on=True)
+        self.at_once: Callable[[int, Any], int] = _not_at_once
+        self._all_at_once: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_at_once
+        self._record_at_once(on=True)
 
-    def _go_the_short_way(self, *, on: bool) -> None:
+    def _record_at_once(self, *, on: bool) -> None:
         """Have small plain tensors recorded in one call, which looks at no site's name, or not."""
         if self.intake is None:
             return
         if on and self.step_rows.only is None:
             rows = self.step_rows
             self.intake.into(rows.sites, rows.slots, rows.times, self._lock)
-            self._short, self._all_short = self.intake.record, self.intake.record_all
+            self.at_once, self._all_at_once = self.intake.record, self.intake.record_all
         else:
             self.intake.into()
-            self._short, self._all_short = _no_short_way, _none_at_once
+            self.at_once, self._all_at_once = _not_at_once, _none_at_once
 
     def record_only(self, sites: frozenset[Site] | None) -> None:
         """Record nothing but some sites; all where None."""
         self.step_rows.only = sites
         if sites is not None:
-            self._go_the_short_way(on=False)
+            self._record_at_once(on=False)
 
     @property
     def steps_written(self) -> int:
@@ -123,44 +118,54 @@ class Recorder:
         """Rows recorded in the current step so far."""
         return len(self.step_rows.sites)
 
-    def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
-        """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if given is None and not isinstance(value, Placed):
-            slot = self._short(site, value)
-            if slot >= 0:
-                return slot
+    def emit(self, site: int, value: object, given: Given | None = None) -> None:
+        """Record a value at its site: a tensor, with what its operator was given, or a number, a string, a flag."""
+        if given is None and self.at_once(site, value) >= 0:
+            return
         with self._lock:
             if given is not None:
-                row = self.rows
-                slot = -1 if isinstance(value, Placed) else self._short(site, value)
-                self.step_rows.given[row] = given
-                if slot >= 0:
-                    return slot
+                self.step_rows.given[self.rows] = given
+            self._slot_of(site, value)
+
+    def emit_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
+        """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
+        with self._lock:
+            slot = self._slot_of(sites[0], value)
+            for site in sites[1:]:
+                self.step_rows.note(site, slot)
+
+    def _slot_of(self, site: int, value: Any) -> int:
+        """Record a value; its slot."""
+        if not issubclass(type(value), _SUMMARISED):
+            slot = self.summarizer.value(plain(value, secret=site in self._sites.secret))
+            self.step_rows.note(site, slot)
+        elif (slot := self.at_once(site, value)) < 0:
             slot = self.summarizer.add(value)
             self.step_rows.note(site, slot)
             self._save(site, slot, value)
-            self._look_at_samples(site, slot, value)
-            return slot
+        return slot
 
-    def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
-        """Record many tensors, each at its site."""
+    def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
+        """Record many values in their order, each at its site; tensors in a row are summarised together."""
         with self._lock:
-            short = self._all_short(sites, values)
-            if short is not True:
-                self._long(sites, values, short or None)
+            if not all(issubclass(kind, _SUMMARISED) for kind in set(map(type, values))):
+                for together, group in groupby(zip(sites, values, strict=True), _is_tensor):
+                    pairs = list(group)
+                    if together and len(pairs) > 1:
+                        self.emit_many(*zip(*pairs, strict=True))
+                    else:
+                        for pair in pairs:
+                            self.emit(*pair)
+                return
+            done = self._all_at_once(sites, values)
+            if done is not True:
+                self._long(sites, values, done or None)
 
     def _long(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None) -> None:
         slots = self.summarizer.add_all(values, known)
         for site, slot, value in zip(sites, slots, values, strict=True) if self.intake is None else ():
             self._save(site, slot, value)
-            self._look_at_samples(site, slot, value)
         self.step_rows.note_all(sites, slots)
-
-    def _look_at_samples(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
-        if self._per_sample and self._sites.of[site].kind in SAMPLED:
-            samples = sampled(self.summarizer, slot, value.local if isinstance(value, Placed) else value)
-            if samples is not None:
-                self._samples.append(samples)
 
     def collected(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
         """Have a function of the kernels find tensors of an optimizer and record them; False where it does not."""
@@ -170,31 +175,7 @@ class Recorder:
                 self._long(sites, done[1], done[0])
             return bool(done)
 
-    def nested(self, sites: Sequence[int], values: Sequence[object]) -> None:
-        """Record the leaves of a nested value in their order: tensors and plain values, the site of each."""
-        with self._lock:
-            for is_tensor, group in groupby(zip(sites, values, strict=True), _is_tensor):
-                places, held = zip(*group, strict=True)
-                if is_tensor and len(held) > 1:  # summarised together
-                    self.tensors(places, held)
-                else:
-                    for site, value in zip(places, held, strict=True):
-                        record: Any = self.tensor if is_tensor else self.value
-                        record(site, value)
-
-    def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
-        """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
-        with self._lock:
-            slot = self.tensor(sites[0], value)
-            for site in sites[1:]:
-                self.step_rows.note(site, slot)
-
-    def value(self, site: int, value: object) -> None:
-        """Record a plain value: a number, a string, a flag."""
-        with self._lock:
-            self.step_rows.note(site, self.summarizer.value(plain(value, secret=site in self._sites.secret)))
-
-    def missing(self, site: int, reason: str) -> None:
+    def gap(self, site: int, reason: str) -> None:
         """Record that a site is there and could not be seen."""
         with self._lock:
             self.step_rows.note(site, self.summarizer.missing(reason))
@@ -206,15 +187,14 @@ class Recorder:
             keep: whether the current step stays, as the first.
         """
         with self._lock:
-            wanted = self._retention.wants(0) and (self.wanted or not keep)
+            wanted = self._keeping.wants(0) and (self.wanted or not keep)
             if not (keep and wanted):
                 self.step_rows.take_back(0)
                 self.step_rows.times.clear()
                 self.saved.of_step.clear()
-                self._samples = []
             self._backlog.clear()
             self.step = 0
-            self._retention.restart()
+            self._keeping.restart()
             self.wanted = self.alive and wanted
             self.resumed = True
             try:
@@ -236,14 +216,8 @@ class Recorder:
                 if self.step_rows.sites or self.step_rows.slots or self.step_rows.times:
                     self._empty()  # an interrupt came before anything was set aside, or while this was done
                 self.step += 1
-                self.wanted = self.alive and self._retention.wants(self.step)
+                self.wanted = self.alive and self._keeping.wants(self.step)
                 self.resumed = self.wanted and not was_wanted
-
-    def decide(self) -> None:
-        """The step begins: where that tells more of it (its epoch), decide again whether it is wanted."""
-        if self.wanted:
-            self.wanted = self._retention.wants(self.step, begins=True)
-            self.resumed &= self.wanted
 
     def flush(self, *, current: bool) -> None:
         """Write all steps that have ended, and what the `current` one has recorded, if anything, as that step.
@@ -262,7 +236,7 @@ class Recorder:
         try:
             rows, saved = self.step_rows, self.saved.of_step
             noted = rows.sites.copy(), rows.slots.copy()
-            ended = EndedStep(self.step, *noted, saved, self._samples, rows.given, self.labels())
+            ended = EndedStep(self.step, *noted, saved, rows.given, self.labels())
             self._backlog.add(ended)
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             self._empty()
@@ -271,7 +245,6 @@ class Recorder:
         """Begin a step with nothing recorded."""
         self.step_rows.clear()
         self.saved.turn()
-        self._samples = []
 
     def _lose(self, error: StoreError) -> None:
         self.stop()
@@ -282,5 +255,5 @@ class Recorder:
         self.alive = self.wanted = self._backlog.open = False
 
 
-def _is_tensor(leaf: tuple[int, object]) -> bool:
-    return issubclass(type(leaf[1]), torch.Tensor)
+def _is_tensor(pair: tuple[int, object]) -> bool:
+    return issubclass(type(pair[1]), _SUMMARISED)

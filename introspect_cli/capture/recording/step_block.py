@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.store.format.batch import given_columns, short_texts
 from introspect_cli.store.format.columns import sparse_texts
-from introspect_cli.store.format.schemas import SKETCH
 from introspect_cli.tensors.columns import Columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from introspect_cli.capture.recording.samples import Samples
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given
-    from introspect_cli.store.format.arrow import Message
     from introspect_cli.store.format.batch import Array
+    from introspect_cli.store.format.columns import Message
     from introspect_cli.store.write.run_writer import StoreWriter
     from introspect_cli.tensors.columns import EndedRows
     from introspect_cli.tensors.summarizer import Summarizer
@@ -56,7 +53,6 @@ class EndedStep(NamedTuple):
         sites: of each record.
         slots: the summarizer's slot of each record.
         saved: values to be stored whole.
-        samples: tensors whose samples were summarised one by one.
         given: what operators were given, by record.
         labels: what the script's framework calls it.
     """
@@ -65,7 +61,6 @@ class EndedStep(NamedTuple):
     sites: list[int]
     slots: list[int]
     saved: list[SavedTensor]
-    samples: list[Samples]
     given: dict[int, Given]
     labels: Labels
 
@@ -100,43 +95,28 @@ class StepBlock:
         self.ended, self._beside = ended, None
         wanted = [(self.columns, ended.slots)]
         beside = [saved.slot for saved in ended.saved]
-        beside += [slot for samples in ended.samples for slot in (samples.slot, *samples.parts)]
         if beside:
-            arrays: dict[str, Array] = {"checksum": np.empty(len(beside), np.uint64)}
-            if SKETCH.name in self.columns.arrays:
-                arrays["sketch"] = np.empty((len(beside), SKETCH_SIZE), np.float32)
-            self._beside = Columns(arrays)
+            self._beside = Columns({"checksum": np.empty(len(beside), np.uint64)})
             wanted.append((self._beside, beside))
         self.rows = summarizer.end_step(*wanted)
 
     def save_whole(self, store: StoreWriter) -> frozenset[int]:
-        """Store tensors and samples that are kept beside the records; the numbers that they are stored under.
-
-        Raises:
-            StoreError: one cannot be written.
-        """
-        if self._beside is None:
-            return frozenset()
-        at = {slot: place for place, slot in enumerate(self._beside.slots)}
-        checksums, sketches = self._beside.arrays["checksum"], self._beside.arrays.get("sketch")
-        keys = set()
-        for slot, value, always in self.ended.saved:
-            if always:
-                key = int(checksums[at[slot]])
-                save_tensor(store, key, value)
-                keys.add(key)
-        for samples in self.ended.samples:
-            parts = [at[slot] for slot in samples.parts]
-            picked = None if sketches is None else sketches[parts]
-            keys.add(samples.save(store, int(checksums[at[samples.slot]]), checksums[parts], picked))
-        return frozenset(keys)
+        """Store the tensors that are kept whole beside the records; their checksums, under which they are stored."""
+        whole = self._saved(always=True)
+        for checksum, value in whole.items():
+            save_tensor(store, checksum, value)
+        return frozenset(whole)
 
     def held(self) -> dict[int, torch.Tensor]:
         """The values that are stored only if something happens, by checksum."""
+        return {checksum: value for checksum, value in self._saved(always=False).items() if checksum}
+
+    def _saved(self, *, always: bool) -> dict[int, torch.Tensor]:
         if self._beside is None:
             return {}
-        checksums = dict(zip(self._beside.slots, self._beside.arrays["checksum"].tolist(), strict=True))
-        return {checksums[slot]: value for slot, value, always in self.ended.saved if not always and checksums[slot]}
+        checksums = self._beside.arrays["checksum"].tolist()
+        pairs = zip(checksums, self.ended.saved, strict=True)
+        return {checksum: saved.value for checksum, saved in pairs if saved.always is always}
 
     def complete(self) -> Message:
         """Put the rest of the step into the message."""

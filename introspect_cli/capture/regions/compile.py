@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.regions.gradients import Ends
-    from introspect_cli.capture.regions.operators import CompiledOps, Graph
     from introspect_cli.capture.regions.probe import TapProbe
 
 KEPT = (
@@ -118,19 +117,10 @@ class CompileProbe(GuardedProbe):
         super().__init__(context)
         self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
         self._taps = taps
-        self._operators: CompiledOps | None = None
-        self._operators_guarded = context.guard.around(
-            self.name, "operators inside compiled regions are", self._leave_operators
-        )
         self._mode = mode
         self._note = note
         self._tapped: set[int] = set()
         self._stance: Any = None
-
-    def look_at_operators(self, operators: CompiledOps) -> None:
-        """Have single operators inside regions recorded, too."""
-        self._operators = operators
-        self._taps.pass_operators(operators)
 
     def install(self) -> None:
         """Replace `torch.compile`, which `Module.compile` calls too."""
@@ -169,18 +159,15 @@ class CompileProbe(GuardedProbe):
             if not probe._guarded.on:
                 return original(self, graph_module, inputs)
             ends = probe._prepared(graph_module)
-            operators = probe._operators_in(graph_module)
             compiled = original(self, graph_module, inputs)
-            if ends is None and operators is None:
+            if ends is None:
                 return compiled
 
             @functools.wraps(compiled)
             def run(*arguments: Any) -> Any:
                 results = compiled(*arguments)
-                if probe._guarded.on and ends is not None:
+                if probe._guarded.on:
                     probe._taps.end_region(ends, arguments, results)
-                if probe._guarded.on and operators is not None:
-                    probe._counted(operators)
                 return results
 
             # Up to some release torch takes whatever bears this for its own wrapper, and calls what it says instead.
@@ -194,23 +181,8 @@ class CompileProbe(GuardedProbe):
         with self._context.guard.around(self.name, "calls and gradients inside compiled regions are"):
             tapped = number_calls(graph_module)
             ends = rewrite(graph_module)
-            return ends if tapped or ends or self._operators is not None else None
+            return ends if tapped or ends else None
         return None
-
-    def _operators_in(self, graph_module: Any) -> Graph | None:
-        """Have single operators of a graph looked at, if that is wanted."""
-        with self._operators_guarded:
-            return None if self._operators is None else self._operators.put_in(graph_module)
-        return None
-
-    def _counted(self, graph: Graph) -> None:
-        with self._operators_guarded:
-            if self._operators is not None:
-                self._operators.end_graph(graph)
-
-    def _leave_operators(self) -> None:
-        self._operators = None
-        self._taps.pass_operators(None)
 
     def _compiling(self, model: Any) -> None:
         if self._mode == "eager":

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.naming.identity import ById
-from introspect_cli.capture.ops.calls import SCRIPT
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.taps import (
     GRADIENT,
     NUMBER,
     NUMBERED,
-    OPERATOR,
     PLAIN,
     WANTED,
     CallCount,
@@ -45,34 +43,6 @@ _UNSEEN_GRADIENT = (
     "inside a compiled region no tap sees all uses of a value that is written to, or used by the call that gives it"
 )
 _SHARE = "a compiled region uses this value inside, too, where no tap sees it"
-
-
-def _is_hidden(calls: list[ModuleState | None], *, in_graph: bool) -> bool:
-    """Whether the outermost module call is one that is not recorded; a compiler's own graph is no module call."""
-    return calls == [None] and not in_graph
-
-
-def _is_outermost(calls: list[ModuleState | None]) -> bool:
-    """Whether no module call that is recorded is under way."""
-    return not calls or calls == [None]
-
-
-class Place(NamedTuple):
-    """Where something inside a region runs.
-
-    Attributes:
-        fqn: of the module.
-        module_class: its class.
-        watched: whether it is to be recorded.
-        phase: of the step.
-        state: of the module, where it is known by number.
-    """
-
-    fqn: str
-    module_class: str
-    watched: bool
-    phase: Phase
-    state: ModuleState | None
 
 
 class _Calls:
@@ -108,13 +78,6 @@ class _Calls:
         return call
 
 
-class OperatorLooks(Protocol):
-    """What takes looks at single operators."""
-
-    def take_look(self, number: int, value: torch.Tensor) -> None:
-        """A look has come by."""
-
-
 class TapProbe(GuardedProbe):
     """Puts a sink in for as long as a capture lasts."""
 
@@ -130,13 +93,11 @@ class TapProbe(GuardedProbe):
         self._places: list[tuple[int, int]] = []
         self._gradients = gradients
         self._open: dict[str, list[list[int]]] = {}
-        self._operators: OperatorLooks | None = None
         self._guarded_ends = context.guard.around(self.name, "gradients at the ends of compiled regions are")
 
     def install(self) -> None:
         """Take what taps see."""
         Sink.take = self._take
-        self.hear(self._context.clock.on_tick, self._ticked)
         super().install()
 
     def remove(self) -> None:
@@ -147,10 +108,6 @@ class TapProbe(GuardedProbe):
     def _take_nothing(self) -> None:
         Sink.take = None
 
-    def pass_operators(self, taker: OperatorLooks | None) -> None:
-        """Have looks at single operators taken by somebody, or by nobody."""
-        self._operators = taker
-
     def number(self, module: nn.Module) -> str:
         """What a tap calls a module whose name is not known before it is first called."""
         number = self._numbers.made(module, lambda: len(self._numbered))
@@ -158,7 +115,8 @@ class TapProbe(GuardedProbe):
             self._numbered.append(weakref.ref(module))
         return f"{NUMBERED}{number}"
 
-    def _ticked(self) -> None:
+    def on_tick(self) -> None:
+        """Count calls anew."""
         self._calls.clear()
         self._places.clear()
         self._open.clear()
@@ -170,94 +128,53 @@ class TapProbe(GuardedProbe):
             if text.startswith(GRADIENT):
                 self._gradient(value, text[len(GRADIENT) :])
             elif not private_api.compiling():  # a compiler that computes constants beforehand is no run
-                before = self._recorder.rows
-                place = self._forward(value, text.partition("\n")[0])
-                if place >= 0 and private_api.graph_task() == -1:
-                    self._places += [(row, place) for row in range(before, self._recorder.rows)]
+                before, text = self._recorder.rows, text.partition("\n")[0]
+                if not text:
+                    return  # it is there for the gradient
+                tapped = parsed(text)
+                self._tapped(value, text, tapped)
+                if tapped.place >= 0 and private_api.graph_task() == -1:
+                    self._places += [(row, tapped.place) for row in range(before, self._recorder.rows)]
 
-    def numbers(self) -> dict[int, str]:
-        """What taps call each module that has been met and is alive, by its `id`."""
-        alive = ((number, ref()) for number, ref in enumerate(self._numbered))
-        return {id(module): f"{NUMBERED}{number}" for number, module in alive if module is not None}
-
-    def place(self, module: str, module_class: str = "") -> Place | None:
-        """Where a tap is, by what it calls its module; None if nothing there is to be recorded now.
-
-        Args:
-            module: number of the module, or its FQN; "" for the module that is running, or the script if none is.
-            module_class: its class, where it is known by name.
-        """
+    def _tapped(self, value: torch.Tensor, text: str, tapped: Tapped) -> None:
         stack, names = self._modules.stack, self._context.names
         state: ModuleState | None = None
-        if module.startswith(NUMBERED):
-            owner = self._numbered[int(module[1:])]()
+        if tapped.module.startswith(NUMBERED):
+            owner = self._numbered[int(tapped.module[1:])]()
             if owner is None:
-                return None
+                return
             state = names.find(owner) or names.state(owner, None)
-        if _is_hidden(stack.calls, in_graph=stack.in_graph) or private_api.tracing_state() is not None:
-            return None
-        running = next((state for state in reversed(stack.calls) if state is not None), None)
-        if not module and running is not None:
-            return Place(running.fqn, running.module_class, running.watched, stack.phase, running)
-        outermost = _is_outermost(stack.calls)
+        if (stack.calls == [None] and not stack.in_graph) or private_api.tracing_state() is not None:
+            return  # the outermost call is one that is not recorded; a compiler's own graph is no module call
+        outermost, phase = not stack.calls or stack.calls == [None], stack.phase
         if outermost and private_api.graph_task() != -1:
             phase = Phase.RECOMPUTE  # checkpointing inside a region: the compiled backward pass computes it again
         elif outermost:
             self._outermost()
             phase = Phase.FORWARD
-        else:
-            phase = stack.phase
-        if state is not None:
-            return Place(state.fqn, state.module_class, state.watched, phase, state)
-        if not module:
-            return Place(SCRIPT, "", names.wanted(SCRIPT), Phase.LOSS, None)
-        return Place(module, module_class, names.wanted(module), phase, None)
-
-    def _forward(self, value: torch.Tensor, text: str) -> int:
-        """Record what a tap sees; its place in the program of its graph, -1 where that is not known."""
-        if not text:
-            return -1  # it is there for the gradient
-        if text.startswith(OPERATOR):
-            number, _, place = text[len(OPERATOR) :].partition(".")
-            if self._operators is not None:
-                self._operators.take_look(int(number), value)
-            return int(place)
-        tapped = parsed(text)
-        self._tapped(value, text, tapped)
-        return tapped.place
-
-    def _tapped(self, value: torch.Tensor, text: str, tapped: Tapped) -> None:
-        place = self.place(tapped.module, tapped.module_class)
-        if place is None:
-            return
-        fqn, module_class, watched, phase, state = place
-        stack = self._modules.stack
+        fqn, module_class = (tapped.module, tapped.module_class) if state is None else (state.fqn, state.module_class)
+        watched = names.wanted(fqn) if state is None else state.watched
         if stack.calls and stack.calls[-1] is not None and stack.calls[-1].fqn == fqn and stack.calls[-1] is not state:
             return  # the module itself is running, with its hooks: its inputs and outputs are recorded as they are
         kind = Kind(tapped.kind)
-        call = self._call(tapped, text, place)
+        step = self._recorder.step
+        counted = 0 if state is None else state.counted(step, phase)
+        call = self._calls[fqn, phase].number(tapped, text, counted)
+        if state is not None:
+            state.seen(step, phase, call)
         gradient = self._gradient_site(tapped, fqn, module_class, call) if watched else -1
-        in_backward = phase is Phase.RECOMPUTE and _is_outermost(stack.calls)  # the gradient is that of the first time
+        in_backward = phase is Phase.RECOMPUTE and outermost  # the gradient is that of the first time
         if phase is not Phase.EVAL and not in_backward and (kind is Kind.OUTPUT or tapped.gradient.startswith(NUMBER)):
             self._open.setdefault(text, []).append([gradient] if gradient >= 0 else [])
         if not watched or kind not in self._context.kinds:
             return
         site = self._recorder.site(Site(phase, kind, fqn, call, tapped.path), SiteInfo(module_class))
         if tapped.gradient == PLAIN:
-            self._recorder.missing(site, "a plain value inside a compiled region")
+            self._recorder.gap(site, "a plain value inside a compiled region")
             return
-        self._recorder.tensor(site, value)
+        self._recorder.emit(site, value)
         if tapped.gradient == WANTED and gradient >= 0:
-            self._recorder.missing(gradient, _UNSEEN_GRADIENT)
-
-    def _call(self, tapped: Tapped, text: str, place: Place) -> int:
-        """Which call of its module in this step a tap belongs to."""
-        state, step = place.state, self._recorder.step
-        counted = 0 if state is None else state.counted(step, place.phase)
-        call = self._calls[place.fqn, place.phase].number(tapped, text, counted)
-        if state is not None:
-            state.seen(step, place.phase, call)
-        return call
+            self._recorder.gap(gradient, _UNSEEN_GRADIENT)
 
     def _gradient_site(self, tapped: Tapped, fqn: str, module_class: str, call: int) -> int:
         """The site of the gradient of what is tapped; -1 where it is not wanted."""
@@ -281,7 +198,7 @@ class TapProbe(GuardedProbe):
             if waiting:
                 sites += waiting.pop()
         if sites:
-            self._recorder.tensor_at(sites, value)
+            self._recorder.emit_at(sites, value)
 
     def end_region(self, ends: Ends, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """A compiled graph has run forward.
@@ -304,6 +221,6 @@ class TapProbe(GuardedProbe):
                 if text:
                     outside: list[int] = []
                     self._open.setdefault(text, []).append(outside)
-                    self._gradients.record_elsewhere(results[place], outside)
+                    self._gradients.leave(results[place], outside)
                 else:
-                    self._gradients.leave_out(results[place], _SHARE)
+                    self._gradients.leave(results[place], _SHARE)

@@ -33,9 +33,6 @@ NUMBER = "."
 GRADIENT = "gradient of "
 """How the text of a gradient begins; the rest names the value it is the gradient of."""
 
-OPERATOR = "@"
-"""How the text of a look begins that sees an operator's result; the rest is its number."""
-
 OUTSIDE = "*"
 """How the text of a gradient begins that is told from inside a graph for a tensor outside."""
 

@@ -144,8 +144,6 @@ class StepClock(Moments):
         """Something of the step is about to happen; the first such moment records how the step starts."""
         if self._begun != self._recorder.step:
             self._begun, before = self._recorder.step, self._recorder.rows
-            if self._recorder.undecided:
-                self._recorder.decide()
             if self._recorder.wanted:
                 for listener in self.on_begin:
                     listener()

@@ -12,7 +12,6 @@ has the first and the last of them.
 
 from __future__ import annotations
 
-import math
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -138,13 +137,6 @@ class StepLabels:
             if labels:
                 self._first = self._first or labels
                 self._last = labels
-
-    def epoch(self) -> int | None:
-        """The epoch at this moment; None where no framework counts any."""
-        with self._guarded:
-            epoch = ask().get("epoch")
-            return math.floor(epoch) if isinstance(epoch, (int, float)) else None
-        return None
 
     def take(self) -> Facts:
         """The labels of the step, which has ended."""

@@ -125,7 +125,6 @@ def _diverging(
         b=str(compared.b.path),
         verdict=Verdict.DIVERGED,
         sentence=sentence,
-        why=why,
         head=head if end == place else sentence,
         also=tuple(filter(None, (*told.more, _first_more(at), other, *nothing))),
         rests_on=tuple(

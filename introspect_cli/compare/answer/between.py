@@ -255,7 +255,7 @@ def clues_of(scene: View) -> Clues:
 
 def _bounds(scene: View) -> tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]]:
     """The lines between which the first divergence came about, of a and of b."""
-    from introspect_cli.compare.step.where import lines_around
+    from introspect_cli.compare.step.step import lines_around
 
     one, two = (
         [next(iter(_parsed([line])), None) for line in lines] for lines in lines_around(scene.step, scene.position)

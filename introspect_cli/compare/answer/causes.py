@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness
@@ -11,7 +13,6 @@ from introspect_cli.compare.settings.documents import ARGUMENT
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
 from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import Candidate, SettingChange
-from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,21 +138,30 @@ def likely_words(
     return words
 
 
-_AROUND, _WIDE = 12, 56
-"""Characters that are shown of a statement before what changed, and of all of it."""
+_SHOWN, _AROUND, _WORDS = 60, 12, 400
+"""Characters that are shown of a statement, of these around what changed, and words of it that are compared."""
 
 
 def candidate_words(one: Candidate) -> str:
     """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`."""
     if one.kind == "statement":
-        texts = [" ".join((text or "").split()) for text in (one.a, one.b)]
-        start = max(begin_alike(*texts) - _AROUND, 0) if max(map(len, texts)) > _WIDE else 0
-        a, b = (_part(text, start) for text in texts)
+        a, b = (text or "(nothing)" for text in _both_in_brief(one.a or "", one.b or ""))
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
 
 
-def _part(text: str, start: int) -> str:
-    """A statement from a place on, as far as there is room; that there is none."""
-    text = f"...{text[start:]}" if start else text or "(nothing)"
-    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."
+def _both_in_brief(*texts: str) -> list[str]:
+    """Two versions of a statement, a line each; of long ones without what is equal and not beside what changed."""
+    whole = [" ".join(text.split()) for text in texts]
+    if max(map(len, whole)) <= _SHOWN:
+        return whole
+    a, b = (re.findall(r"\w+|\W", text)[:_WORDS] for text in whole)
+    shown, blocks = ["", ""], SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    for number, (tag, begin, end, begin_b, end_b) in enumerate(blocks):
+        pieces = "".join(a[begin:end]), "".join(b[begin_b:end_b])
+        before, after = _AROUND * (number > 0), _AROUND * (number < len(blocks) - 1)
+        if tag == "equal" and len(pieces[0]) > before + after + 3:
+            pieces = (f"{pieces[0][:before]}...{pieces[0][len(pieces[0]) - after :]}",) * 2
+        shown = [text + piece for text, piece in zip(shown, pieces, strict=True)]
+    room = 2 * _SHOWN if all(whole) else _SHOWN
+    return [text if len(text) <= room else f"{text[: room - 3]}..." for text in shown]

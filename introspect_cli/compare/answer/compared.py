@@ -69,17 +69,17 @@ class Compared:
     def counts(self) -> Counts:
         """How much was compared and what came of it; of evaluation alone, the steps that have one."""
         total = self.tally
-        unseen = max(total["not_observed"], total["blind_both"])
-        agree = total["records"] - (total["diverged"] - total["only_b"]) - unseen - total["causes"]
         evaluates = self.options.evaluation  # ranks that are put together do not tell which steps have one
         steps = [(evaluates and outcome.evaluated) or outcome.paired for outcome in self.outcomes]
         return Counts(
             steps_a=self.a.steps,
             steps_b=self.b.steps,
             steps_compared=sum(map(len, steps)),
-            equal=max(agree, 0),
-            not_observed=unseen,
-            **{name: total[name] for name in ("steps_diverged", "records", "diverged", "only_a", "only_b", "within")},
+            not_observed=max(total["not_observed"], total["blind_both"]),
+            **{
+                name: total[name]
+                for name in ("steps_diverged", "records", "equal", "diverged", "only_a", "only_b", "within")
+            },
         )
 
     @property

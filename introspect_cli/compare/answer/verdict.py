@@ -114,6 +114,8 @@ def _too_little(compared: Compared) -> str:
         return "no selected step is in both runs" if compared.options.steps else "the runs have no step in common"
     if not counts.records or counts.equal + counts.within == 0:
         return "the runs have nothing in common that both observed"
+    if compared.tally["blank"]:
+        return "what the last compared step computes could not be observed, and it has no loss and no gradient"
     if 2 * unseen > counts.records:
         return f"about {unseen:,} of {count(counts.records, 'record')} in common could not be observed"
     return ""

@@ -208,9 +208,10 @@ def stale_share(step: Step, position: int) -> tuple[str, float]:
         earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
         old = table.sketch(earlier[0], "a") if earlier else None
     else:
-        old = step.sketch_before(union)
+        found = step.last(union, "a")
+        old = None if found is None or found[0].sketch is None else found[0].sketch[found[1]].astype(np.float64)
     sketches = table.sketches(union)
-    if sketches is None or old is None or not old.any():
+    if sketches is None or old is None or not (old.any() and np.isfinite(old).all()):
         return "", 0.0
     a, b = sketches
     shares = (("b", _mix(b, a, old)), ("a", _mix(a, b, old)))

@@ -326,20 +326,10 @@ def of_script(step: Step, position: int) -> Cause | None:
     if around(site.fqn, order) is not None or step.anything_before(order):
         return None
     evidence = evidence_of("script", step, position)
-    if step.loader_around(site.fqn, order):
-        return cause("script", *(fact for fact in evidence if fact.thing is not Thing.BATCHES))
     if calls_left_out(step, site.fqn):
         return cause("script", *evidence, LEFT_OUT)
-    if not step.outputs_before(order)[1]:
-        return cause("script", *evidence)  # what ran while a loader made the batch is in it
     known = (output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN})
     return cause("script", *evidence, *known)
-
-
-def within_loader(at: View) -> Iterator[Finding]:
-    """The module runs while a loader makes the batch."""
-    if loader := at.step.loader_around(at.site.fqn, at.first.sequence):
-        yield found("within-loader", module=at.site.fqn, loader=loader)
 
 
 def calls(at: View) -> Iterator[Finding]:
@@ -352,9 +342,6 @@ def calls(at: View) -> Iterator[Finding]:
 def left_in_script(at: View) -> Iterator[str]:
     """The script's own code, and what was not seen of what it computes with."""
     unseen = at.known(Thing.BATCHES) is Known.UNSEEN
-    if at.step.loader_around(at.site.fqn, at.first.sequence):
-        yield from ("order", "data-seed", "workers", "augmentation", "files")
-        return
     if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
         yield from ("from-outputs", "values-of-script")
     else:

@@ -110,7 +110,7 @@ ROWS: Final = (
         frozenset({Kind.INPUT, Kind.PARAM}),
         40,
         applies=forward.of_script,
-        find=(forward.within_loader, forward.calls),
+        find=(forward.calls,),
         left=forward.left_in_script,
     ),
     Reason(

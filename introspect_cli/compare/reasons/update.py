@@ -26,7 +26,6 @@ from introspect_cli.compare.step.rests_on import (
     lacks_gradient,
     owing_side,
     state_before,
-    untouched_side,
     value_before,
 )
 from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, those
@@ -115,7 +114,7 @@ def on_ranks(at: View) -> Iterator[Finding]:
 
 def untouched(at: View) -> Iterator[Finding]:
     """One run's optimizer leaves the parameter as it was."""
-    side = untouched_side(at.table, at.step.before, at.union)
+    side = at.step.untouched_side(at.union)
     if side:
         has = at.setup.has(side, at.site.fqn)
         rate = any(change.about == "lr" and getattr(change, side) == "0" for change in changes(at))
@@ -261,7 +260,7 @@ def by_hand_is_fed(step: Step, position: int) -> bool:
 
 def changed_in_one(at: View) -> Iterator[Finding]:
     """One run alone changes the tensor."""
-    left = untouched_side(at.table, at.step.before, at.union)
+    left = at.step.untouched_side(at.union)
     if side := at.first.only or (OTHER[left] if left else ""):
         yield found("changed-in-one", side=side)
 
@@ -318,7 +317,7 @@ def buffer_findings(at: View) -> Iterator[Finding]:
         side = "a" if overwritten[0] else "b"
         yield found("broadcast", side=side, other=OTHER[side])
         return
-    if side := untouched_side(at.table, at.step.before, at.union):
+    if side := at.step.untouched_side(at.union):
         yield found("not-updated", side=side)
     yield from attributes_of(at, owner_of(at.site.fqn))
 

@@ -255,7 +255,5 @@ class View:
         if self.site.kind is Kind.RNG and self.is_first_step and self.site.phase is Phase.START:
             drew = differs_unseen(self.runs, self.first.rank, self.site.fqn)
             return "" if drew else None  # in the main process, loaders and data sets draw from its generators
-        if self.cause.reason == "script" and (loader := self.step.loader_around(self.site.fqn, self.first.sequence)):
-            return loader
         known = {fact.known for fact in self.cause.rests_on(Thing.BATCHES)}
         return "" if self.cause.reason == "plain" or Known.UNSEEN in known else None

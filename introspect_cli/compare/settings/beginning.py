@@ -87,7 +87,8 @@ def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Iterat
         yield seedings_change(one.by, one.seed, two.seed, two.line or one.line)
     elif one is not None and two is not None and one.what == two.what:
         since = str(b[same - 1]) if same else ""
-        yield found("draw-unseen" if one.is_unseen else "other-state", draw=str(two), since=since, before=before)
+        unseen = one.is_unseen and (same or one.state == two.state)
+        yield found("draw-unseen" if unseen else "other-state", draw=str(two), since=since, before=before)
     elif (places := (_place(one, rest[1]), _place(two, rest[0])))[0] != places[1] and not _may_be_one(one, two):
         side, event, place, others = (
             ("b", two, places[1], rest[0]) if places[0] < places[1] else ("a", one, places[0], rest[1])

@@ -44,7 +44,7 @@ class RankOutcome:
         structural: whether structure differs.
         offset: step k of b was compared with step k + offset of a.
         tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
-            `blind_both`, which run a could not see, by estimate, and of `causes`, which nothing equal stands beside.
+            `blind_both`, which run a could not see, by estimate, and of steps and records `opened`.
         listed: divergences, in order, up to the limit.
         first: the first divergence, also where the limit is 0.
         shared: where one run alone has the first, the first of its step that both have; None where there is none.
@@ -110,15 +110,6 @@ class RankOutcome:
         paired = self.paired
         self.unopened = len(paired) - places
         self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])
-
-    def samples_note(self) -> list[str]:
-        """How many samples of the first divergence both have, where ranks share them out."""
-        if self.first is None or self.step is None or self.gathered is None:
-            return []
-        step, site = self.step, self.first.site
-        at = step.sites.index(site)
-        rows = int(step.divergences.row_a[at]), int(step.divergences.row_b[at])
-        return self.gathered.samples_note(step.table, rows, site.kind)
 
 
 RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)

@@ -10,7 +10,7 @@ module computes with is the last of these before its call; where the forward pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -25,8 +25,6 @@ from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Ph
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from introspect_cli.compare.terms.table import Table
 
 
 def unseen_inside(step: Step, fqn: str) -> list[str]:
@@ -59,23 +57,7 @@ def is_rewritten(step: Step, fqn: str, kind: Kind, order: float) -> bool:
     """Whether a forward pass has changed a tensor in either run, before or after a place of it."""
     table, unions = step.table, step.of(kind, frozenset({Phase.FORWARD}), fqn)
     later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
-    pairs = [(last_value(table, step.before, u, side), table.checksum(u, side)) for u in later for side in "ab"]
-    return any(now not in {None, before} for before, now in pairs)
-
-
-def written_inside(step: Step, fqn: str, order: float) -> list[int]:
-    """Divergences of tensors that modules inside one hold, which a forward pass changed by a place of it.
-
-    Each module was given what is equal and gave what is equal: code around it may compute with what it holds.
-    """
-    return [
-        position
-        for position in step.written
-        if (owner := owner_of(step.sites[position].fqn)).startswith(f"{fqn}.")
-        and any(ended < order < step.order_at(position) for _, ended in step.calls.spans_of(owner))
-        and not step.differing(Kind.INPUT, owner) + step.differing(Kind.OUTPUT, owner)
-        and known_at(step, step.sites[position].fqn, step.sites[position].kind, order) is Known.EQUAL
-    ]
+    return any(step.is_kept(union, side) is False for union in later for side in "ab")
 
 
 def known_at(step: Step, fqn: str, kind: Kind, order: float) -> Known:
@@ -93,30 +75,6 @@ def known_at(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     if not any(step.alignment.in_both[union] for union in unions) or (step.gap and fqn in step.comparison.ended):
         return Known.UNSEEN
     return Known.WITHIN if fqn in carried.within else Known.EQUAL
-
-
-def untouched_side(table: Table, before: Table | None, union: int) -> str:
-    """The side where a step did not change a tensor, where the other side's step did."""
-    last = {side: last_value(table, before, union, side) for side in "ab"}
-    same = [side for side in "ab" if last[side] is not None and last[side] == table.checksum(union, side)]
-    return same[0] if len(same) == 1 else ""
-
-
-def last_value(table: Table, before: Table | None, union: int, side: str) -> int | None:
-    """Checksum of what a tensor was when last recorded before a record of it, in this step or the one before."""
-    alignment = table.alignment
-    site = alignment.site(union)
-    unions = [
-        u
-        for u in alignment.by_fqn.get(site.fqn, [])
-        if KINDS[alignment.kind[u]] is site.kind and alignment.path[u] == site.path
-    ]
-    now = table.sequence(union, side)
-    earlier = {u: at for u in unions if (at := table.sequence(u, side)) is not None and now is not None and at < now}
-    if earlier:
-        return table.checksum(max(earlier, key=lambda u: earlier[u]), side)
-    last = {u: at for u in unions if before is not None and (at := before.sequence(u, side)) is not None}
-    return before.checksum(max(last, key=lambda u: last[u]), side) if before is not None and last else None
 
 
 # --- what rests on what
@@ -160,8 +118,6 @@ def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, 
     def edge(step: Step, place: Place) -> list[Evidence]:
         sites = np.concatenate([step.of(kind, phases) for kind in kinds])
         state = step.known(sites, place.order)
-        if state is Known.UNSEEN and step.state_before is not None and step.only_steps:
-            state = answer(step.state_before[sites])  # another optimizer has stepped since what ran last
         return [Evidence(thing, state, needed)]
 
     return edge
@@ -207,9 +163,9 @@ batches = _before(Thing.BATCHES, (Kind.BATCH,), _DATA)
 
 
 def loading(step: Step, place: Place) -> list[Evidence]:
-    """What a batch was made of, where that differs: what modules gave that its loader ran, and what it drew from."""
-    made = [*step.outputs_before(place.order)[0], *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
-    return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
+    """What a batch was drawn from, where that differs."""
+    drawn = step.known(step.of(Kind.RNG, _DATA, place.site.fqn), place.order)
+    return [Evidence(Thing.EVERYTHING, drawn)] if drawn is Known.DIFFERS else []
 
 
 # --- the forward pass
@@ -262,8 +218,6 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
             facts.append(Evidence(thing, least(answers), needed=True))
         if place.site.phase is Phase.FORWARD and any(is_rewritten(step, name, kind, place.order) for name in names):
             facts[-1] = Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True)
-    if place.start >= 0 and written_inside(step, fqn, place.order):
-        facts.append(Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True))
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
     return facts
@@ -272,8 +226,6 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
 def outputs(step: Step, place: Place) -> list[Evidence]:
     """The outputs of all modules that ran before a place of the sequence."""
     state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
-    if _left_out(step, state, place.order):
-        return [LEFT_OUT]
     return [Evidence(Thing.OUTPUTS, state, needed=True)]
 
 
@@ -283,13 +235,8 @@ def unseen(step: Step, place: Place) -> list[Evidence]:
     return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
 
 
-def forward(step: Step, place: Place) -> list[Evidence]:
-    """The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
-    (flow,) = _flow(step, place)
-    return [LEFT_OUT if _left_out(step, flow.known, place.order) else flow]
-
-
-_flow = _before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
+forward = _before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
+"""The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
 
 
 LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
@@ -303,17 +250,6 @@ def calls_left_out(step: Step, fqn: str) -> bool:
     root, names = fqn.partition(".")[0], {name for tree in step.modules for name in tree}
     others = {name for name in names if "." not in name and name != root}
     return bool(owner_of(fqn)) or any(name.partition(".")[0] in others and "." in name for name in names)
-
-
-def _left_out(step: Step, state: Known, order: float = np.inf) -> bool:
-    """Whether what modules gave is equal as far as it is on record, and a capture chose modules and not the model."""
-    if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.modules_chosen:
-        return False
-    sites = step.of(Kind.OUTPUT, FORWARD)
-    roots = [
-        number for number in sites if not owner_of(step.alignment.fqn[number]) and step.table.order_of[number] < order
-    ]
-    return step.known(roots) is Known.UNSEEN
 
 
 def everything(step: Step, place: Place) -> list[Evidence]:
@@ -395,19 +331,8 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
         return [Evidence(Thing.STATE_BEFORE, answer(step.state_before[sites], every=True))]
     state = step.known(started) if started else Known.UNSEEN
     goes_on = step.comparison.goes_on_at(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
-    begun = (step.number == 0 and step.table.step_b == 0) or goes_on or _counts_one(step, sites.tolist())
+    begun = (step.number == 0 and step.table.step_b == 0) or goes_on
     return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
-
-
-def _counts_one(step: Step, states: Sequence[int]) -> bool:
-    """Whether both runs' optimizers count their first step of a parameter, so that there was no state before it."""
-    counts = [
-        step.table.plain(number, side)
-        for number in states
-        if step.alignment.path[number] == "['step']" and step.alignment.phase[number] == phase_code(Phase.OPTIMIZER)
-        for side in ("a", "b")
-    ]
-    return bool(counts) and all(text in {"1", "1.0"} for text in counts)
 
 
 def trained(step: Step, place: Place) -> list[Evidence]:

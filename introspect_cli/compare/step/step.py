@@ -16,8 +16,8 @@ import numpy as np
 from introspect_cli.compare.resumed import Carried, kept
 from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
-from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import WITHIN, Codes, Learned, Table, plain_of
+from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds
+from introspect_cli.compare.terms.table import EQUAL, WITHIN, Codes, Learned, Table, plain_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.step_reader import StepReader
 
 
 class Calls:
@@ -89,7 +90,6 @@ class Calls:
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 _DATA = frozenset({Phase.DATA})
 _BACK = 2000
-_OPTIMIZERS = 8
 """Steps that are looked through for what stands since an earlier one."""
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
 
@@ -187,12 +187,6 @@ class Step:
         calls = [kind_code(kind) for kind in (Kind.INPUT, Kind.OUTPUT)]
         return not np.isin(self.alignment.kind, calls).any()
 
-    @cached_property
-    def only_steps(self) -> bool:
-        """Whether nothing runs in the step but an optimizer, on gradients of the step before."""
-        phases = [phase_code(phase) for phase in (Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)]
-        return not np.isin(self.alignment.phase[np.flatnonzero(self.state)], phases).any()
-
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
         """What is known of some sites in this step.
 
@@ -245,12 +239,6 @@ class Step:
         of_all, of_it = (_how_many(self._inside.get(name, []), low, high) for name in ("", fqn))
         return of_it > 0 if self.is_gathered else of_all > of_it
 
-    @cached_property
-    def written(self) -> list[int]:
-        """Divergences of what a forward pass leaves in parameters and, at the end of the step, in buffers."""
-        phases = {Kind.PARAM: Phase.FORWARD, Kind.BUFFER: Phase.OPTIMIZER}
-        return [position for position, site in enumerate(self.sites) if phases.get(site.kind) is site.phase]
-
     def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
         """FQNs of what one run alone has in this step; and for these and all around them, the first of it inside."""
         if side not in self._one_sided:
@@ -263,62 +251,46 @@ class Step:
                     inside.setdefault(head, position)
         return self._one_sided[side]
 
-    def loader_around(self, fqn: str, order: float) -> str:
-        """The loader that makes a batch when a module runs that nothing trains; "" where none does."""
-        batches, trained, roots = self._between_batches
-        place = int(np.searchsorted(batches, order))
-        if fqn.partition(".")[0] in roots or place == len(batches) or Kind.GRAD_OUTPUT not in self.comparison.kinds:
-            return ""
-        batch = float(batches[place])
-        if ((trained > order) & (trained < batch)).any():
-            return ""
-        return str(next(self.alignment.fqn[u] for u in self.of(Kind.BATCH, _DATA) if self.table.order_of[u] == batch))
+    # --- the last value of each tensor and setting
 
-    def outputs_before(self, order: float) -> tuple[list[int], list[int]]:
-        """Outputs of modules that ran before a place: while a loader made a batch, and else."""
-        every = [u for u in self.of(Kind.OUTPUT, FORWARD).tolist() if self.table.order_of[u] < order]
-        loaded = {u for u in every if self.loader_around(self.alignment.fqn[u], float(self.table.order_of[u]))}
-        return sorted(loaded), [u for u in every if u not in loaded]
+    def last(self, union: int, side: str) -> tuple[StepBatch, int] | None:
+        """The last record of a tensor, gradient or setting before a site of the step: its batch and row; None for none.
 
-    @cached_property
-    def _between_batches(self) -> tuple[Any, Any, set[str]]:
-        """Where in the sequence batches came, where something that is trained ran, and the roots of that."""
-        orders, sites = self.table.order_of, self.alignment
-        gradients = self.of(Kind.GRAD_OUTPUT, frozenset({Phase.BACKWARD}))
-        roots = {sites.fqn[u].partition(".")[0] for u in gradients if np.isfinite(orders[u])}
-        runs = [u for u in self.of(Kind.INPUT, FORWARD).tolist() if sites.fqn[u].partition(".")[0] in roots]
-        runs += [*self.of(Kind.LOSS, frozenset({Phase.LOSS})).tolist(), *gradients.tolist()]
-        batches = orders[self.of(Kind.BATCH, _DATA)]
-        return np.sort(batches[np.isfinite(batches)]), orders[runs], roots
+        Whatever moment of a step it is of: of this step, else of an earlier one, as far as none was thinned out.
+        """
+        table, alignment, comparison = self.table, self.alignment, self.comparison
+        of = alignment.kind[union], alignment.path[union]
+        alike = [u for u in alignment.by_fqn[alignment.fqn[union]] if (alignment.kind[u], alignment.path[u]) == of]
+        reader, batch, step = (
+            (comparison.a, table.a, table.step) if side == "a" else (comparison.b, table.b, table.step_b)
+        )
+        rows, now = table.rows_of(side), table.sequence(union, side)
+        found = [rows[u] for u in alike if u in rows and now is not None and batch.sequence[rows[u]] < now]
+        if found:
+            return batch, max(found, key=batch.sequence.__getitem__)
+        ids = alignment.ids[side == "b"]
+        for number in range(step - 1, max(step - 1 - (1 if reader.thinned else _BACK), -1), -1):
+            if number in reader:
+                batch = reader.read(number)
+                found = np.flatnonzero(np.isin(ids[batch.site], alike)).tolist()
+                if found:
+                    return batch, max(found, key=batch.sequence.__getitem__)
+        return None
 
     def standing(self, union: int, side: str) -> str | None:
-        """A value that a run recorded last before the step; None where it is not on record, or steps are missing."""
-        found = self._earlier(union, side, _BACK)
+        """A value that a run recorded last before the step; None where it is not on record."""
+        found = self.last(union, side)
         return None if found is None else plain_of(*found)
 
-    def sketch_before(self, union: int) -> Any:
-        """The sketch of what run a recorded last before the step, as of another optimizer's; None where there is none.
+    def untouched_side(self, union: int) -> str:
+        """The side where a step did not change a tensor, where the other side's step did."""
+        same = [side for side in "ab" if self.is_kept(union, side) is True]
+        return same[0] if len(same) == 1 else ""
 
-        Only a few steps back: as many as there are optimizers that step in turn.
-        """
-        if self.before is not None and (old := self.before.sketch(union, "a")) is not None:
-            return old
-        found = None if self.before is None else self._earlier(union, "a", _OPTIMIZERS)
-        if found is None or found[0].sketch is None:
-            return None
-        sketch = found[0].sketch[found[1]].astype(np.float64)
-        return sketch if np.isfinite(sketch).all() else None
-
-    def _earlier(self, union: int, side: str, back: int) -> tuple[StepBatch, int] | None:
-        """Batch and row of what a run recorded last in so many steps before; None where nothing is, or some went."""
-        comparison, in_b = self.comparison, side == "b"
-        reader, number = (comparison.b, self.table.step_b) if in_b else (comparison.a, self.number)
-        earlier = range(number - 1, max(number - back, 0) - 1, -1) if not reader.thinned else range(0)
-        for batch in (reader.read(step) for step in earlier if step in reader):
-            rows = np.flatnonzero(self.alignment.ids[in_b][batch.site] == union).tolist()
-            if rows:
-                return batch, rows[-1]
-        return None
+    def is_kept(self, union: int, side: str) -> bool | None:
+        """Whether a record holds what was last on record of its tensor; None where one of the two is not there."""
+        now, found = self.table.checksum(union, side), self.last(union, side)
+        return None if now is None or found is None else int(found[0].checksum[found[1]]) == now
 
     # --- tensors, and calls
 
@@ -388,3 +360,32 @@ def within_tolerance_of(table: Table) -> set[str]:
     sites = table.site[table.state == WITHIN]
     tensors = sites[of_kinds(table.alignment.kind[sites], _TENSORS)]
     return {table.alignment.fqn[site] for site in tensors}
+
+
+# --- between which lines the runs parted
+
+_LOOKED_AT = 200
+
+
+def lines_around(step: Step, position: int) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Of each run, `file:line` of the last record before a divergence that agrees, and of that; "" where unknown."""
+    table, divergences = step.table, step.divergences
+    equal = table.state == EQUAL
+    found = []
+    for reader, batch, rows, row in (
+        (step.comparison.a, table.a, table.row_a, int(divergences.row_a[position])),
+        (step.comparison.b, table.b, table.row_b, int(divergences.row_b[position])),
+    ):
+        if row < 0:
+            found.append(("", ""))
+            continue
+        before = rows[equal & (rows >= 0)]
+        before = before[batch.sequence[before] < batch.sequence[row]]
+        nearest = before[np.argsort(batch.sequence[before])][::-1][:_LOOKED_AT].tolist()
+        lines = (_line(reader, int(batch.site[one])) for one in nearest)
+        found.append((next(filter(None, lines), ""), _line(reader, int(batch.site[row]))))
+    return found[0], found[1]
+
+
+def _line(reader: StepReader, site: int) -> str:
+    return reader.sites[site][1].source

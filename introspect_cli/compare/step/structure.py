@@ -21,7 +21,7 @@ from introspect_cli.compare.terms.names import (
     owner_of,
 )
 from introspect_cli.compare.terms.sites import Alignment, of_kinds
-from introspect_cli.compare.terms.words import listed, often, what
+from introspect_cli.compare.terms.words import listed, what
 from introspect_cli.compare.values import Merge, merge_words, merges_of
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.texts import begin_alike, count
@@ -224,11 +224,6 @@ def _one_sided(structure: Structure, *, same: bool) -> list[StructureChange]:
         of_sides.append(_subjects(structure, side, subjects, other, variables, same=same))
         further.append({name: unions for name, unions in calls.items() if owner_of(name) not in calls})
     changes = []
-    often_in = [{name for name, unions in of.items() if _numbers_of_calls(alignment, name, unions)} for of in further]
-    for name in sorted(often_in[0] & often_in[1]):  # as numbers have it: the steps of an adaptive solver
-        text = f"{name} runs more often in some steps of a, and in others of b"
-        changes.append(StructureChange("calls", name, name, text))
-        del further[0][name], further[1][name]
     for side, told, calls in zip("ab", of_sides, further, strict=True):
         changes += [*told, *_calls(alignment, side, calls)]
     return changes
@@ -274,35 +269,21 @@ def _subjects(
     return changes
 
 
-def _numbers_of_calls(alignment: Alignment, name: str, only: set[int]) -> tuple[int, int] | None:
-    """How often a module runs with what one run alone has, and without; None where these are no further calls."""
-    sites = {union: alignment.site(union) for union in alignment.by_fqn[name]}
-    called = {(sites[union].phase, sites[union].call) for union in only if sites[union].kind in _CALLED}
-    shared = {
-        (site.phase, site.call) for union, site in sites.items() if site.kind is Kind.OUTPUT and union not in only
-    }
-    phases = {phase for phase, _ in called - shared}
-    shared = {(phase, call) for phase, call in shared if phase in phases}
-    return (len(shared | called), len(shared)) if shared else None
+def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
+    """Modules that both have, of which one run recorded more: further calls, or other paths."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, unions in names.items():
+        more, others = map(alignment.site, unions), map(alignment.site, {*alignment.by_fqn[name]} - unions)
+        called = {(site.phase, site.call) for site in others if site.kind is Kind.OUTPUT}
+        first = min(more, key=lambda site: ((site.phase, site.call) in called, site.call, site.path))
+        again = called and first.kind in _CALLED and (first.phase, first.call) not in called
+        groups["" if again else what(first)].append(name)
+    changes = []
+    for much, members in groups.items():
+        name = star(members[0].split(".")) if len(members) > 1 else members[0]
+        text = f"only {side} has {much}" if much else f"{name} runs more often in {side}"
+        changes.append(StructureChange("calls", name, name, text))
+    return changes
 
 
 _CALLED = frozenset({Kind.INPUT, Kind.OUTPUT})
-
-
-def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
-    """Modules that both have, of which one run recorded more: further calls, or other paths."""
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, unions in names.items():
-        numbers = _numbers_of_calls(alignment, name, unions)
-        if numbers:
-            most, fewer = map(often, numbers)
-            groups["runs", f"{most} in a step of {side}, {fewer} in the other run"].append(name)
-        else:
-            first = min(map(alignment.site, unions), key=lambda site: (site.call, site.path))
-            groups["has", what(first)].append(name)
-    changes = []
-    for (verb, much), members in groups.items():
-        name = star(members[0].split(".")) if len(members) > 1 else members[0]
-        text = f"{name} runs {much}" if verb == "runs" else f"only {side} has {much}"
-        changes.append(StructureChange("calls", name, name, text))
-    return changes

@@ -306,7 +306,6 @@ class DiffResult:
         b: path of run b.
         verdict: same, diverged or undecided.
         sentence: the answer in plain words.
-        why: of the sentence, what follows the place of the first divergence; "" where it names none.
         head: the place with what differs there and by how much, in one line; "" where nothing diverges.
         also: sentences that belong to the answer and to none of what follows: training or evaluation alone, roundings.
         rests_on: what the first divergence rests on, each with what is known of it: equal, not recorded, ...
@@ -334,7 +333,6 @@ class DiffResult:
     b: str
     verdict: Verdict
     sentence: str
-    why: str = ""
     head: str = ""
     also: tuple[str, ...] = ()
     rests_on: tuple[Fact, ...] = ()
@@ -367,7 +365,7 @@ class DiffResult:
 
     def unexplained(self) -> DiffResult:
         """The answer without what explains its first divergence, where another one takes its place."""
-        return replace(self, why="", head="", also=(), rests_on=(), explains=(), causes=())
+        return replace(self, head="", also=(), rests_on=(), explains=(), causes=())
 
     @property
     def structure(self) -> tuple[StructureChange, ...]:

@@ -28,7 +28,7 @@ _CONCERNS = {
     "eval": (),
     "compile": (Kind.OP_OUTPUT,),
 }
-_STEPS = ("steps", "every_seconds", "epochs", "ranks", "first", "last", "when", "schedule", "max_size", "until_nan")
+_STEPS = ("steps", "ranks", "first", "last", "max_size", "until_nan")
 _CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env", "packages", "source"})
 """Which kinds an option of capture can keep from being observed; of the last ones other means tell it."""
 
@@ -199,33 +199,22 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
             kinds = sorted(missing - {kind.value for kind in SETTING_KINDS})
             if kinds:
                 notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
-    options_a, options_b = manifest_a.get("options", {}), manifest_b.get("options", {})
-    notes += [
-        f"The captures chose modules differently ({name}: {options_a.get(name)} in a, "
-        f"{options_b.get(name)} in b): modules that only one recorded are not compared."
-        for name in _FILTERS
-        if options_a.get(name) != options_b.get(name)
+    one, two = (manifest.get("options", {}) for manifest in (manifest_a, manifest_b))
+    of_ops = narrowed(manifest_a, manifest_b)
+    others = [
+        f"--{name.replace('_', '-')} (a: {_asked(one.get(name))}, b: {_asked(two.get(name))})"
+        for name in (*_FILTERS, *_OPERATORS, "eval", "compile", *_STEPS)
+        if (name in of_ops if name in {*_OPERATORS, "eval", "compile"} else one.get(name) != two.get(name))
     ]
-    others = [name for name in narrowed(manifest_a, manifest_b) if name in {*_OPERATORS, "eval", "compile"}]
     if others:
-        clauses = ", ".join(f"--{name.replace('_', '-')}" for name in others)
-        notes.append(f"The captures were given different {clauses}: what only one of them recorded is not compared.")
-    for name in _STEPS:
-        one, two = options_a.get(name), options_b.get(name)
-        if one != two:
-            what = "ranks" if name == "ranks" else "steps"
-            clauses = what if name == what else f"{what}, by --{name.replace('_', '-')}"
-            notes.append(
-                f"The captures recorded different {clauses} (a: {_asked(one)}, b: {_asked(two)}): "
-                f"{what} that only one recorded are not compared."
-            )
-    if any(options_a.get(name) != options_b.get(name) for name in _OPTIONS):
+        notes.append(f"The captures had other options, {', '.join(others)}: what only one recorded is not compared.")
+    if any(one.get(name) != two.get(name) for name in _OPTIONS):
         notes.append("The captures kept different statistics: distances are missing where one side has none.")
     return notes
 
 
 def _asked(value: object) -> object:
-    return "all" if value is None else value
+    return "all" if value in (None, []) else value
 
 
 def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:

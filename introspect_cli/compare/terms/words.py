@@ -187,11 +187,6 @@ def _value(summary: Summary) -> str:
     return summary.text or mean
 
 
-def often(count: int) -> str:
-    """How often, in words."""
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
-
-
 # --- evidence
 
 

@@ -11,17 +11,14 @@ Nothing here needs numpy: a capture makes its directory before the script may ha
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import resource
 import stat
-import struct
 import threading
-import zlib
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.store.files.handles import Descriptor, Handle, Source, status_of, take_lock
@@ -49,17 +46,14 @@ TENSORS = "tensors"
 SOURCES = "sources"
 CHILDREN = "children"
 SHARED = "shared"
-"""What ranks of a launch have alike, once; see `write.closing`."""
+"""What ranks of a launch have alike, once: files named by their content."""
 DIVERGENCE = "divergence.jsonl"
 """What the first of several ranks says to the others while they are compared with a reference; see the capture."""
 LOCK = ".lock"
 LABEL = "label"
-INDEX = "index.bin"
-RECORDS = "records.arrow"
-SITES = "sites.arrow"
-LAYOUTS = "layouts.arrow"
-MODULES = "modules.arrow"
-STREAMS = (SITES, LAYOUTS, MODULES, RECORDS)
+LOG = "log.bin"
+HEADS = "heads.bin"
+"""A rank's log, and the heads of its frames once more; see `format.log`."""
 
 RANK_NAME = re.compile(r"rank(0|[1-9]\d{0,5})")
 ATTEMPT_NAME = re.compile(r"attempt([1-9]\d{0,3})")
@@ -67,8 +61,8 @@ ATTEMPT_NAME = re.compile(r"attempt([1-9]\d{0,3})")
 
 NAMES = re.compile(
     r"(attempt\d{1,6}/)?(rank\d{1,6}/)?"
-    r"(manifest\.yaml|label|[a-z_]{1,32}\.(arrow|bin|jsonl)|records-\d{1,9}\.arrow|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors"
-    r"|sources/[0-9a-f]{16}\.gz|shared/[a-z0-9_]{1,64}\.(yaml|arrow)-[0-9a-f]{32})"
+    r"(manifest\.yaml|label|(log|heads)\.bin|divergence\.jsonl|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors"
+    r"|sources/[0-9a-f]{16}\.gz|shared/[a-z0-9_]{1,64}-[0-9a-f]{32})"
 )
 """Files of a run, by their paths in it."""
 
@@ -80,6 +74,9 @@ LONGEST_LABEL = 200
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+_MOST_PIECES = 1000
+"""That one call takes."""
+
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -110,15 +107,18 @@ class Appended(Handle):
             take_lock(self.fd)
 
     def append(self, *pieces: bytes | memoryview) -> None:
-        """Write at the end of what was written, wherever the descriptor stands."""
+        """Write at the end of what was written, wherever the descriptor stands, in as few calls as can be."""
         self.secure()
+        rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        check_size(self.length + sum(map(len, rest)))
         end = self.length
-        check_size(end + sum(memoryview(piece).nbytes for piece in pieces))
-        for piece in pieces:
-            rest = memoryview(piece)
-            while rest:
-                written = os.pwrite(self.fd, rest, end)
-                rest, end = rest[written:], end + written
+        while rest:
+            written = os.pwritev(self.fd, rest[:_MOST_PIECES], end)
+            end += written
+            while rest and written >= len(rest[0]):
+                written -= len(rest.pop(0))
+            if written:
+                rest[0] = rest[0][written:]
         self.length = end
 
     def secure(self) -> None:
@@ -136,11 +136,6 @@ class Appended(Handle):
         self.secure()
         os.ftruncate(self.fd, length)
         self.length = length
-
-    def cut(self) -> None:
-        """Leave out what a write that failed has left behind."""
-        if self.is_ours() and self.size() > self.length:
-            os.ftruncate(self.fd, self.length)
 
 
 class Directory(ABC):
@@ -197,7 +192,7 @@ class Directory(ABC):
             try:
                 if handle.size() > limit:
                     raise DamageError(handle.path, f"it is larger than the {limit >> 20} MB that are allowed")
-                return handle.read(0, limit)
+                return handle.read(0, min(handle.size(), limit))
             except OSError as error:
                 raise unreadable(handle.path, error) from None
 
@@ -205,10 +200,6 @@ class Directory(ABC):
     def remote_size(self) -> int:
         """Bytes of its files where they are not on disk."""
         return 0
-
-    def content(self, name: str) -> str:  # noqa: ARG002 - who knows more says it
-        """What tells the content of a file from any other without reading it; "" where nothing does."""
-        return ""
 
     def expect(self, names: Iterable[str]) -> None:  # noqa: B027 - on disk there is nothing to do beforehand
         """Hear which directories are looked into next: one that is far away fetches what it can at once."""
@@ -246,10 +237,6 @@ class Folder(Descriptor, Directory):
         except OSError as error:
             raise unreadable(f"{self.path}/{name}", error) from None
         return Folder(fd, f"{self.path}/{name}")
-
-    def rank(self, number: int) -> Directory:
-        """The directory of a rank."""
-        return RankFolder(self.folder(f"rank{number}"))
 
     def file(self, name: str) -> Handle:
         """The regular file `name` inside this directory, for reading."""
@@ -353,217 +340,46 @@ def reason(error: OSError | StoreError) -> str:
     return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
 
 
-# --- a rank that has ended
+# --- what ranks share
 
-CLOSED = "closed.bin"
-
-SMALL = re.compile(
-    r"manifest\.yaml|index\.bin|totals\.bin|labels\.jsonl|(sites|layouts|modules)\.arrow|settings/[a-z0-9_]{1,64}\.yaml"
-)
-"""What is put into one file."""
-
-SHARED_NAME = re.compile(r"[a-z0-9_]{1,64}\.(?:yaml|arrow)-([0-9a-f]{32})")
-LARGEST = 256 << 20
-"""Bytes of a file that is put with others, or shared."""
-
-BUNDLE_HEADER = struct.Struct("<8sIII")
-"""Magic, format, CRC-32 of the table, its bytes. It is JSON: by name, where in what follows a file begins and how long
-it is, or its name among the files that ranks share."""
-
-BUNDLE_MAGIC = b"INTROSPF"
-_AT_ONCE = 4096
-"""Bytes that are read at once, in which the table is as a rule."""
+SHARED_NAME = re.compile(r"[a-z0-9_]{1,64}-[0-9a-f]{32}")
+LARGEST = 64 << 20
+"""Bytes of a file that is shared."""
 
 
-class _Within(Source):
-    """A file that lies within another."""
-
-    def __init__(self, handle: Handle, path: str, offset: int, length: int) -> None:
-        self._handle, self.path = handle, path
-        self._offset, self._length = offset, length
-
-    def size(self) -> int:
-        """Bytes in the file."""
-        return self._length
-
-    def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`, fewer where the file ends before."""
-        return self._handle.read(self._offset + offset, min(length, self._length - offset))
-
-    def changed(self) -> int:
-        """When the file that it lies in was changed, in nanoseconds."""
-        return self._handle.changed()
-
-    def close(self) -> None:
-        """Close the file that it lies in."""
-        self._handle.close()
-
-
-class _Bundle(NamedTuple):
-    """`closed.bin`, open.
-
-    Attributes:
-        handle: of it.
-        table: what it says of each file, by name.
-        begin: where the bytes begin that it tells of.
-    """
-
-    handle: Handle
-    table: dict[str, Any]
-    begin: int
-
-
-class RankFolder(Directory):
-    """A rank's directory, or that of its settings, with what is in `closed.bin`."""
-
-    def __init__(self, here: Folder | None, rank: Folder | None = None, below: str = "") -> None:
-        """Take an open directory.
-
-        Args:
-            here: it; None where there is no such directory.
-            rank: the rank's; the same where it is None.
-            below: the path of the directory in the rank's, with a slash at its end.
-        """
-        self._here = here
-        self._rank = rank or here
-        self._below = below
-        assert self._rank is not None
-        self.path = f"{self._rank.path}/{below}".rstrip("/")
-        self._bundle: _Bundle | None = None
-
-    def close(self) -> None:
-        """Close what is open."""
-        for folder in (self._here, self._rank):
-            if folder is not None:
-                folder.close()
-        if self._bundle is not None:
-            self._bundle.handle.close()
-
-    def names(self) -> list[str]:
-        """What the directory holds, sorted."""
-        there = self._here.names() if self._here is not None else []
-        inside = [name.removeprefix(self._below) for name in self.bundled() if name.startswith(self._below)]
-        return sorted({*there, *(name.partition("/")[0] for name in inside)} - {CLOSED})
-
-    def __contains__(self, name: str) -> bool:
-        """Whether anything is at `name`."""
-        path = f"{self._below}{name}"
-        if self._is_there(name):
-            return True
-        return path in self.bundled() or any(inside.startswith(f"{path}/") for inside in self.bundled())
-
-    def _is_there(self, name: str) -> bool:
-        """Whether the directory itself has a file, which then counts before what was bundled."""
-        return self._here is not None and name in self._here
-
-    def folder(self, name: str) -> Directory:
-        """The directory `name` inside this one."""
-        assert self._here is not None  # of a directory that is not there, nothing was said to be one
-        try:
-            there: Folder | None = self._here.folder(name)
-        except FileNotFoundError:
-            if name != SETTINGS or name not in self:
-                raise
-            there = None
-        if name != SETTINGS:
-            assert there is not None
-            return there
-        return RankFolder(there, Folder(os.dup(self._here.fd), self.path), f"{name}/")
-
-    def file(self, name: str) -> Source:
-        """The file `name` inside this directory, for reading."""
-        if self._here is not None:
-            with suppress(FileNotFoundError):
-                return self._here.file(name)
-        if name == LOCK:
-            raise FileNotFoundError(name)
-        entry = self.bundled().get(f"{self._below}{name}")
-        if entry is None or self._bundle is None or self._rank is None:
-            raise FileNotFoundError(name)
-        where = _where(self._bundle, entry)
-        if isinstance(where, str):
-            return _shared_file(self._rank, where)
-        handle = self._bundle.handle
-        return _Within(Handle(os.dup(handle.fd), handle.path), f"{self.path}/{name}", *where)
-
-    def content(self, name: str) -> str:
-        """What tells the content of a file that several ranks have; "" of others."""
-        entry = None if self._is_there(name) else self.bundled().get(f"{self._below}{name}")
-        return entry if isinstance(entry, str) else ""
-
-    def bundled(self) -> dict[str, Any]:
-        """The table of the small files of a rank that has ended, by name."""
-        if self._bundle is None:
-            try:
-                handle = self._rank.file(CLOSED) if self._rank is not None else None
-            except FileNotFoundError:
-                return {}
-            assert handle is not None
-            self._bundle = _decoded(handle)
-        return self._bundle.table
-
-
-def shared_name(name: str, data: bytes) -> str:
-    """What a file with this content is called among the files that ranks share."""
-    return f"{name}-{content_digest(data)}"
-
-
-def check_shared(folder: Directory, name: str) -> None:
-    """Make sure that a file which ranks share holds what its name says."""
-    if shared_name(name.rpartition("-")[0], folder.read_file(name, LARGEST)) != name:
-        raise DamageError(f"{folder.path}/{name}", "it is not what its digest says")
-
-
-def _shared_file(rank: Folder, name: str) -> Handle:
-    """A file that several ranks have alike."""
-    with launch_of_rank(rank) as launch:
-        try:
-            with launch.folder(SHARED) as shared:
-                return shared.file(name)
-        except FileNotFoundError:
-            raise DamageError(f"{rank.path}/{CLOSED}", f"{SHARED}/{name}, which it names, is missing") from None
+def shared_name(name: str, digest: bytes) -> str:
+    """What a file with content of this digest is called among those that ranks share."""
+    return f"{name}-{digest.hex()}"
 
 
 def launch_of_rank(rank: Folder) -> Folder:
-    """The directory of the launch."""
+    """The directory of the launch that a rank is of."""
     return Folder(os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=rank.fd), f"{rank.path}/..")
 
 
-def _decoded(handle: Handle) -> _Bundle:
-    """What `closed.bin` says."""
-    head = handle.read(0, _AT_ONCE)
-    if len(head) < BUNDLE_HEADER.size or not head.startswith(BUNDLE_MAGIC):
-        raise DamageError(handle.path, "it is not what a rank closes with")
-    _, number, crc, length = BUNDLE_HEADER.unpack_from(head)
-    begin = BUNDLE_HEADER.size + length
-    text = head[BUNDLE_HEADER.size : begin]
-    if begin > len(head):
-        text = handle.read(BUNDLE_HEADER.size, min(length, LIMIT_DOCUMENT))
-    if number > FORMAT or zlib.crc32(text) != crc:
-        raise DamageError(handle.path, "its table was altered, or is a newer version's")
+def read_shared(run: Directory, name: str, length: int, asked_by: str) -> bytes:
+    """What ranks share under a name.
+
+    Raises:
+        DamageError: it is missing, or is not what its name says.
+        StoreError: it cannot be read.
+    """
+    path = f"{run.path}/{SHARED}/{name}"
     try:
-        table = json.loads(text)
-    except (ValueError, RecursionError):
-        table = None
-    if not isinstance(table, dict) or not all(map(SMALL.fullmatch, table)):
-        raise _unreadable(handle)
-    return _Bundle(handle, table, begin)
+        with run.folder(SHARED) as folder, folder.file(name) as file:
+            data = file.read(0, min(length, LARGEST))
+    except FileNotFoundError:
+        raise DamageError(asked_by, f"{SHARED}/{name}, which it names, is missing") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return checked_shared(data, name, path)
 
 
-def _where(closed: _Bundle, entry: Any) -> tuple[int, int] | str:
-    """Where a file lies, given its entry in the table."""
-    if isinstance(entry, str):
-        if SHARED_NAME.fullmatch(entry):
-            return entry
-    elif isinstance(entry, list) and len(entry) == 2 and all(type(number) is int and number >= 0 for number in entry):
-        at, size = closed.begin + entry[0], entry[1]
-        if at + size <= closed.handle.size():
-            return at, size
-    raise _unreadable(closed.handle)
-
-
-def _unreadable(handle: Handle) -> DamageError:
-    return DamageError(handle.path, "its table cannot be read")
+def checked_shared(data: bytes, name: str, path: str) -> bytes:
+    """The bytes of a file that ranks share, if they are what its name says."""
+    if content_digest(data) != name.rpartition("-")[2]:
+        raise DamageError(path, "it is not what its digest says")
+    return data
 
 
 # --- locks
@@ -580,10 +396,10 @@ def any_lock_held(run: Directory) -> bool:
     return False
 
 
-def is_locked(folder: Directory) -> bool:
-    """Whether a capture holds the run in `folder`."""
-    try:
-        with folder.file(LOCK) as handle:
-            return handle.is_locked()
-    except FileNotFoundError:
-        return False
+def is_locked(folder: Directory, *names: str) -> bool:
+    """Whether a capture holds the run, or the rank of one, in `folder`."""
+    for name in names or (LOCK, LOG):
+        with suppress(FileNotFoundError), folder.file(name) as handle:
+            if handle.is_locked():
+                return True
+    return False

@@ -53,7 +53,7 @@ def _away(fd: int) -> int:
 
 
 class Source(ABC):
-    """Bytes that are read by ranges: a file, what lies within one, or pieces in object storage.
+    """Bytes that are read by ranges: a file, or pieces in object storage.
 
     Attributes:
         path: where they are, for messages.
@@ -66,8 +66,8 @@ class Source(ABC):
         """How many there are now."""
 
     @abstractmethod
-    def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`, fewer where they end before."""
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes from `begin` to before `end`, fewer where they end before."""
 
     @property
     def unfinished(self) -> float:
@@ -85,13 +85,9 @@ class Source(ABC):
     def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
         """The bytes from `begin` to `end`, at most so many at once, fewer where the file ends before."""
         end = self.size() if end is None else end
-        while begin < end and (data := self.read(begin, min(most, end - begin))):
+        while begin < end and (data := self.read(begin, min(begin + most, end))):
             yield data
             begin += len(data)
-
-    def changed(self) -> int:
-        """When they were changed, in nanoseconds; 0 where that is not known."""
-        return 0
 
     def on_disk(self) -> Handle:
         """A file with these bytes, to be mapped into memory; without a name, where they are in none."""
@@ -164,10 +160,6 @@ class Descriptor:
 class Handle(Descriptor, Source):
     """A file that is open."""
 
-    def changed(self) -> int:
-        """When it was changed, in nanoseconds."""
-        return os.fstat(self.fd).st_mtime_ns
-
     def on_disk(self) -> Handle:
         """Itself."""
         return self
@@ -185,16 +177,12 @@ class Handle(Descriptor, Source):
         """Bytes in the file now."""
         return os.fstat(self.fd).st_size
 
-    def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`, fewer where the file ends before."""
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes from `begin` to before `end`, fewer where the file ends before."""
         pieces = []
-        while length > 0:
-            piece = os.pread(self.fd, min(length, 1 << 30), offset)
-            if not piece:
-                break
+        while begin < end and (piece := os.pread(self.fd, min(end - begin, 1 << 30), begin)):
             pieces.append(piece)
-            offset += len(piece)
-            length -= len(piece)
+            begin += len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 

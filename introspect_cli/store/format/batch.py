@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 
 from introspect_cli.records import Given, Joined
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.format.arrow_schema import Malformed
-from introspect_cli.store.format.columns import Lists, Texts, filled, integer_lists, sparse_texts, texts
+from introspect_cli.store.format.columns import Lists, Malformed, Texts, filled, integer_lists, sparse_texts, texts
 from introspect_cli.store.format.schemas import LIMIT_TEXT, SKETCH, STATISTIC, WHOLE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.store.format.arrow_schema import Schema
-    from introspect_cli.store.format.columns import ColumnData
+    from introspect_cli.store.format.columns import ColumnData, Schema
 
 Array = NDArray[Any]
 

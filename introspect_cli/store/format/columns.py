@@ -1,12 +1,17 @@
-"""Columns of variable length: texts and lists, kept as offsets into one buffer.
+"""Columns of rows: how they lie in a body, written so that numpy alone reads them.
 
-A batch of records has a text for each row and nearly all are empty, a table of sites has texts that most comparisons
-never look at, and either may come from a stranger. So texts and lists stay in Arrow's own layout, decoded one value at
-a time when asked for.
+A body is its columns, one after the other, each a run of little-endian numbers, filled up to 8 bytes with zeros. A
+column of texts is the int32 offsets of n + 1 places, then the UTF-8 bytes of all; a column of lists is such offsets,
+then the column of all items. So the number of rows and the offsets fix where everything lies, and nothing else has to
+be believed.
+
+A step has a text for each row and nearly all are empty, a table of sites has texts that most comparisons never look
+at, and either may come from a stranger. So texts and lists are decoded one value at a time when asked for.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,6 +21,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.texts import bounded
+
+
+class Malformed(Exception):  # noqa: N818 -- caught by the reader, which knows the file and says so
+    """Bytes that no writer produces; the message says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: the column's name.
+        type: a numpy type (`<u4`), `utf8`, `list<i8>`, `list<i4>`, `list<utf8>`, or `vector` (float32, `width` a row).
+        width: values in a row of a `vector`.
+        role: what the column is to a reader that does not know it; not in the bytes. See `schemas`.
+    """
+
+    name: str
+    type: str
+    width: int = 0
+    role: str = ""
+
+    @property
+    def dtype(self) -> str:
+        """Of an array or a vector, the numpy type of its values; of texts and lists, that of their offsets."""
+        return "<f4" if self.type == "vector" else "<i4" if self.is_variable else self.type
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether rows differ in size."""
+        return self.type == "utf8" or self.type.startswith("list<")
+
+    @property
+    def item(self) -> Column:
+        """What a list holds, as a column."""
+        return Column(self.name, self.type[5:-1])
+
+
+Schema = tuple[Column, ...]
+Pieces = list[bytes | memoryview]
+"""Bytes that are written one after the other."""
 
 Value = TypeVar("Value")
 Offsets = NDArray[np.int32]
@@ -163,3 +209,131 @@ def _joined_offsets(parts: Sequence[Offsets]) -> Offsets:
     starts = np.cumsum([0, *(int(part[-1]) for part in parts)])
     moved = [part[1:] + start for part, start in zip(parts, starts[:-1], strict=True)]
     return np.concatenate([np.zeros(1), *moved]).astype(np.int32)
+
+
+# --- bodies
+
+
+def padded(length: int) -> int:
+    """A length rounded up to 8."""
+    return -(-length // 8) * 8
+
+
+class Message:
+    """The body of a step that is being written, in memory.
+
+    A step must cost the training little, and most steps have as many records as the one before, of the same sites: then
+    all of the body is right already but for the numbers. So columns of fixed size are arrays within the body, for
+    whoever computes them to fill; what is put in and has not changed is not encoded again.
+
+    Attributes:
+        rows: how many.
+        columns: by name, the columns before the first of variable size: arrays within the body.
+        address: where they lie: the first of the pieces.
+    """
+
+    def __init__(self, schema: Schema, rows: int) -> None:
+        """A body of zeros; columns of variable size, and those after them, have to be put in."""
+        self.rows = rows
+        self.columns: dict[str, Array] = {}
+        fixed = list(itertools.takewhile(lambda column: not column.is_variable, schema))
+        self._rest: dict[str, tuple[Column, ColumnData | None, Pieces]]
+        self._rest = {column.name: (column, None, []) for column in schema[len(fixed) :]}
+        self._largest: dict[str, int] = {}
+        sizes = [rows * (column.width or 1) * np.dtype(column.dtype).itemsize for column in fixed]
+        memory, at = np.zeros(sum(map(padded, sizes)), np.uint8), 0
+        for column, size in zip(fixed, sizes, strict=True):
+            array = memory[at : at + size].view(column.dtype)
+            self.columns[column.name] = array.reshape(rows, column.width) if column.width else array
+            at += padded(size)
+        self.address = memory.ctypes.data
+        self._memory = memory.data
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a column of that name."""
+        return name in self.columns or name in self._rest
+
+    def put(self, name: str, data: ColumnData) -> None:
+        """Fill in a column.
+
+        Args:
+            name: of the column.
+            data: an array of the column's type and as many rows (`vector`: shape (rows, width)), `Texts` or `Lists`;
+                these are not written to afterwards: those that are there already are not encoded again.
+        """
+        if name in self.columns:
+            self._largest.pop(name, None)
+            self.columns[name][:] = data
+            return
+        column, before, _ = self._rest[name]
+        if before is not data or isinstance(data, np.ndarray):
+            self._rest[name] = (column, data, encoded_column(column, data))
+
+    def largest(self, name: str) -> int:
+        """The largest number of a column that nothing but `put` has filled in; -1 where there are no rows."""
+        if name not in self._largest:
+            self._largest[name] = int(self.columns[name].max()) if self.rows else -1
+        return self._largest[name]
+
+    def pieces(self) -> Pieces:
+        """The bytes of the body, of which the first piece is where the columns lie; every column must be filled in."""
+        missing = [name for name, (_, data, _) in self._rest.items() if data is None]
+        if missing:
+            raise ValueError(f"the column {missing[0]} was not filled in")
+        return [self._memory, *(piece for _, _, pieces in self._rest.values() for piece in pieces)]
+
+
+def encode_rows(schema: Schema, columns: Mapping[str, ColumnData]) -> bytes:
+    """The body of a table."""
+    return b"".join(piece for column in schema for piece in encoded_column(column, columns[column.name]))
+
+
+def encoded_column(column: Column, data: ColumnData) -> Pieces:
+    """The bytes of a column."""
+    if isinstance(data, Texts):
+        return [*_filled(data.offsets), *_filled(data.data)]
+    if isinstance(data, Lists):
+        return [*_filled(data.offsets), *encoded_column(column.item, data.values)]
+    return _filled(np.ascontiguousarray(data, column.dtype))
+
+
+def _filled(data: Array | bytes | memoryview) -> Pieces:
+    piece: bytes | memoryview = data.data.cast("B") if isinstance(data, np.ndarray) and data.size else bytes(data)
+    return [piece, bytes(-len(piece) % 8)] if len(piece) % 8 else [piece] if len(piece) else []
+
+
+def decode_rows(schema: Schema, data: memoryview, rows: int) -> dict[str, ColumnData]:
+    """The columns of a body of so many rows, as views of its bytes.
+
+    Raises:
+        Malformed: the bytes are not what `encode_rows` would have written.
+    """
+    columns, at = {}, 0
+    for column in schema:
+        columns[column.name], at = _decoded(column, data, rows, at)
+    if at != len(data):
+        raise Malformed("it has another length than its rows need")
+    return columns
+
+
+def _decoded(column: Column, data: memoryview, rows: int, at: int) -> tuple[ColumnData, int]:
+    """A column that begins at a place, and the place after it."""
+    dtype = np.dtype(column.dtype)
+    size = rows + 1 if column.is_variable else rows * (column.width or 1)
+    end = at + size * dtype.itemsize
+    if end > len(data):
+        raise Malformed(f"column {column.name} is cut short")
+    array, after = np.frombuffer(data, dtype, size, at), at + padded(size * dtype.itemsize)
+    if not column.is_variable:
+        return (array.reshape(-1, column.width) if column.width else array), after
+    last = int(array[-1])
+    falls = last > 0 and rows > 1 and bool((array[1:] < array[:-1]).any())
+    if array[0] != 0 or last < 0 or falls or (not last and array.any()):
+        raise Malformed(f"column {column.name} has offsets out of order")
+    if column.type != "utf8":
+        values, after = _decoded(column.item, data, last, after)
+        assert not isinstance(values, Lists)
+        return Lists(array, values), after
+    if after + last > len(data):
+        raise Malformed(f"column {column.name} is cut short")
+    return Texts(array, data[after : after + last]), after + padded(last)

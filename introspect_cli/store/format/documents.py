@@ -4,10 +4,6 @@ People edit and exchange these, `yaml.safe_load` expands aliases without limit a
 and a dumper meets whatever objects a script left in its settings. Documents are reduced to plain data before they are
 written, and read event by event into plain data with limits on size, depth and number of nodes; tags, anchors, aliases
 and several documents in one file are refused, and never written.
-
-Of steps, most runs have no labels, a run with them has one for each step, and whoever lists the steps of a run wants
-all of them and no record: so they are lines of a file, each eight hex digits of CRC-32, a blank and JSON, written
-before the index entry of its step. What is torn off at the end does not exist, as everywhere in a store.
 """
 
 from __future__ import annotations
@@ -41,12 +37,6 @@ _MAX_NODES = 200_000
 _MAX_DIGITS = 1000  # int() is quadratic, and refuses more than 4300
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 _CONSTRUCTED = _NUMBERS | {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:null"}
-
-
-LABELS = "labels.jsonl"
-
-LIMIT_LABELS = 64 << 20
-"""Bytes of the file."""
 
 _WORD = re.compile(r"[\w.-]{1,40}")
 _MOST = 1 << 62
@@ -210,29 +200,24 @@ def gpu_names(gpus: Sequence[Mapping[str, Any]]) -> str:
 # --- labels of steps
 
 
-def encode_labels(step: int, labels: Labels) -> bytes:
-    """The line of a step."""
-    text = json.dumps({"step": step, **labels}, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (zlib.crc32(text), text)
+def encode_labels(labels: Labels) -> bytes:
+    """The labels of a step, in JSON."""
+    return json.dumps(labels, separators=(",", ":")).encode()
 
 
-def decode_labels(data: bytes, path: str) -> dict[int, dict[str, Label]]:
-    """Labels by step; of a step that was written twice, the later."""
-    by_step: dict[int, dict[str, Label]] = {}
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines[:-1]):  # after the last line end is nothing, or a line that was torn off
-        crc, _, text = line.partition(b" ")
-        if crc != b"%08x" % zlib.crc32(text):
-            raise DamageError(path, f"its line {number} was altered")
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
-            document = None
-        if not isinstance(document, dict) or type(document.get("step")) is not int:
-            raise DamageError(path, f"its line {number} names no step")
-        labels = {name: label for name in NAMES if (label := _label(name, document.get(name))) is not None}
-        by_step[document["step"]] = labels
-    return by_step
+def decode_labels(data: bytes, path: str) -> dict[str, Label]:
+    """The labels of a step.
+
+    Raises:
+        DamageError: they are not what a writer writes.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise DamageError(path, "the labels of a step cannot be read")
+    return {name: label for name in NAMES if (label := _label(name, document.get(name))) is not None}
 
 
 def _label(name: str, value: Any) -> Label | None:

@@ -1,8 +1,7 @@
 """The numbers and schemas of the store; `docs/reference/store-format.md` says the same in words.
 
 The writer, the reader and `verify` must agree to the byte, and a store must be able to grow by a column without
-becoming unreadable. So every magic number, column and limit is here, and an index names the columns of its rank's
-streams: a reader writes their schemas from that and compares bytes, as it does with everything else. It keeps
+becoming unreadable. So every column and limit is here, and a log names the columns of its rank's tables. A reader keeps
 statistics that it does not know by name, and passes over other columns that it does not know, unless they are marked
 as needed.
 """
@@ -11,68 +10,27 @@ from __future__ import annotations
 
 import json
 import re
-import struct
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.files.folders import FORMAT
-from introspect_cli.store.format.arrow_schema import Column, Malformed, Schema
-
-MAGIC = b"INTROSPX"
-HEADER = struct.Struct("<8sIIII16sI16xI")
-"""Index header: magic, format, bytes of an entry, rank, bytes of the columns' description that follows, run id, CRC of
-that description, 16 zeros, CRC of the 60 bytes before."""
-
-ENTRY = np.dtype(
-    [
-        ("step", "<i8"),
-        ("offset", "<u8"),
-        ("length", "<u8"),
-        ("rows", "<u4"),
-        ("n_sites", "<u4"),
-        ("n_layouts", "<u4"),
-        ("n_modules", "<u4"),
-        ("sites_length", "<u8"),
-        ("layouts_length", "<u8"),
-        ("modules_length", "<u8"),
-        ("sites_crc", "<u4"),
-        ("layouts_crc", "<u4"),
-        ("modules_crc", "<u4"),
-        ("batch_crc", "<u4"),
-        ("digest", "V16"),
-        ("chain", "V16"),
-        ("kind", "<u4"),
-        ("crc", "<u4"),
-    ]
-)
-"""Index entry. `crc` covers the whole file up to itself, so that checking the last entry checks all."""
-
-ENTRY_VALUES = struct.Struct("<qQQ4I3Q4I16s16sII")
-"""The same for one entry, in a tenth of the time that setting fields of an array takes."""
-
-STEP_ENTRY = 0
-END_ENTRY = 1
-"""`kind` of an entry: a step, or the end of a run that closed its store itself."""
+from introspect_cli.store.format.columns import Column, Malformed, Schema
 
 FIRST_CHAIN = bytes(16)
 
 LIMIT_COLUMNS = 64 << 10
 """Bytes of the description of columns."""
 
-LIMIT_INDEX = 256 << 20
-"""Bytes of an index: two million steps."""
+LIMIT_FRAMES = 4 << 20
+"""Frames of a log: as many steps, or half as many where each has labels."""
 
 LIMIT_BATCH = 128 << 20
 """Bytes of one step's batch: a million records."""
 
 LIMIT_NAMES = 64 << 20
-"""Bytes of a stream of sites, layouts or modules: half a million sites, and little memory when read."""
+"""Bytes of a table of sites, layouts or modules: half a million sites, and little memory when read."""
 
 LIMIT_TEXT = 4096
 """Characters of a record's text."""
@@ -161,26 +119,19 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MOST_COLUMNS = 256
 
 
-def index_header(rank: int, run_id: bytes, about: bytes) -> bytes:
-    """The header of an index, with the description of its columns."""
-    fields = (MAGIC, FORMAT, ENTRY.itemsize, rank, len(about), run_id, zlib.crc32(about))
-    return HEADER.pack(*fields, zlib.crc32(HEADER.pack(*fields, 0)[:-4])) + about
-
-
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a rank's streams."""
+    """The columns of a rank's tables."""
 
     records: Schema
     sites: Schema = SITE_COLUMNS
     layouts: Schema = LAYOUT_COLUMNS
     modules: Schema = MODULE_COLUMNS
 
-    def described(self, **extra: object) -> bytes:
-        """The description of the columns that an index holds, with what else it says: JSON, filled up to 8 bytes."""
-        streams = {name: [_described(column) for column in schema] for name, schema in vars(self).items()}
-        text = json.dumps(streams | extra, separators=(",", ":")).encode()
-        return text + b" " * (-len(text) % 8)
+    def described(self) -> bytes:
+        """The description of the columns, in JSON."""
+        tables = {name: [_described(column) for column in schema] for name, schema in vars(self).items()}
+        return json.dumps(tables, separators=(",", ":")).encode()
 
 
 def _described(column: Column) -> list[str]:
@@ -268,9 +219,3 @@ def record_columns(
         *(WHOLE_COLUMNS if whole else ()),
         TEXT,
     )
-
-
-@lru_cache(maxsize=16)
-def row_bytes(schema: Schema) -> int:
-    """Bytes a row takes at least, without what is inside its texts and lists."""
-    return sum(4 * c.width or (np.dtype(c.type).itemsize if c.type[0] in "|<" else 4) for c in schema)

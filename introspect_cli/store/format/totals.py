@@ -10,15 +10,11 @@ A rank does not know who else has a copy of what it holds, and a copy must count
 the same sites and the same place have copies of one another; their totals must then be equal, and one of them counts.
 What each rank may have its own of (samples, activations, losses) is one share whose numbers cannot be taken apart
 again: such totals are equal where the ranks together have the same values.
-
-A rank that keeps the same rows in the next step has the same shares: which these are is its *form*, written when it
-changes. All this is no more than an index: each step repeats the digest of its records, and is ignored without them.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -28,22 +24,19 @@ import numpy as np
 
 from introspect_cli.records import KIND_CODES, SETTING_KINDS
 from introspect_cli.store.files.folders import DamageError
-from introspect_cli.store.format.index import step_digest
 from introspect_cli.store.format.kinds import codes_that
+from introspect_cli.store.format.log import step_digest
 from introspect_cli.sums import header, mix, unmix
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from introspect_cli.records import Layout
-    from introspect_cli.store.format.index import Entries
+    from introspect_cli.store.format.log import Entries
 
     Array = NDArray[Any]
-
-TOTALS = "totals.bin"
-
-LIMIT_TOTALS = 64 << 20
-"""Bytes of the file; a rank of more steps keeps those of the first."""
 
 SHARE = np.dtype([("kind", "<u4"), ("rows", "<u4"), ("place", "<u8"), ("sites", "<u8", (2,))])
 """A share: the code of its records' kind, how many, where in the whole they are (0: all of it), their sites' digest."""
@@ -53,11 +46,6 @@ MIXED, SET = 255, 254
 
 STATE, FIRST, LEFT_OUT = map(codes_that, ("state", "first", "left_out"))
 SETTINGS = tuple(KIND_CODES[kind] for kind in sorted(SETTING_KINDS))
-_FRAME = struct.Struct("<4sIII")
-"""What each frame begins with: which, how many shares, CRC-32 of what follows, zeros."""
-
-_FORM, _STEP = b"FORM", b"STEP"
-_OF_STEP = struct.Struct("<q16s")
 _SECOND = np.uint64(0xD1B54A32D192ED03)
 
 
@@ -110,7 +98,6 @@ class StepTotals:
         self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
         self._places, self._heads = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
         self._last: _Arrangement | None = None
-        self._written: tuple[bytes, int] = b"", 0
 
     def name_sites(self, counted: int, keys: Array, kinds: list[str]) -> None:
         """Take in the sites that follow the first `counted`."""
@@ -124,8 +111,8 @@ class StepTotals:
         self._places = np.concatenate([self._places[:counted], places])
         self._heads = np.concatenate([self._heads[:counted], np.array(heads, np.uint64)])
 
-    def encoded(self, step: int, digest: bytes, columns: dict[str, Any], length: int) -> bytes:
-        """What is appended for a step to a file of so many bytes, given the step's digest and records."""
+    def encoded(self, columns: dict[str, Any]) -> bytes:
+        """The shares of a step, and what each adds up to, given the step's records."""
         site, layout, status = (np.asarray(columns[name]) for name in ("site", "layout", "status"))
         last = self._last
         if last is None or not (
@@ -143,12 +130,7 @@ class StepTotals:
             rows = last.mixed
             none = np.zeros(len(rows), np.bool_)
             totals[-1] = struct.unpack("<QQ", step_digest(self._keys[site[rows]], checksum[rows], status[rows], none))
-        out = b""
-        if self._written != (last.form, length) or not length:
-            out = _frame(_FORM, len(totals), last.form)
-        out += _frame(_STEP, len(totals), _OF_STEP.pack(step, digest) + totals.tobytes())
-        self._written = last.form, length + len(out)
-        return out
+        return len(totals).to_bytes(8, "little") + last.form + totals.tobytes()
 
     def _arranged(self, site: Array, layout: Array, status: Array) -> _Arrangement:
         kind, place = self._kinds[site], self._places[layout]
@@ -178,10 +160,6 @@ def _added(values: Array) -> tuple[int, int]:
     return int(values.sum(dtype=np.uint64)), int(mix(values + _SECOND).sum(dtype=np.uint64))
 
 
-def _frame(what: bytes, shares: int, data: bytes) -> bytes:
-    return _FRAME.pack(what, shares, zlib.crc32(data), 0) + data
-
-
 # --- reading
 
 
@@ -202,41 +180,28 @@ class Totals:
     totals: list[Array]
 
 
-def decode(data: bytes, entries: Entries, path: str) -> Totals:
-    """The totals of the steps of a rank; those that are not of the very records that its index names are left out.
+def decode(frames: Iterable[tuple[int, bytes]], entries: Entries, path: str) -> Totals:
+    """The totals of the steps of a rank, given the frame of each.
 
     Raises:
-        DamageError: a frame was altered. One that was torn off at the end does not exist.
+        DamageError: they are not what a writer adds up.
     """
     row_of = {step: row for row, step in enumerate(entries["step"].tolist())}
-    digests = entries["digest"].tobytes()
     numbers: dict[bytes, int] = {}
-    frames: list[tuple[int, bytes]] = [(-1, b"")] * len(entries)
-    number, shares, at = -1, 0, 0
-    while at + _FRAME.size <= len(data):
-        what, count, crc, _ = _FRAME.unpack_from(data, at)
-        begin = at + _FRAME.size
-        at = begin + (count * SHARE.itemsize if what == _FORM else _OF_STEP.size + 16 * count)
-        if what not in (_FORM, _STEP):
-            raise DamageError(path, "something in it is neither a form nor a step")
-        if at > len(data):
-            break
-        body = data[begin:at]
-        if zlib.crc32(body) != crc:
-            raise DamageError(path, "its totals were altered")
-        if what == _FORM:
-            number, shares = numbers.setdefault(body, len(numbers)), count
-            continue
-        step, digest = _OF_STEP.unpack_from(body)
-        row = row_of.get(step)
-        if row is not None and count == shares and number >= 0 and digests[16 * row : 16 * row + 16] == digest:
-            frames[row] = number, body[_OF_STEP.size :]
-    form = np.array([of for of, _ in frames], np.int64)
+    of_each: list[tuple[int, bytes]] = [(-1, b"")] * len(entries)
+    for step, data in frames:
+        shares = int.from_bytes(data[:8], "little")
+        begin = 8 + shares * SHARE.itemsize
+        if len(data) != begin + 16 * shares:
+            raise DamageError(path, f"the totals of step {step} are not whole")
+        if step in row_of:
+            of_each[row_of[step]] = numbers.setdefault(data[8:begin], len(numbers)), data[begin:]
+    form = np.array([of for of, _ in of_each], np.int64)
     place, totals = np.zeros(len(entries), np.int64), []
     forms = [np.frombuffer(body, SHARE) for body in numbers]
     for of, table in enumerate(forms):
         rows = np.flatnonzero(form == of)
         place[rows] = np.arange(len(rows))
-        joined = b"".join(frames[row][1] for row in rows.tolist())
+        joined = b"".join(of_each[row][1] for row in rows.tolist())
         totals.append(np.frombuffer(joined, "<u8").reshape(len(rows), len(table), 2))
     return Totals(forms, form, place, totals)

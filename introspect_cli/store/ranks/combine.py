@@ -14,9 +14,10 @@ import numpy as np
 
 from introspect_cli.records import KIND_CODES, Joined, Kind, Status
 from introspect_cli.store.format.kinds import codes_that
-from introspect_cli.store.ranks.combined import NONFINITE, CombinedStep, PartSums
+from introspect_cli.store.ranks.combined import NONFINITE, CombinedStep
 from introspect_cli.store.ranks.plan import UNPLACED, Plan, any_of, plan_of, starts_of
 from introspect_cli.store.ranks.stacked import batched_layout, whole_layout
+from introspect_cli.sums import mix, unmix
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ class Combiner:
         self._batched: dict[bytes, int] = {}
         self.plan: Plan | None = None  # of the step that was put together last
         self._layouts = np.zeros(0, np.uint32)
-        self._part_sums: tuple[bytes, PartSums] | None = None
 
     @property
     def rows(self) -> Rows | None:
@@ -73,10 +73,9 @@ class Combiner:
             numbers = plan.basis.number[plan.rows[plan.starts]].tolist()
             wholes = {number: self._whole_number(number) for number in dict.fromkeys(numbers)}
             self._layouts = np.array([wholes[number] for number in numbers], np.uint32)
-            self._part_sums = None
         result = CombinedStep(step, plan, self._layouts.copy())
         for group, row in plan.unseen.items():
-            result.unseen(group, step.texts.get(row, ""))
+            result.unseen(group, step.block.text[row])
             result.row[group] = row
             result.layout[group] = self._whole_number(int(step.rows.number[row]))
         for group in np.flatnonzero(plan.mixed).tolist():
@@ -106,19 +105,6 @@ class Combiner:
             self._batched[key] = self._names.layout_number(batched_layout(layouts))
         return self._batched[key]
 
-    def _sums(self, plan: Plan, groups: Array) -> PartSums:
-        """What adds up the parts of some groups, in their order; kept for the next step."""
-        key = groups.tobytes()
-        if self._part_sums is None or self._part_sums[0] != key:
-            place = np.full(len(plan.starts), -1)
-            place[groups] = np.arange(len(groups))
-            at = np.flatnonzero((place[plan.group] >= 0) & (plan.owner == np.arange(len(plan.rows))))
-            rows, basis = plan.rows[at], plan.basis
-            rank, number = basis.rank[rows], basis.number[rows]
-            held, headers = self._places.local_numel[number], self._places.header[number]
-            self._part_sums = key, PartSums(rank, rows - basis.starts[rank], place[plan.group[at]], held, headers)
-        return self._part_sums[1]
-
     def _put_parts(self, result: CombinedStep) -> Array:
         """Put wholes together out of their parts: each once, whoever else has a copy of it.
 
@@ -129,7 +115,9 @@ class Combiner:
         step, plan = result.step, result.plan
         unlike = plan.copies
         if len(unlike):
-            unlike = unlike[step.checksum[plan.rows[unlike]] != step.checksum[plan.rows[plan.owner[unlike]]]]
+            unlike = unlike[
+                step.block.checksum[plan.rows[unlike]] != step.block.checksum[plan.rows[plan.owner[unlike]]]
+            ]
         doubled = np.zeros(result.size, np.bool_)
         doubled[plan.group[unlike]] = True
         doubled &= plan.parts
@@ -151,13 +139,17 @@ class Combiner:
         fitting[list(plan.unfit)] = False
         groups = np.flatnonzero(fitting)
         if len(groups):
-            sums = self._sums(plan, groups)
+            at = np.flatnonzero(fitting[plan.group] & (plan.owner == np.arange(len(plan.rows))))
+            rows, starts = plan.rows[at], starts_of(plan.group[at])
+            number = step.rows.number[rows]
+            headers = self._places.header[number]
             result.set(groups, Joined.PARTS, _OBSERVED)
-            result.checksum[groups] = sums.checksums(step.batches)
+            added = np.add.reduceat(unmix(step.block.checksum[rows]) - headers, starts)
+            result.checksum[groups] = mix(added + headers[starts])
             if result.sketch is not None:
-                result.sketch[groups] = sums.sketches(step.batches)
-            result.put_statistics(groups, *sums.statistics(step.batches, step.rows.counts, step.rows.floats))
-            for group in groups.tolist() if step.texts else ():
+                result.sketch[groups] = np.add.reduceat(_sketches(step, rows), starts)
+            result.put_moments(groups, rows, starts, self._places.local_numel[number])
+            for group in groups.tolist():
                 result.text[group] = ""
         return doubled & plan.flows
 
@@ -172,16 +164,16 @@ class Combiner:
         for group, members, values in zip(groups.tolist(), np.split(at, starts[1:]), distinct, strict=True):
             part = self._places.layouts[int(step.rows.number[result.row[group]])].part
             assert part is not None  # so it was planned
-            if part.owed not in ("sum", "avg") or values > part.owing or step.sketch is None or result.sketch is None:
+            if part.owed not in ("sum", "avg") or values > part.owing or result.sketch is None:
                 result.unseen(group, f"a {part.owed} over {part.owing} ranks is still owed")
                 continue
             rows, one = plan.rows[members], np.array([group])
-            total = step.sketch[rows].astype(np.float64).sum(axis=0) * (part.owing / len(rows))
+            total = _sketches(step, rows).sum(axis=0) * (part.owing / len(rows))
             result.set(one, Joined.OWED, _PARTIAL)
             result.sketch[group] = total / part.owing if part.owed == "avg" else total
             for name in NONFINITE:
                 if name in result.counts:
-                    result.counts[name][group] = step.counts[name][rows].sum()
+                    result.counts[name][group] = step.block.counts[name][rows].sum()
             result.mark(one, members, _FIRST, ordered=True)
             result.text[group] = f"{part.owed} over {part.owing} ranks, still owed"
 
@@ -193,7 +185,7 @@ class Combiner:
         for at in np.flatnonzero(self._places.unplaced[step.rows.number[plan.rows]] & partless[plan.group]).tolist():
             group = int(plan.group[at])
             if partless[group]:
-                result.unseen(group, step.texts.get(int(plan.rows[at]), ""))
+                result.unseen(group, step.block.text[int(plan.rows[at])])
                 partless[group] = False
         if self._lacking:
             for group in np.flatnonzero(partless & np.isin(plan.kind, _OWN)).tolist():
@@ -217,7 +209,7 @@ class Combiner:
         if not len(groups):
             return
         at, starts, _ = result.members(groups)
-        plain = any_of(step.rows.status[plan.rows[at]] == _VALUE, starts)
+        plain = any_of(step.block.status[plan.rows[at]] == _VALUE, starts)
         for group in groups[plain].tolist():
             result.unseen(group, "a plain value, another on each rank")
         groups = groups[~plain]
@@ -260,6 +252,12 @@ class Combiner:
         return np.array([equal.get(site, False) or (cut and whole.get(site, False)) for site, cut in both], np.bool_)
 
 
+def _sketches(step: StackedStep, rows: Array) -> Array:
+    """The sketches of some rows, of ranks that all kept them, to compute with."""
+    assert step.block.sketch is not None
+    return step.block.sketch[rows].astype(np.float64)
+
+
 def _put_copies(result: CombinedStep, groups: Array) -> None:
     """Put together copies that are not the same bits: one of them where rounding explains that, and else none."""
     step = result.step
@@ -268,15 +266,15 @@ def _put_copies(result: CombinedStep, groups: Array) -> None:
     at, starts, group_of_member = result.members(groups)
     rows = result.plan.rows[at]
     near = np.zeros(len(groups), np.bool_)
-    if step.sketch is not None:
-        sketches = step.sketch[rows].astype(np.float64)
-        distance = np.maximum.reduceat(np.linalg.norm(sketches - sketches[starts][group_of_member], axis=1), starts)
-        near = distance <= _ROUNDING * np.maximum.reduceat(np.linalg.norm(sketches, axis=1), starts)
+    if result.sketch is not None:
+        kept = _sketches(step, rows)
+        distance = np.maximum.reduceat(np.linalg.norm(kept - kept[starts][group_of_member], axis=1), starts)
+        near = distance <= _ROUNDING * np.maximum.reduceat(np.linalg.norm(kept, axis=1), starts)
     ends = np.append(starts[1:], len(at))
     for place in np.flatnonzero(~near).tolist():
         span, one = slice(int(starts[place]), int(ends[place])), groups[place : place + 1]
         first, *others = rows[span].tolist()
-        others = [row for row in others if step.checksum[row] != step.checksum[first]]
+        others = [row for row in others if step.block.checksum[row] != step.block.checksum[first]]
         result.set(one, Joined.COPIES, int(result.status[one[0]]))
         result.mark(one, at[span], _FIRST, ordered=True)
         ranks = rank_list([step.rank_of(row) for row in others])
@@ -285,8 +283,7 @@ def _put_copies(result: CombinedStep, groups: Array) -> None:
 
 def _put_summed(result: CombinedStep, groups: Array) -> None:
     """Put together the sum of what the ranks have; only sketches can be added up."""
-    sketch = result.step.sketch
-    if sketch is None or result.sketch is None:
+    if result.sketch is None:
         for group in groups.tolist():
             result.unseen(group, "each rank's share of a sum")
     elif len(groups):
@@ -294,7 +291,7 @@ def _put_summed(result: CombinedStep, groups: Array) -> None:
         kept = result.distinct(at, group_of_member)
         at, starts = at[kept], starts_of(group_of_member[kept])
         result.set(groups, Joined.OWED, _PARTIAL)
-        result.sketch[groups] = np.add.reduceat(sketch[result.plan.rows[at]].astype(np.float64), starts)
+        result.sketch[groups] = np.add.reduceat(_sketches(result.step, result.plan.rows[at]), starts)
         result.mark(groups, at, starts, ordered=False)
         for group in groups.tolist():
             result.text[group] = "gradients of several ranks, added up"

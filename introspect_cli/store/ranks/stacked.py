@@ -7,13 +7,12 @@ can be compared where objects would have to be.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.records import UNPLACED
-from introspect_cli.store.format.columns import filled
+from introspect_cli.store.format.batch import rows_of
 from introspect_cli.sums import header
 
 if TYPE_CHECKING:
@@ -90,17 +89,12 @@ class Rows:
         rank: int64 (n,), positions of ranks.
         number: int64 (n,), numbers of layouts, as `LayoutTables` has them.
         status: uint8 (n,).
-        starts: int64, where each rank's rows begin, and where the last ones end.
-        counts: names of the counts that all ranks kept.
-        floats: names of the other statistics that all ranks kept.
     """
 
     def __init__(self, batches: Sequence[StepBatch], numbers: Sequence[Array], places: Sequence[Array]) -> None:
         """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
         sizes = [len(batch) for batch in batches]
         self._columns = [tuple(np.array(column) for column in _columns(batch)) for batch in batches]
-        self.counts, self.floats = (_common([getattr(each, kept) for each in batches]) for kept in ("counts", "floats"))
-        self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.rank = np.repeat(np.arange(len(batches)), sizes)
         self.site = np.concatenate([each[np.asarray(b.site)] for each, b in zip(numbers, batches, strict=True)])
         self.number = np.concatenate([each[np.asarray(b.layout)] for each, b in zip(places, batches, strict=True)])
@@ -119,11 +113,12 @@ def _columns(batch: StepBatch) -> tuple[Array, Array, Array]:
 
 
 class StackedStep:
-    """One step of all ranks, their columns end to end, as far as they are asked for.
+    """One step of all ranks as one block of records.
 
     Attributes:
         batches: of each rank.
         rows: which rows they have.
+        block: all records, those of a rank after those of the one before.
     """
 
     def __init__(
@@ -137,57 +132,8 @@ class StackedStep:
         """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
         self.batches, self._ranks = batches, list(ranks)
         self.rows = like if like is not None and like.are_of(batches) else Rows(batches, numbers, places)
-
-    @cached_property
-    def checksum(self) -> Array:
-        """uint64 (n,)."""
-        return np.concatenate([np.asarray(batch.checksum, np.uint64) for batch in self.batches])
-
-    @cached_property
-    def counts(self) -> dict[str, Array]:
-        """Counts that all ranks kept, int64 (n,)."""
-        return {name: np.concatenate([batch.counts[name] for batch in self.batches]) for name in self.rows.counts}
-
-    @cached_property
-    def floats(self) -> dict[str, Array]:
-        """Other statistics that all ranks kept, float64 (n,)."""
-        return {
-            name: np.concatenate([np.asarray(batch.floats[name], np.float64) for batch in self.batches])
-            for name in self.rows.floats
-        }
-
-    @property
-    def sketched(self) -> bool:
-        """Whether all ranks kept sketches."""
-        return all(batch.sketch is not None for batch in self.batches)
-
-    @cached_property
-    def sketch(self) -> Array | None:
-        """float32 (n, 16), or None where a rank kept none."""
-        return np.concatenate([np.asarray(batch.sketch) for batch in self.batches]) if self.sketched else None
-
-    @cached_property
-    def texts(self) -> dict[int, str]:
-        """The texts that are not empty, by row."""
-        texts: dict[int, str] = {}
-        for start, batch in zip(self.rows.starts.tolist(), self.batches, strict=False):
-            for row in filled(batch.text).tolist():
-                texts[start + row] = batch.text[row]
-        return texts
+        self.block = rows_of(batches, [np.arange(len(batch)) for batch in batches])
 
     def rank_of(self, row: int) -> int:
         """The rank that recorded a row."""
         return self._ranks[int(self.rows.rank[row])]
-
-    def taken(self, rows: Array, columns: Sequence[Array]) -> Array:
-        """Some rows of a column, without putting all of it end to end."""
-        ranks = self.rows.rank[rows]
-        out = np.empty((len(rows), *columns[0].shape[1:]), np.result_type(*columns))
-        for rank in np.unique(ranks).tolist():
-            of_rank = ranks == rank
-            out[of_rank] = columns[rank][rows[of_rank] - self.rows.starts[rank]]
-        return out
-
-
-def _common(every: Sequence[dict[str, Any]]) -> list[str]:
-    return [name for name in every[0] if all(name in columns for columns in every)]

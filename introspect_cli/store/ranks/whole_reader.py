@@ -19,7 +19,7 @@ import numpy as np
 
 from introspect_cli.records import Kind, Status
 from introspect_cli.store.format.batch import rows_of
-from introspect_cli.store.format.schemas import ENTRY
+from introspect_cli.store.format.log import ENTRY
 from introspect_cli.store.ranks.combine import Combiner
 from introspect_cli.store.ranks.combined import join_slices
 from introspect_cli.store.ranks.digests import digests
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.format.index import Entries
+    from introspect_cli.store.format.log import Entries
     from introspect_cli.store.ranks.plan import Plan
     from introspect_cli.store.read.manifests import Stages
 

@@ -8,10 +8,10 @@ for agreement.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.store.files.folders import (
     ATTEMPT_NAME,
@@ -22,12 +22,15 @@ from introspect_cli.store.files.folders import (
     SETTINGS,
     DamageError,
     Directory,
-    is_locked,
 )
 from introspect_cli.store.format import documents
-from introspect_cli.store.format.index import newer_format
+from introspect_cli.store.format.log import newer_format
 from introspect_cli.texts import count, rank_list
 
+if TYPE_CHECKING:
+    from introspect_cli.store.read.rank_reader import RankReader
+
+_NAME_OF_MANIFEST = MANIFEST.removesuffix(".yaml")
 SETTINGS_NAME = re.compile(r"([a-z0-9_]{1,64})\.yaml")
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
 _TYPES = {
@@ -40,12 +43,23 @@ _TYPES = {
 class Settings(Mapping[str, Any]):
     """The settings documents of a run by name, each read when first asked for."""
 
-    def __init__(self, folder: Directory | None, run_id: object) -> None:
-        self._folder = folder
-        self._run_id = run_id
-        matches = (SETTINGS_NAME.fullmatch(name) for name in folder.names()) if folder is not None else ()
-        self._names = [match[1] for match in matches if match]
+    def __init__(self, path: str, names: Iterable[str], read: Callable[[str], bytes], run_id: object) -> None:
+        """Take them.
+
+        Args:
+            path: where they lie, for messages.
+            names: theirs.
+            read: gives the bytes of one; raises FileNotFoundError where it is gone.
+            run_id: of the run.
+        """
+        self._path, self._names, self._bytes, self._run_id = path, sorted(names), read, run_id
         self._read: dict[str, Any] = {}
+
+    @classmethod
+    def in_folder(cls, folder: Directory, run_id: object) -> Settings:
+        """Those of a directory."""
+        matches = [match[1] for match in map(SETTINGS_NAME.fullmatch, folder.names()) if match]
+        return cls(folder.path, matches, lambda name: folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT), run_id)
 
     def __getitem__(self, name: str) -> Any:
         """A document's plain data.
@@ -55,11 +69,11 @@ class Settings(Mapping[str, Any]):
             StoreError: it is damaged.
         """
         if name not in self._read:
-            if self._folder is None or name not in self._names:
+            if name not in self._names:
                 raise KeyError(name)
-            path = f"{self._folder.path}/{name}.yaml"
+            path = f"{self._path}/{name}.yaml"
             try:
-                data = self._folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT)
+                data = self._bytes(name)
             except FileNotFoundError:
                 raise KeyError(name) from None
             documents.check(data, f"{SETTINGS}/{name}.yaml", self._run_id, path)
@@ -78,17 +92,22 @@ class Settings(Mapping[str, Any]):
         return len(self._names)
 
 
-def read_rank_manifests(run: Directory, ranks: Iterable[int], run_id: object) -> tuple[dict[int, dict[str, Any]], bool]:
-    """The manifests that ranks of a launch wrote, by number, and whether any of them is being written."""
-    manifests, locked = {}, False
-    for rank in ranks:
-        with run.rank(rank) as folder:
-            locked |= is_locked(folder)
-            if MANIFEST in folder:  # a rank that was killed at its very start has none
-                manifests[rank] = read_manifest(folder)
-                if manifests[rank].get("id") != run_id:
-                    raise DamageError(folder.path, "it belongs to another run than the manifest")
-    return manifests, locked
+def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[int, dict[str, Any]]:
+    """The manifests that ranks of a launch wrote, by number; one that was killed at its very start has none."""
+    manifests = {}
+    for reader in readers:
+        if _NAME_OF_MANIFEST in reader.documents():
+            path = f"{reader.path}/{MANIFEST}"
+            manifests[reader.rank] = checked_manifest(reader.document(_NAME_OF_MANIFEST), path, reader.path)
+            if manifests[reader.rank].get("id") != run_id:
+                raise DamageError(reader.path, "it belongs to another run than the manifest")
+    return manifests
+
+
+def rank_settings(reader: RankReader, run_id: object) -> Settings:
+    """The settings in the log of a rank of a launch."""
+    names = [name for name in reader.documents() if name != _NAME_OF_MANIFEST]
+    return Settings(f"{reader.path}/{SETTINGS}", names, reader.document, run_id)
 
 
 def last_attempt(folder: Directory) -> Directory:
@@ -132,6 +151,11 @@ def read_manifest(folder: Directory) -> dict[str, Any]:
         data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
     except FileNotFoundError:
         raise DamageError(path, "it is missing") from None
+    return checked_manifest(data, path, folder.path)
+
+
+def checked_manifest(data: bytes, path: str, run: str) -> dict[str, Any]:
+    """What a manifest says; `run` is whose it is, for messages."""
     manifest = documents.load(data, path)
     number = manifest.get("format") if isinstance(manifest, dict) else None
     if type(number) is not int or number < FORMAT:
@@ -140,7 +164,7 @@ def read_manifest(folder: Directory) -> dict[str, Any]:
         tool = manifest.get("tool")
         version = tool.get("version") if isinstance(tool, dict) else None
         is_version = isinstance(version, str) and _VERSION.fullmatch(version)
-        raise newer_format(number, version if is_version else None, folder.path)
+        raise newer_format(number, version if is_version else None, run)
     documents.check(data, MANIFEST, manifest.get("id"), path)
     plain = documents.sanitized(manifest)
     return {key: value for key, value in plain.items() if isinstance(value, _TYPES.get(key, object))}

@@ -1,26 +1,23 @@
 """The sites, layouts and modules of ranks, read as columns that are decoded when they are first asked for.
 
-Thousands of ranks have a model each, most often the same one: what ranks have the same bytes of is read once. What a
+Thousands of ranks have a model each, most often the same one: what ranks have the same bytes of is decoded once. What a
 reader gives is harmless: a name comes from somebody's script, or from somebody.
 """
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 from functools import cached_property
-from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo
-from introspect_cli.store.files.folders import DamageError, Directory, unreadable
-from introspect_cli.store.format.arrow_decoder import Decoder
-from introspect_cli.store.format.arrow_schema import Malformed, schema_message
-from introspect_cli.store.format.columns import Lists, Texts, concatenated
-from introspect_cli.store.format.schemas import LIMIT_NAME
+from introspect_cli.store.files.folders import DamageError, Directory, read_shared, shared_name
+from introspect_cli.store.format.columns import Lists, Malformed, Texts, concatenated, decode_rows
+from introspect_cli.store.format.log import LAYOUTS, MODULES, SITES
+from introspect_cli.store.format.schemas import LIMIT_NAME, LIMIT_NAMES
 from introspect_cli.texts import shallow
 
 if TYPE_CHECKING:
@@ -28,50 +25,55 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.store.format.arrow_decoder import Batch
-    from introspect_cli.store.format.arrow_schema import Schema
-    from introspect_cli.store.format.columns import ColumnData
-    from introspect_cli.store.format.index import Index
+    from introspect_cli.store.format.columns import ColumnData, Schema
+    from introspect_cli.store.format.log import Frames
 
-
+TABLES = {SITES: "sites", LAYOUTS: "layouts", MODULES: "modules"}
 Names = TypeVar("Names")
 
 
 class NameTables:
-    """Sites, layouts and modules, by what tells the bytes that they were read from; and what decodes them."""
+    """Sites, layouts and modules, by what tells the bytes that they were read from."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[str, Schema], tuple[dict[tuple[str, int, int, int], Any], Decoder]] = {}
+        self._tables: dict[tuple[Any, ...], Any] = {}
 
     def read(
-        self, run: Directory, rank: int, index: Index, stream: str, made: Callable[[dict[str, ColumnData], str], Names]
+        self,
+        run: Directory,
+        frames: Frames,
+        kind: bytes,
+        schema: Schema,
+        made: Callable[[dict[str, ColumnData], str], Names],
     ) -> Names:
-        """What is made of the content of a rank's `sites`, `layouts` or `modules` that its index vouches for."""
-        last, schema, path = index.last, getattr(index.columns, stream), f"{run.path}/rank{rank}/{stream}.arrow"
-        if last is None:
-            return made(no_rows(schema), path)
-        length, crc, count = int(last[f"{stream}_length"]), int(last[f"{stream}_crc"]), int(last[f"n_{stream}"])
-        if (stream, schema) not in self._tables:
-            self._tables[stream, schema] = {}, Decoder(schema)
-        kept, decoder = self._tables[stream, schema]
+        """What is made of the frames of a kind of names of a rank."""
+        numbers, path = frames.of(kind, counting=False), f"{frames.path} ({TABLES[kind]})"
+        heads = frames.heads[numbers]
+        key = kind, schema, tuple(heads["rows"].tolist()), heads["digest"].tobytes()
+        if key not in self._tables:
+            self._tables[key] = made(_columns(run, frames, numbers, schema, path), path)
+        return self._tables[key]  # type: ignore[no-any-return]  # what these very frames were made into
+
+
+def _columns(run: Directory, frames: Frames, numbers: list[int], schema: Schema, path: str) -> dict[str, ColumnData]:
+    """The columns of a table that lies in some frames."""
+    parts, size = [], 0
+    for number in numbers:
+        head = frames.heads[number]
+        data, length = frames.body(number), int(head["step"])
+        if length > 0:
+            named = shared_name(bytes(head["kind"]).decode().lower(), head["digest"].tobytes())
+            data = read_shared(run, named, length, path)
+        size += len(data)
+        if size > LIMIT_NAMES:
+            raise DamageError(path, "it is longer than a table of names")
         try:
-            with run.rank(rank) as folder:
-                key = folder.content(f"{stream}.arrow"), length, crc, count
-                if not key[0] or key not in kept:
-                    with folder.file(f"{stream}.arrow") as handle:
-                        data = handle.read(0, length)
-                    if len(data) < length:
-                        raise DamageError(path, "it ends before the names that the index counts")
-                    if zlib.crc32(data) != crc:
-                        raise DamageError(path, "its bytes are not those that were indexed")
-                    key = key[0] or blake2b(data).hexdigest(), *key[1:]
-        except FileNotFoundError:
-            raise DamageError(path, "it is missing") from None
-        except OSError as error:
-            raise unreadable(path, error) from None
-        if key not in kept:
-            kept[key] = made(decode_names(data, decoder, count, path), path)
-        return kept[key]  # type: ignore[no-any-return]  # what this very stream was made into
+            parts.append(decode_rows(schema, memoryview(data), int(head["rows"])))
+        except Malformed as error:
+            raise DamageError(path, str(error)) from None
+    if not parts:
+        return no_rows(schema)
+    return {column.name: concatenated([part[column.name] for part in parts]) for column in schema}
 
 
 _MAX_DIMS = 1024
@@ -93,29 +95,8 @@ def _part(flat: tuple[int, ...], owed: str, owing: int, source: str, path: str) 
     return Part(tuple(dims), owed, owing, source)
 
 
-def decode_names(data: bytes, decoder: Decoder, count: int, path: str) -> dict[str, ColumnData]:
-    """The columns of a whole stream of `count` rows."""
-    schema = decoder.schema
-    first = schema_message(schema)
-    if data[: len(first)] != first:
-        raise DamageError(path, "its columns are not those that its index names")
-    batches: list[Batch] = []
-    rest = memoryview(data)[len(first) :]
-    try:
-        while rest:
-            batches.append(decoder.decode(rest))
-            rest = rest[batches[-1].length :]
-    except Malformed as error:
-        raise DamageError(path, str(error)) from None
-    if sum(batch.rows for batch in batches) != count:
-        raise DamageError(path, "it holds another number of names than the index counts")
-    if not batches:
-        return no_rows(schema)
-    return {c.name: concatenated([batch.columns[c.name] for batch in batches]) for c in schema}
-
-
 def no_rows(schema: Schema) -> dict[str, ColumnData]:
-    """The columns of a stream that holds nothing."""
+    """The columns of a table that holds nothing."""
     none = np.zeros(1, np.int32)
 
     def empty(kind: str) -> ColumnData:

@@ -35,6 +35,7 @@ from introspect_cli.store.read.manifests import (
     launch_of,
     merge_manifests,
     only_launch,
+    rank_settings,
     read_manifest,
     read_rank_manifests,
     stages_in,
@@ -88,8 +89,7 @@ class Run:
         self.manifests: dict[int, dict[str, Any]] = {}
         self.world_size = world_size(self.manifest) or self.whole_of or len(self.ranks)
         if launch_of(self.manifest) is not None:
-            self.manifests, some_locked = read_rank_manifests(folder, self.ranks, self.manifest.get("id"))
-            locked |= some_locked
+            self.manifests = read_rank_manifests(self._ranks.values(), self.manifest.get("id"))
             self.manifest = merge_manifests(self.manifest, self.manifests)
         self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
 
@@ -213,20 +213,16 @@ class Run:
     @cached_property
     def settings(self) -> Settings:
         """The settings documents by name, read when asked for; the lowest rank's, where each has its own."""
-        return self.settings_of(min(self.manifests)) if self.manifests else self._settings(self._folder)
+        if self.manifests:
+            return self.settings_of(min(self.manifests))
+        try:
+            return Settings.in_folder(self._folder.folder(SETTINGS), self.manifest.get("id"))
+        except FileNotFoundError:
+            return Settings("", (), str.encode, None)
 
     def settings_of(self, rank: int) -> Settings:
         """The settings documents of one rank; the run's, where one process wrote it."""
-        if rank not in self.manifests:
-            return self.settings
-        with self._folder.rank(rank) as folder:
-            return self._settings(folder)
-
-    def _settings(self, folder: Directory) -> Settings:
-        try:
-            return Settings(folder.folder(SETTINGS), self.manifest.get("id"))
-        except FileNotFoundError:
-            return Settings(None, None)
+        return rank_settings(self._ranks[rank], self.manifest.get("id")) if rank in self.manifests else self.settings
 
     def tensor(self, checksum: int) -> NDArray[Any] | None:
         """A tensor that was stored in full, by its checksum; None where it was not.
@@ -319,8 +315,8 @@ def run_state(
     ranks = list(ranks)
     if locked or any(rank.running for rank in ranks):
         return RunState.RUNNING
-    # A rank that says that it recorded no step has no index that could tell how it ended.
-    recorded = [rank for rank in ranks if rank.run_id or manifests.get(rank.rank, manifest).get("steps") != 0]
+    # A rank that says that it recorded no step has no records that could tell how it ended.
+    recorded = [rank for rank in ranks if rank.began or manifests.get(rank.rank, manifest).get("steps") != 0]
     if manifest.get("status") == "complete" and all(rank.ended for rank in recorded):
         return RunState.COMPLETE
     return RunState.INTERRUPTED

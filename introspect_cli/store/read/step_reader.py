@@ -16,14 +16,14 @@ import numpy as np
 
 from introspect_cli.records import Joined, Record, Status, Summary
 from introspect_cli.statistics import DERIVED_STATS
-from introspect_cli.store.format.index import StepEntry
+from introspect_cli.store.format.log import StepEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from introspect_cli.records import Layout
     from introspect_cli.store.format.batch import Array, StepBatch
-    from introspect_cli.store.format.index import Entries
+    from introspect_cli.store.format.log import Entries
     from introspect_cli.store.read.name_tables import SiteTable
 
 

@@ -16,36 +16,37 @@ from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import (
     ATTEMPT_NAME,
     CHILDREN,
+    HEADS,
     LABEL,
+    LARGEST,
     LIMIT_DOCUMENT,
     LOCK,
     MANIFEST,
     RANK_NAME,
-    RECORDS,
     SETTINGS,
     SHARED,
     SHARED_NAME,
     SOURCES,
-    STREAMS,
     TENSORS,
     DamageError,
     Directory,
-    check_shared,
+    checked_shared,
     is_locked,
     outside_cause,
     reason,
 )
 from introspect_cli.store.format import documents, tensorfile
-from introspect_cli.store.format.index import step_digest
+from introspect_cli.store.format.log import CACHE, step_digest
 from introspect_cli.store.format.sources import SOURCE_NAME, decode
 from introspect_cli.store.read.manifests import (
     SETTINGS_NAME,
     launch_of,
     merge_manifests,
+    rank_settings,
     read_manifest,
     read_rank_manifests,
 )
-from introspect_cli.store.read.rank_reader import RankReader, last_common_step
+from introspect_cli.store.read.rank_reader import LARGEST_HEADS, RankReader, last_common_step
 from introspect_cli.store.read.run import RunState, run_state
 from introspect_cli.store.remote.pack import open_store
 
@@ -69,7 +70,7 @@ class VerifyReport:
     Attributes:
         path: the run's directory.
         state: whether it is being written, was closed properly, or ends where something stopped it.
-        ranks: ranks whose index is sound.
+        ranks: ranks whose log can be read.
         steps: sound steps, of all ranks.
         records: records in them.
         documents: sound documents: the manifest and the settings.
@@ -126,10 +127,12 @@ class _Check:
         places = [self._folder]
         manifests: dict[int, dict[str, Any]] = {}
         if launch_of(manifest) is not None:
-            launched = self._try(read_rank_manifests, self._folder, numbers, manifest.get("id"))
-            manifests, some_locked = launched or ({}, False)
-            self._documents += len(manifests)
-            locked |= some_locked
+            for reader in ranks:
+                own = self._try(read_rank_manifests, [reader], manifest.get("id")) or {}
+                manifests |= own
+                settings = self._try(rank_settings, reader, manifest.get("id"))
+                found = () if settings is None else [self._try(settings.__getitem__, name) for name in settings]
+                self._documents += len(own) + sum(document is not None for document in found)
             manifest = merge_manifests(manifest, manifests)
             places = [self._folder.rank(number) for number in numbers]
         state = run_state(manifest, manifests, ranks, locked=locked)
@@ -140,7 +143,7 @@ class _Check:
             self._documents += self._each(place, SETTINGS, SETTINGS_NAME, check)
             self._tensors += self._each(place, TENSORS, _TENSOR_NAME, _check_tensor)
             self._each(place, SOURCES, SOURCE_NAME, decode)
-        self._each(self._folder, SHARED, SHARED_NAME, check_shared)
+        self._each(self._folder, SHARED, SHARED_NAME, _check_shared)
         if not self._is_child:  # they have none themselves
             self._children()
         return VerifyReport(
@@ -205,7 +208,7 @@ class _Check:
         if reader is None:
             return None
         if reader.cut:
-            self._note(f"{reader.path}/{RECORDS}: {reader.cut}")
+            self._note(f"{reader.frames.path}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != manifest.get("id"):
             self._note(f"{reader.path}: it belongs to another run than the manifest")
         keys = self._try(_check_keys, reader)
@@ -218,8 +221,8 @@ class _Check:
             if rows is not None:
                 self._steps += 1
                 self._records += rows
-        for name in STREAMS:
-            self._try(reader.check_end, name)
+        self._try(reader.frames.check_chain)
+        self._try(_check_heads, self._folder, reader)
         reader.close()
         return reader
 
@@ -259,14 +262,30 @@ def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None)
         digest = step_digest(keys[batch.site], batch.checksum, batch.status, reader.sites.setting[batch.site])
         if digest != reader.entry(row).digest:
             step = int(reader.entries["step"][row])
-            raise DamageError(reader.path, f"the records of step {step} do not add up to the digest in the index")
+            raise DamageError(
+                reader.frames.path,
+                f"the records of step {step} do not add up to the digest that they were written with",
+            )
     return len(batch)
+
+
+def _check_heads(run: Directory, reader: RankReader) -> None:
+    """That the heads beside a log are those in it."""
+    with run.rank(reader.rank) as folder:
+        data = folder.read_file(HEADS, LARGEST_HEADS)
+    count = CACHE.unpack_from(data)[2] if len(data) >= CACHE.size else 0
+    if data != reader.frames.encoded(count):
+        raise DamageError(f"{reader.path}/{HEADS}", "it is not what the log has: remove it")
 
 
 def _check_document(run_id: object, folder: Directory, name: str) -> None:
     data = folder.read_file(name, LIMIT_DOCUMENT)
     documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
     documents.load(data, f"{folder.path}/{name}")
+
+
+def _check_shared(folder: Directory, name: str) -> None:
+    checked_shared(folder.read_file(name, LARGEST), name, f"{folder.path}/{name}")
 
 
 def _check_tensor(folder: Directory, name: str) -> None:

@@ -2,8 +2,9 @@
 
 Objects cannot be appended to. So what a rank's files have grown by is put in one object, a *piece*, which never changes
 again; and one small object, the *catalogue*, is put after it and names the pieces of every file. Whatever a catalogue
-names is there; what came later does not exist. It also holds what every reader needs first: the step index, the
-manifest, the head of the records. So opening a rank is one request, and a step is a range of one piece.
+names is there; what came later does not exist. It also holds what every reader needs first: the heads of
+logs, with the bodies of their small frames, and the manifest. So opening a rank is one request, and a step is a range
+of one piece.
 
 A process that is killed sends no more, and says nothing of it. So a catalogue says whether it is the last one, when it
 was put, and within how many seconds another was to follow.
@@ -176,7 +177,7 @@ INLINE: Final = -1
 """The number of the piece of bytes that are in the catalogue itself."""
 
 LIMIT: Final = 320 << 20
-"""Bytes of a catalogue: the largest index, and room beside it."""
+"""Bytes of a catalogue: the heads of the longest log, and room beside them."""
 
 _HEADER = struct.Struct("<8sIII")
 """Magic, format, CRC-32 of what follows, bytes of the JSON; then both parts, compressed as one."""
@@ -194,7 +195,7 @@ class Extent(NamedTuple):
         piece: the number of the piece, or `INLINE`.
         offset: where in it.
         length: how many.
-        digest: what they digest to, hexadecimal; "" of records, whose steps the index vouches for one by one.
+        digest: what they digest to, hexadecimal; "" of a log, whose heads vouch for its frames one by one.
     """
 
     piece: int

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files.folders import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, DamageError, Directory
+from introspect_cli.store.files.folders import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, SHARED, DamageError, Directory
 from introspect_cli.store.remote.objects import (
     CATALOGUE,
     INLINE,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.store.files.handles import Source
 
-_FOLDER = re.compile(r"(rank|attempt)(0|[1-9]\d{0,5})")
+_FOLDER = re.compile(r"(rank|attempt)(0|[1-9]\d{0,5})|shared")
 _TORN = 3
 _PAUSE = 0.1
 
@@ -82,14 +82,13 @@ class RemoteFolder(Directory):
         for name, place, catalogue in zip(wanted, places, catalogues(self._storage, places), strict=True):
             self._waiting.discard(name)
             self._ranks[name] = _folder(self._storage, place, catalogue)
-        ranks = [rank.sent for _, rank in sorted(self._ranks.items()) if rank.sent is not None]
-        for sent in ranks:
-            sent.others = ranks
 
     def folder(self, name: str) -> RemoteFolder:
         """The directory `name` inside this one."""
         if name in self._waiting and name.startswith("attempt"):
             return _attempt(self._storage, name)
+        if name == SHARED and name in self._waiting:
+            return _shared(self._storage, below(self._place, name))
         self.expect([name])
         if name in self._ranks:
             return self._ranks[name]
@@ -158,6 +157,14 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteF
     sent = Sent(storage, place, Catalogue(over=True, inline=manifest))
     waiting = [name for name in entries if _FOLDER.fullmatch(name)]
     return RemoteFolder(storage, place, sent, {MANIFEST: [Extent(INLINE, 0, len(manifest))]}, waiting)
+
+
+def _shared(storage: Storage, place: str) -> RemoteFolder:
+    """The directory of what ranks share, of which each file is an object."""
+    entries = storage.entries(place) or {}
+    sent = Sent(storage, f"{place}/", Catalogue(over=True, pieces=list(entries.items())))
+    inside = {name: [Extent(at, 0, size)] for at, (name, size) in enumerate(entries.items())}
+    return RemoteFolder(storage, place, sent, inside)
 
 
 def _folder(storage: Storage, place: str, catalogue: Catalogue | None) -> RemoteFolder:

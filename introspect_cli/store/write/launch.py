@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import (
-    CLOSED,
     FORMAT,
     LABEL,
     LOCK,
+    LOG,
     MANIFEST,
     Folder,
     any_lock_held,
+    is_locked,
     reason,
     write_all,
 )
@@ -144,8 +145,8 @@ def _announce(path: Path, launch: Launch) -> None:
 
 
 _RUN_FILES = re.compile(
-    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|shared|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
-    r"|[a-z]+\.arrow|(labels|divergence)\.jsonl|(totals|closed)\.bin|records-\d+\.arrow|\.((index|closed)\.bin|[a-z]+\.arrow)\.\d+"
+    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|shared|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+"
+    r"|(log|heads)\.bin|divergence\.jsonl|collectives\.txt|\.(log|heads)\.bin\.\d+"
 )
 
 
@@ -205,14 +206,14 @@ def set_aside(path: Path, *, force: bool) -> Path | None:
         if names in ([], [LOCK]):  # the second is what a capture killed at its very start leaves
             return None
         unexpected = next((name for name in names if not _RUN_FILES.fullmatch(name)), None)
-        if unexpected is not None or not {MANIFEST, LOCK, CLOSED}.intersection(names):
+        if unexpected is not None or not {MANIFEST, LOCK, LOG}.intersection(names):
             what = f"holds {unexpected!r}" if unexpected is not None else "has no manifest"
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
         with lock_file(folder) as lock:
             refuse_unless(take_lock(lock.fd), path)
             if moved(folder, path):
                 return None  # another rank of this launch was quicker
-            refuse_unless(not any_lock_held(folder), path)
+            refuse_unless(not is_locked(folder, LOG) and not any_lock_held(folder), path)
             if not force:
                 raise StoreError(
                     f"{path} holds a run already; choose another directory, or replace it (--force, force=True)"

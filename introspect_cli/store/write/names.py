@@ -1,24 +1,29 @@
 """What is written once and named by number after: sites, layouts and modules.
 
-Each is a stream of rows. The writer hands out numbers and encodes the rows not yet written; see `name_tables` for the
+Each is a table. The writer hands out numbers and encodes the rows not yet written; see `name_tables` for the
 reader.
 """
 
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Part
-from introspect_cli.store.format.arrow import encode_batch
-from introspect_cli.store.format.arrow_schema import Schema, schema_message
-from introspect_cli.store.format.columns import ColumnData, integer_lists, storable, text_lists, texts
+from introspect_cli.store.format.columns import (
+    ColumnData,
+    Schema,
+    encode_rows,
+    integer_lists,
+    storable,
+    text_lists,
+    texts,
+)
 from introspect_cli.store.format.schemas import LIMIT_NAMES
 
 if TYPE_CHECKING:
@@ -28,29 +33,12 @@ Row = TypeVar("Row")
 Encoded = Mapping[str, ColumnData]
 
 
-class Stream(NamedTuple):
-    """What a stream of names holds up to some row.
-
-    Attributes:
-        rows: how many.
-        length: bytes, the schema included.
-        crc: CRC-32 of the bytes.
-    """
-
-    rows: int
-    length: int
-    crc: int
-
-
 class Interner(Generic[Row]):
     """Numbers rows and encodes those not yet written. Several threads may intern; one writes.
 
     A site's name is a hundred bytes and recurs every step: a row gets the next number when it is first seen, and waits
     here until a step that was written holds it. An interrupt may come at any line: whoever writes keeps what counts as
     written, and no statement here leaves a number without its row.
-
-    Attributes:
-        begun: the stream before its first row.
     """
 
     def __init__(self, schema: Schema, encoder: Callable[[Sequence[Row]], Encoded]) -> None:
@@ -59,8 +47,7 @@ class Interner(Generic[Row]):
         self._numbers: dict[Hashable, int] = {}
         self._waiting: dict[int, Row] = {}
         self._lock = threading.Lock()
-        first = schema_message(schema)
-        self.begun = Stream(0, len(first), zlib.crc32(first))
+        self._bytes: dict[int, int] = {0: 0}  # by the number of rows, bytes of all of them
 
     def keys(self) -> list[Hashable]:
         """Keys of all rows, written or not."""
@@ -82,23 +69,17 @@ class Interner(Generic[Row]):
         """Whether any row may have to be written yet."""
         return bool(self._waiting)
 
-    def rest(self, written: Stream) -> tuple[bytes, Stream]:
-        """A batch of the rows that come after `written`, empty where there are none, and the stream with it.
-
-        The same rows again until they count as written.
-        """
-        if not self._waiting:
-            return b"", written
+    def rest(self, written: int) -> tuple[bytes, int]:
+        """The table of the rows after the first `written`, and how many: again until they count as written."""
         with self._lock:
-            for number in [number for number in self._waiting if number < written.rows]:
+            for number in [number for number in self._waiting if number < written]:
                 del self._waiting[number]
-            rows = [self._waiting[number] for number in range(written.rows, len(self._numbers))]
-        if not rows:
-            return b"", written
-        data = encode_batch(self._schema, self._encoder(rows), len(rows))
-        if written.length + len(data) > LIMIT_NAMES:
+            rows = [self._waiting[number] for number in range(written, len(self._numbers))]
+        data = encode_rows(self._schema, self._encoder(rows)) if rows else b""
+        self._bytes = {written: self._bytes[written], written + len(rows): self._bytes[written] + len(data)}
+        if self._bytes[written + len(rows)] > LIMIT_NAMES:
             raise StoreError(f"more names than a store holds ({LIMIT_NAMES >> 20} MB of them)")
-        return data, Stream(written.rows + len(rows), written.length + len(data), zlib.crc32(data, written.crc))
+        return data, len(rows)
 
 
 def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:

@@ -1,8 +1,8 @@
-"""Writes what one rank records, a step at a time, so that a killed process loses nothing that was indexed.
+"""Writes what one rank records, a step at a time, so that a killed process loses nothing that was written.
 
 The process may end between any two instructions, the disk may fill, the directory may go away, and a step must cost the
-training less than a millisecond. So it writes new names, then the step's batch, then its index entry, each with one
-plain write; what no index entry vouches for does not exist. The first failure ends the recording, never the script.
+training less than a millisecond. So new names, a step's labels and totals and its records are frames that go out in one
+plain write; what is torn off at the end does not exist. The first failure ends the recording, never the script.
 """
 
 from __future__ import annotations
@@ -16,33 +16,24 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Site, SiteInfo
-from introspect_cli.store.files.folders import (
-    INDEX,
+from introspect_cli.store.files.folders import reason
+from introspect_cli.store.format.columns import Message, Pieces, Schema
+from introspect_cli.store.format.documents import encode_labels
+from introspect_cli.store.format.log import (
+    BACK,
+    COLUMNS,
+    LABELS,
     LAYOUTS,
-    MODULES,
-    RECORDS,
+    NAMED,
     SITES,
-    STREAMS,
-    Folder,
-    reason,
+    STEP,
+    TOTALS,
+    step_digest,
 )
-from introspect_cli.store.format.arrow import END_OF_STREAM, Message, Pieces
-from introspect_cli.store.format.arrow_schema import Schema, schema_message
-from introspect_cli.store.format.documents import LABELS, LIMIT_LABELS, encode_labels
-from introspect_cli.store.format.index import chained, step_digest
-from introspect_cli.store.format.schemas import (
-    END_ENTRY,
-    ENTRY,
-    ENTRY_VALUES,
-    LIMIT_BATCH,
-    LIMIT_INDEX,
-    STEP_ENTRY,
-    Columns,
-    index_header,
-)
-from introspect_cli.store.format.totals import LIMIT_TOTALS, TOTALS, StepTotals
-from introspect_cli.store.write.names import Encoded, Interner, Stream, encode_layouts, encode_modules, encode_sites
-from introspect_cli.store.write.rank_files import RankFiles, Written
+from introspect_cli.store.format.schemas import LIMIT_BATCH, Columns
+from introspect_cli.store.format.totals import StepTotals
+from introspect_cli.store.write.log_writer import Frame, LogWriter
+from introspect_cli.store.write.names import Encoded, Interner, encode_layouts, encode_modules, encode_sites
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -54,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class RankWriter:
-    """One rank's streams and index, open for appending.
+    """One rank's records, open for appending.
 
     `site`, `layout` and `modules` may be called from several threads; `append` and `close` from one at a time.
 
@@ -64,20 +55,11 @@ class RankWriter:
         compiled: computes the same as zlib's `crc32` and `step_digest`, of what lies at addresses; None without.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        rank: int,
-        schema: Schema,
-        run_id: bytes,
-        *,
-        durable: bool = False,
-        totals: bool = False,
-    ) -> None:
+    def __init__(self, log: LogWriter, schema: Schema, *, totals: bool = False) -> None:
         self.failure: str | None = None
         self.digest = b""
         self.compiled: Any = None
-        self._rank = rank
+        self._log = log
         self._totals = StepTotals() if totals else None
         self._keys = np.zeros(0, np.uint64)
         self._setting = np.zeros(0, np.bool_)
@@ -85,16 +67,14 @@ class RankWriter:
         self._sites: Interner[tuple[Site, SiteInfo]] = Interner(columns.sites, self._encode_sites)
         self._layouts: Interner[Layout] = Interner(columns.layouts, self._encode_layouts)
         self._modules: Interner[ModuleInfo] = Interner(columns.modules, encode_modules)
-        self._interners = ((SITES, self._sites), (LAYOUTS, self._layouts), (MODULES, self._modules))
+        self._interners: dict[bytes, Interner[Any]] = dict(
+            zip(NAMED, (self._sites, self._layouts, self._modules), strict=True)
+        )
         self._schema = schema
-        header = index_header(rank, run_id, columns.described())
-        schemas = (columns.sites, columns.layouts, columns.modules, schema)
-        begun = dict(zip((SITES, LAYOUTS, MODULES, RECORDS), map(schema_message, schemas), strict=True))
         try:
-            self._files = RankFiles(folder, header, begun, durable=durable)
-        except OSError as error:
-            raise StoreError(f"cannot write to {folder.path}: {reason(error)}") from None
-        self._files.begin({name: interner.begun for name, interner in self._interners})
+            log.commit([Frame(COLUMNS, [columns.described()])])
+        except (OSError, StoreError) as error:
+            raise StoreError(f"cannot write to {log.folder.path}: {reason(error)}") from None
 
     def kinds(self) -> frozenset[Kind]:
         """Kinds of all sites there are."""
@@ -103,17 +83,17 @@ class RankWriter:
     @property
     def last_step(self) -> int | None:
         """The last step written; None where there is none."""
-        return self._files.written.step if self._files.written.step >= 0 else None
+        return self._log.written.step if self._log.written.step >= 0 else None
 
     @property
     def rows_written(self) -> int:
         """Records in all steps."""
-        return self._files.written.rows
+        return self._log.written.rows
 
     @property
     def bytes_written(self) -> int:
-        """Bytes in this rank's files that count as written."""
-        return sum(self._files.written.lengths.values())
+        """Bytes of this rank's log that count as written."""
+        return self._log.written.length
 
     def site(self, site: Site, info: SiteInfo) -> int:
         """The number of a site; what is known of it is taken from the first call."""
@@ -129,7 +109,7 @@ class RankWriter:
             self._modules.intern(module, module)
 
     def message(self, rows: int) -> Message:
-        """The message of a step of so many records, to be filled in, and filled in anew for the next step."""
+        """The body of a step of so many records, to be filled in, and filled in anew for the next step."""
         return Message(self._schema, rows)
 
     def append(self, step: int, batch: StepBatch | Message, labels: Labels | None = None) -> None:
@@ -143,45 +123,38 @@ class RankWriter:
         """
         if self.failure is not None:
             return
-        if step <= self._files.written.step:
-            raise ValueError(f"step {step} was appended after step {self._files.written.step}")
+        if step <= self._log.written.step:
+            raise ValueError(f"step {step} was appended after step {self._log.written.step}")
         try:
             self._append(step, batch, labels)
         except (OSError, StoreError) as error:
             self._fail(reason(error))
         except KeyboardInterrupt:
-            if step > self._files.written.step:  # once: a second interrupt is meant
+            if step > self._log.written.step:  # once: a second interrupt is meant
                 with suppress(Exception):  # none may take the interrupt's place; what lasts, the next step meets
                     self._append(step, batch, labels)
             raise
 
     def _append(self, step: int, batch: StepBatch | Message, labels: Labels | None) -> None:
-        self._files.guard()
-        before = self._files.written
-        names, streams = self._take_names()
+        self._log.guard()
+        frames = self._take_names()
+        rows = dict(zip(NAMED, self._log.written.names, strict=True))
+        for frame in frames:
+            rows[frame.kind] += frame.rows
         message = batch if isinstance(batch, Message) else self._filled(batch)
-        rows, columns = message.rows, message.columns
-        if message.largest("site") >= streams[SITES].rows or message.largest("layout") >= streams[LAYOUTS].rows:
+        columns = message.columns
+        if message.largest("site") >= rows[SITES] or message.largest("layout") >= rows[LAYOUTS]:
             raise ValueError("a record names a site or a layout that was never given a number")
         data = message.pieces()
         if sum(map(len, data)) > LIMIT_BATCH:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
-        if before.lengths[INDEX] + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
-            raise StoreError(f"more steps than a store holds ({LIMIT_INDEX // ENTRY.itemsize:,})")
         digest = _digest(self.compiled, columns, self._keys, self._setting)
-        chain = chained(before.chain, step, digest)
-        entry, crc = self._entry(
-            STEP_ENTRY, step, streams, data, rows, digest, chain, _crc(self.compiled, data, message.address)
-        )
-        if labels and before.lengths.get(LABELS, 0) < LIMIT_LABELS:
-            names[LABELS] = encode_labels(step, labels)
-        if self._totals is not None and before.lengths.get(TOTALS, 0) < LIMIT_TOTALS:
-            names[TOTALS] = self._totals.encoded(step, digest, columns, before.lengths.get(TOTALS, 0))
-        self._files.commit(
-            {**{name: [new] for name, new in names.items()}, RECORDS: data},
-            entry,
-            Written(step, chain, before.rows + rows, crc, streams, before.lengths),
-        )
+        if labels:
+            frames.append(Frame(LABELS, [encode_labels(labels)], step=step))
+        if self._totals is not None:
+            frames.append(Frame(TOTALS, [self._totals.encoded(columns)], step=step))
+        crc = _crc(self.compiled, data, message.address)
+        self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest, crc)])
         self.digest = digest
 
     def restart(self) -> None:
@@ -193,29 +166,25 @@ class RankWriter:
         if self.failure is not None or self.last_step is None:
             return
         try:
-            self._files.restart()
+            self._log.commit([Frame(BACK, [])])
         except (OSError, StoreError) as error:
             self._fail(reason(error))
 
     def thin(self, steps: Collection[int], why: str) -> None:
-        """Drop steps that were written, and say in the index why (of `index.OPTIONS`); the last step always stays.
+        """Drop steps that were written, and say in the log why (of `log.OPTIONS`); the last step always stays.
 
         Raises:
             StoreError: the rest could not be written anew; then all steps are still there.
         """
-        dropped = frozenset(steps) - {self._files.written.step}
+        dropped = frozenset(steps) - {self._log.written.step}
         if self.failure is None and dropped:
-            self._files.drop(self._rank, dropped, why)
+            self._log.drop(dropped, why)
 
-    def _take_names(self) -> tuple[dict[str, bytes], Mapping[str, Stream]]:
-        """By file name, what new names add, and the streams with them."""
-        written = self._files.written.names
-        if not any(interner.waits for _, interner in self._interners):
-            return {}, written
-        taken = {name: interner.rest(written[name]) for name, interner in self._interners}
-        return {name: data for name, (data, _) in taken.items() if data}, {
-            name: stream for name, (_, stream) in taken.items()
-        }
+    def _take_names(self) -> list[Frame]:
+        """Frames of the names that were not written yet."""
+        written = dict(zip(NAMED, self._log.written.names, strict=True))
+        taken = {kind: each.rest(written[kind]) for kind, each in self._interners.items() if each.waits}
+        return [self._log.names(kind, data, rows) for kind, (data, rows) in taken.items() if rows]
 
     def _filled(self, batch: StepBatch) -> Message:
         message = self.message(len(batch))
@@ -223,69 +192,33 @@ class RankWriter:
             message.put(name, column)
         return message
 
-    def _entry(
-        self,
-        kind: int,
-        step: int,
-        streams: Mapping[str, Stream],
-        data: Pieces,
-        rows: int,
-        digest: bytes,
-        chain: bytes,
-        crc_of_data: int = 0,
-    ) -> tuple[bytes, int]:
-        """The next entry of the index, and the CRC-32 of the index with it."""
-        sites, layouts, modules = streams[SITES], streams[LAYOUTS], streams[MODULES]
-        entry = ENTRY_VALUES.pack(
-            *(step, self._files.written.lengths[RECORDS], sum(map(len, data)), rows),
-            *(sites.rows, layouts.rows, modules.rows),
-            *(sites.length, layouts.length, modules.length),
-            *(sites.crc, layouts.crc, modules.crc, crc_of_data),
-            *(digest, chain, kind, 0),
-        )[:-4]
-        covered = zlib.crc32(entry, self._files.written.crc)
-        crc = covered.to_bytes(4, "little")
-        return entry + crc, zlib.crc32(crc, covered)
-
     def _fail(self, why: str) -> None:
         """Leave the files ending where the last write that succeeded ended, and write no more."""
         step = self.last_step
         ends = f"step {step}" if step is not None else "its beginning: no step was written"
-        self.failure = f"cannot write to {self._files.folder.path}: {why}; the store ends at {ends}"
-        self._files.cut()
+        self.failure = f"cannot write to {self._log.folder.path}: {why}; the store ends at {ends}"
+        with suppress(OSError, StoreError):  # what follows the last whole frame is not read anyway
+            self._log.guard()
         raise StoreError(self.failure)
 
     def close(self) -> None:
-        """Mark the end of the rank's records and close; again is harmless.
+        """Mark the end of the rank's records; again is harmless.
 
         Raises:
             StoreError: the mark could not be written.
         """
+        if self.failure is not None:
+            return
         try:
-            if self.failure is None and self._files.are_open:
-                self._finish()
-        finally:
-            self.abandon()
-
-    def _finish(self) -> None:
-        try:
-            self._files.guard()
-            names, streams = self._take_names()
-            written = self._files.written
-            entry, _ = self._entry(END_ENTRY, written.step, streams, [], 0, bytes(16), written.chain)
-            ends: dict[str, Pieces] = {name: [names.get(name, b""), END_OF_STREAM] for name in STREAMS}
-            self._files.commit(ends, entry, written)
+            self._log.commit(self._take_names())
+            self._log.end()
         except (OSError, StoreError) as error:
             self._fail(reason(error))
-
-    def abandon(self) -> None:
-        """Close the descriptors and write nothing: what a forked child does."""
-        self._files.close()
 
     def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
         encoded = encode_sites(rows)
         setting = np.array([site.kind in SETTING_KINDS for site, _ in rows])
-        counted = self._files.written.names[SITES].rows  # beyond it, what an append encoded that did not end
+        counted = self._log.written.names[0]  # beyond it, what an append encoded that did not end
         self._keys = np.concatenate([self._keys[:counted], np.asarray(encoded["key"])])
         self._setting = np.concatenate([self._setting[:counted], setting])
         if self._totals is not None:
@@ -294,7 +227,7 @@ class RankWriter:
 
     def _encode_layouts(self, rows: Sequence[Layout]) -> Encoded:
         if self._totals is not None:
-            self._totals.name_layouts(self._files.written.names[LAYOUTS].rows, list(rows))
+            self._totals.name_layouts(self._log.written.names[1], list(rows))
         return encode_layouts(rows)
 
 

@@ -30,8 +30,8 @@ from introspect_cli.store.files.folders import (
 from introspect_cli.store.files.handles import Handle, take_lock
 from introspect_cli.store.format import documents
 from introspect_cli.store.format.sources import encode
-from introspect_cli.store.write.closing import close_rank
 from introspect_cli.store.write.launch import join_launch, lock_file, refuse_unless, set_aside
+from introspect_cli.store.write.log_writer import LogWriter
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -48,25 +48,25 @@ _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 class StoreWriter:
     """A run's directory, locked for writing until closed.
 
+    Where several processes write one run, it is that of a rank, whose log holds its documents and is what is locked.
+
     Attributes:
         path: the directory, absolute.
-        id: 32 hex digits that every index of the run repeats, so that files of two runs cannot be mixed up.
+        id: 32 hex digits that every log of the run repeats, so that files of two runs cannot be mixed up.
         tensor_bytes: bytes of whole tensors.
     """
 
     def __init__(
-        self, path: Path, folder: Folder, lock: Handle, run_id: str, *, durable: bool = False, rank: int | None = None
+        self, path: Path, folder: Folder, lock: Handle | LogWriter, run_id: str, *, durable: bool = False
     ) -> None:
         self.path = path
         self.id = run_id
         self._folder = folder
         self._lock = lock
         self._durable = durable
-        self._rank = rank  # whose directory this is; None where one process writes the whole run
-        self._ranks: list[RankWriter] = []
+        self._ranks: list[tuple[RankWriter, LogWriter]] = []
         self._tensors: Folder | None = None
         self._stored: set[int] = set()
-        self._closed = False  # whether the lock is gone, as a rank's is
         self.tensor_bytes = 0
 
     @classmethod
@@ -104,11 +104,19 @@ class StoreWriter:
         old = set_aside(path, force=force)
         path.mkdir(parents=True, exist_ok=True)
         folder = Folder.at(str(path))
-        lock: Handle | None = None
+        lock: Handle | LogWriter | None = None
         try:
-            lock = lock_file(folder)
-            refuse_unless(take_lock(lock.fd) and folder.names() == [LOCK], path)
-            writer = cls(path, folder, lock, run_id, durable=durable, rank=rank)
+            if rank is not None:
+                try:
+                    again = Folder(os.dup(folder.fd), folder.path)
+                    lock = LogWriter(again, rank, bytes.fromhex(run_id), durable=durable, shared=True)
+                except FileExistsError:
+                    refuse_unless(False, path)
+            else:
+                lock = lock_file(folder)
+                refuse_unless(take_lock(lock.fd) and folder.names() == [LOCK], path)
+            assert lock is not None
+            writer = cls(path, folder, lock, run_id, durable=durable)
             writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
         except BaseException:
             folder.close()
@@ -139,8 +147,6 @@ class StoreWriter:
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name a settings document")
-        with self._writing("to {}"):
-            self._locked().make_folder(SETTINGS, _PRIVATE_DIRECTORY).close()
         self._write_document(f"{SETTINGS}/{name}.yaml", value)
 
     def save_source(self, digest: str, data: bytes) -> None:
@@ -168,10 +174,7 @@ class StoreWriter:
     def _locked(self) -> Folder:
         """The run's directory; the lock is taken again if the script closed its descriptor."""
         folder = self._folder.secure()
-        if self._closed:
-            self._closed, self._lock = False, lock_file(folder)
-            take_lock(self._lock.fd)
-        if not self._lock.is_ours():
+        if isinstance(self._lock, Handle) and not self._lock.is_ours():
             self._lock.open_again(os.O_RDWR)
             take_lock(self._lock.fd)
         return folder
@@ -182,10 +185,14 @@ class StoreWriter:
         if len(data) > LIMIT_DOCUMENT:
             raise DocumentTooLargeError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
         parent, _, file_name = name.rpartition("/")
-        with self._writing(f"{{}}/{name}"), ExitStack() as stack:
+        with self._writing(f"{{}}/{name}"):
             run = self._locked()
-            folder = stack.enter_context(run.folder(parent)) if parent else run
-            folder.replace(file_name, [data], _PRIVATE_FILE, durable=self._durable)
+            if isinstance(self._lock, LogWriter):
+                self._lock.document(file_name.removesuffix(".yaml"), data)
+                return
+            with ExitStack() as stack:
+                folder = stack.enter_context(run.make_folder(parent, _PRIVATE_DIRECTORY)) if parent else run
+                folder.replace(file_name, [data], _PRIVATE_FILE, durable=self._durable)
 
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
         """Keep a tensor's data under its checksum, once; bytes written."""
@@ -222,21 +229,21 @@ class StoreWriter:
         from introspect_cli.store.format.schemas import record_columns
         from introspect_cli.store.write.rank_writer import RankWriter
 
-        schema = record_columns(**kept)
+        schema, log = record_columns(**kept), self._lock
         with self._writing("to {}"):
             run = self._locked()
-            folder = run.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(run.path)
-        several = self._rank is not None
-        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable, totals=several)
-        self._ranks.append(writer)
+            if not isinstance(log, LogWriter):
+                log = LogWriter(run.make_folder(f"rank{rank}"), rank, bytes.fromhex(self.id), durable=self._durable)
+        writer = RankWriter(log, schema, totals=log is self._lock)
+        self._ranks.append((writer, log))
         return writer
 
     def abandon(self) -> None:
         """Close every descriptor and write nothing: what a forked child does first."""
         ranks, self._ranks = self._ranks, []
-        for rank in ranks:
-            rank.abandon()
-        self._release()
+        for _, log in ranks:
+            log.abandon()
+        self._release(abandoned=True)
 
     def close(self) -> None:
         """Close the ranks, each with its mark of a proper end, and give the lock back; again is harmless.
@@ -246,23 +253,25 @@ class StoreWriter:
         """
         try:
             self._close_ranks()
-            if self._rank is not None:
-                close_rank(self._folder)
-                self._closed = True
         finally:
             self._release()
 
     def _close_ranks(self) -> None:
         ranks, self._ranks = self._ranks, []
         with ExitStack() as stack:
-            for rank in ranks:
+            for rank, log in ranks:
+                if log is not self._lock:
+                    stack.callback(log.close)
                 stack.callback(rank.close)
 
-    def _release(self) -> None:
+    def _release(self, *, abandoned: bool = False) -> None:
         if self._tensors is not None:
             self._tensors.close()
         self._folder.close()
-        self._lock.close()
+        if abandoned and isinstance(self._lock, LogWriter):
+            self._lock.abandon()
+        else:
+            self._lock.close()
 
     def __enter__(self) -> StoreWriter:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
         return self

@@ -126,7 +126,7 @@ def differs(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str
     x = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
     x[1000], x[2000], x[3000] = float("nan"), float("inf"), 0.0
     wanted = r.empty(1)
-    Engine(threads=1).fill(wanted[0], x, with_stats=engine.stats, with_sketch=engine.sketch)
+    Engine(alone=True).fill(wanted[0], x, with_stats=engine.stats, with_sketch=engine.sketch)
     wanted.view(np.float64)[0, [r.MEDIAN, r.MODE]] = np.nan
     there = x.to(device)
     prepared = engine.prepare(there)

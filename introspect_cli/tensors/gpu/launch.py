@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from introspect_cli.tensors import checksum
-from introspect_cli.tensors.kernels import BF16, F16, F32, F64, I8, I16, I32, I64, TABLE, U8, U16, U32, U64
+from introspect_cli.tensors.arrays import CODES
+from introspect_cli.tensors.kernels import F16, F32, F64, SIZES, TABLE, U8, U16
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,31 +185,14 @@ class Element:
         return 2 if self.wide else 4
 
 
+_FLOAT8: Final = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+_PARTS: Final = {"complex32": F16, "complex64": F32, "complex128": F64}
+_OPAQUE: Final = {"float4_e2m1fn_x2": U8, "bits8": U8, "bits16": U16}
 ELEMENTS: Final = {
-    "float32": Element(F32, 4),
-    "float16": Element(F16, 2),
-    "bfloat16": Element(BF16, 2),
-    "float8_e4m3fn": Element(TABLE, 1),
-    "float8_e4m3fnuz": Element(TABLE, 1),
-    "float8_e5m2": Element(TABLE, 1),
-    "float8_e5m2fnuz": Element(TABLE, 1),
-    "float8_e8m0fnu": Element(TABLE, 1),
-    "bool": Element(U8, 1),
-    "uint8": Element(U8, 1),
-    "int8": Element(I8, 1),
-    "uint16": Element(U16, 2),
-    "int16": Element(I16, 2),
-    "float64": Element(F64, 8),
-    "uint32": Element(U32, 4),
-    "int32": Element(I32, 4),
-    "uint64": Element(U64, 8),
-    "int64": Element(I64, 8),
-    "complex32": Element(F16, 2, parts=2),
-    "complex64": Element(F32, 4, parts=2),
-    "complex128": Element(F64, 8, parts=2),
-    "float4_e2m1fn_x2": Element(U8, 1, values=False),
-    "bits8": Element(U8, 1, values=False),
-    "bits16": Element(U16, 2, values=False),
+    **{name: Element(code, SIZES[code]) for name, code in CODES.items() if name not in _PARTS},
+    **{f"float8_{name}": Element(TABLE, 1) for name in _FLOAT8},
+    **{name: Element(code, SIZES[code], parts=2) for name, code in _PARTS.items()},
+    **{name: Element(code, SIZES[code], values=False) for name, code in _OPAQUE.items()},
 }
 """By torch's name without the prefix."""
 

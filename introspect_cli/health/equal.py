@@ -1,0 +1,660 @@
+"""What has to be equal on several ranks: rows that say which sites, on which ranks; one comparer; the rules that ask.
+
+Which parameters ought to be equal on all ranks is written nowhere. So what was equal on all of them at first, or gets
+one gradient on all of them, is taken for copies; what differs from the start and has gradients that differ belongs to
+its rank (a local expert). Parts of a whole are compared with copies of the same part alone, and what has no recorded
+place with nothing. Equal inputs, parameters and buffers must give equal outputs. Where ranks compute parts of one
+output, what all of them hold whole of its input must be equal. DDP broadcasts the first rank's buffers before the next
+forward pass, unless it was told not to; where nobody does, each rank evaluates, and saves, statistics of its own
+samples.
+
+Why gradients differ is looked up in the step in which they begin to. A script divides before a reduction, after it, or
+never, so what an optimizer takes is a multiple of what came out of the collective, which sketches tell. Where
+collectives were not recorded, the elements of a bias's gradient still add up to those of its module's output.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from introspect_cli.health.aligned import AlignedStep, Difference, Gathered, Ledger, Ranks
+from introspect_cli.health.collectives import Collectives
+from introspect_cli.health.findings import Hit, Level, observed, rule
+from introspect_cli.health.progress import Progress
+from introspect_cli.records import SCALER, Kind, Part, Phase, Status
+from introspect_cli.store.format.batch import fitted
+from introspect_cli.store.ranks.plan import Covering, covering, same_parts, share
+from introspect_cli.texts import count, group_size, rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from introspect_cli.health.aligned import Rows
+
+
+_LEAST = 8  # elements of a parameter whose equality on two ranks is no accident
+_PLACES = {Status.OBSERVED, Status.PARTIAL}
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "broadcast")
+_ROUNDING, _RANKS_DIFFER = 1e-5, 1e-3
+_BY_DESIGN = 0.1
+"""Outputs that always differ by more, without a draw, are meant to: a module that takes its rank's share."""
+_SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
+_RANK_LOCAL = frozenset({"local_rank", "host", "hostname", "pid", "process_id"})
+_TORCHS = "torch/nn/modules/"
+_PLAIN = re.compile(r"True|False|-?\d+\.\d*(e[+-]?\d+)?|-?\d+e[+-]?\d+")
+
+
+class Equal(Gathered):
+    """Each row's ledger.
+
+    Attributes:
+        stale: parameters that differ although their gradients are equal, by FQN.
+        cut: of the step at hand, the parts that ranks have of modules' outputs, by FQN.
+        unsound: of the step at hand, modules that hold parameters or buffers which are not equal on all ranks, or were
+            not in the step before.
+        calls: of the step at hand, what calls were given and drew, by kind, FQN and call.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(ranks)
+        self.ledgers = {name: Ledger() for name, _ in ROWS}
+        self.stale: dict[str, Difference] = {}
+        self.cut: dict[str, dict[int, Part]] = {}
+        self.unsound: set[str] = set()
+
+    def step(self, now: AlignedStep) -> None:
+        """Compare what has to be equal in a step."""
+        outputs = now.of(Kind.OUTPUT, Phase.FORWARD)
+        self.cut = {now.sites[n].fqn: parts for n in outputs if (parts := _parts(now, n))}
+        self.unsound = self._unsound(now)
+        self.calls: dict[tuple[str, str, int], list[int]] = {}
+        for number in (*now.of(Kind.INPUT, Phase.FORWARD), *now.of(Kind.RNG, Phase.FORWARD)):
+            site = now.sites[number]
+            self.calls.setdefault((site.kind, site.fqn, site.call), []).append(number)
+        for name, row in ROWS:
+            for number in now.of(row.kind, *row.phases):
+                site = now.sites[number]
+                groups = row.held(self, now, number) if len(now.rows[number]) > 1 else []
+                value = row.value and partial(row.value, now)
+                found = (now.difference(held, value) for held in groups)
+                difference = next((each for each in found if each is not None), None)
+                if difference is not None and row.why is not None:
+                    difference = difference._replace(words=row.why(self, now, number, difference))
+                if groups:
+                    path = site.path if row.kind is Kind.HYPERPARAMETER else ""
+                    self._note(name, f"{site.fqn}{path}", difference)
+                if difference is not None and name == "output":
+                    break  # others follow it
+
+    def _unsound(self, now: AlignedStep) -> set[str]:
+        held = *now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER), *now.of(Kind.BUFFER, Phase.START, Phase.FORWARD)
+        names = {now.sites[n].fqn for n in held if len(now.values(n, now.rows[n])) > 1}
+        names |= {now.sites[n].fqn for n in now.of(Kind.PARAM)} - self.of("param").equal
+        return {
+            ".".join(pieces[:end]) for pieces in (name.split(".") for name in names) for end in range(1, len(pieces))
+        }
+
+    def of_call(self, now: AlignedStep, number: int, kind: Kind) -> list[int]:
+        """What the call of a site was given, or drew."""
+        site = now.sites[number]
+        return self.calls.get((kind.value, site.fqn, site.call), [])
+
+    def _note(self, row: str, name: str, difference: Difference | None) -> None:
+        ledger, params = self.ledgers[row], self.ledgers["param"]
+        if row != "grad" or difference is None or name in params.equal:
+            ledger.note(name, difference)
+        if row == "grad" and difference is None and name in params.since and name not in ledger.first:
+            self.stale.setdefault(name, params.since[name])
+
+    def of(self, row: str, needs: str = "") -> Ledger:
+        """A row's ledger; where something is needed of it, not an empty one."""
+        ledger = self.ledgers[row]
+        observed(not needs or ledger.times[1], needs)
+        return ledger
+
+    @cached_property
+    def peers(self) -> list[list[int]]:
+        """Ranks that are given the same samples."""
+        return peers_of(self.ranks.numbers, self.ranks.groups)
+
+
+def peers_of(numbers: Iterable[int], groups: Iterable[frozenset[int]]) -> list[list[int]]:
+    """Ranks that are given the same samples: those of one place in their groups, where wrappers cut batches."""
+    sharing = {rank: {rank} for rank in numbers}  # each with all that share its samples
+    for group in groups:
+        together = set(group).union(*(sharing[rank] for rank in group if rank in sharing))
+        sharing |= dict.fromkeys(together & sharing.keys(), together)
+    places: dict[int, list[int]] = {}
+    for rank, together in sharing.items():
+        places.setdefault(sorted(together).index(rank), []).append(rank)
+    return [peers for peers in places.values() if len(peers) > 1]
+
+
+def is_data_parallel(ranks: Ranks) -> bool:
+    """Whether ranks are to be given different samples: a wrapper says so, or each holds all parameters."""
+    wrapped = frozenset[int]().union(*ranks.groups)
+    if wrapped:
+        return set(ranks.numbers) <= wrapped
+    copies = ranks.of(Equal).of("param")
+    return bool(copies.shared) and 2 * len(copies.shared) >= len(copies.times[1]) and not ranks.has_parts
+
+
+def share_samples(ranks: Ranks, one: int, two: int) -> bool:
+    """Whether two ranks are to be given different samples; peers of tensor parallelism get the same."""
+    if ranks.groups:
+        return any(one in group and two in group for group in ranks.groups)
+    return is_data_parallel(ranks)
+
+
+# --- on which ranks a site has to be equal: rows of theirs, none where nothing is to be compared
+
+
+def _together(_: Equal, now: AlignedStep, number: int) -> list[Rows]:
+    measured = now.sites[number].kind != Kind.OUTPUT or all(now.status(*at) in _PLACES for at in _held(now, number))
+    return [now.rows[number]] if measured and now.sites[number].fqn != SCALER else []  # a tensor, without a text
+
+
+def _held(now: AlignedStep, number: int) -> list[tuple[int, int]]:
+    return list(now.rows[number].items())
+
+
+def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
+    if now.sites[number].fqn in equal.of("layout").since:
+        return []
+    by_part: dict[object, dict[int, int]] = {}
+    for rank, row in _held(now, number):
+        layout, status = now.layout(rank, row), now.status(rank, row)
+        owed = layout.part is None or bool(layout.part.owed)
+        if status is Status.NOT_OBSERVED or (status is Status.PARTIAL and owed):
+            return [{}]
+        by_part.setdefault((layout.shape, layout.part), {})[rank] = row
+    return list(by_part.values())
+
+
+def _in_groups(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
+    groups = equal.ranks.groups or [frozenset(equal.ranks.numbers)]
+    held = [{rank: row for rank, row in _held(now, number) if rank in group} for group in groups]
+    whole = [rows for rows in held if all(now.is_whole(*at) for at in rows.items())]
+    return [rows for rows in whole if len(rows) > 1 and len({now.layout(*at) for at in rows.items()}) == 1]
+
+
+def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
+    if not equal.peers:
+        return []
+    fqn = now.sites[number].fqn
+    groups: list[Rows] = []
+    looks_up = equal.cut and equal.ranks.classes.get(fqn) == "Embedding"
+    tables = now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER) if looks_up else ()
+    # where no output is cut, ranks have parts of what each of them gathers for samples of its own (ZeRO)
+    table = next((_parts(now, n) for n in tables if now.sites[n].fqn == f"{fqn}.weight"), {})
+    for parts in (equal.cut.get(fqn, {}), table):
+        for peers in equal.peers:
+            held = {rank: row for rank, row in _held(now, number) if rank in peers and rank in parts}
+            if len({parts[rank] for rank in held}) > 1 and all(now.is_whole(*at) for at in held.items()):
+                groups.append(held)
+    return groups
+
+
+def _parts(now: AlignedStep, number: int) -> dict[int, Part]:
+    """The part that each rank has of a whole; {} where one has none, or a sum is owed."""
+    parts = {rank: now.layout(rank, row).part for rank, row in _held(now, number)}
+    return {} if None in parts.values() else {rank: part for rank, part in parts.items() if part and not part.owed}
+
+
+def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
+    """Ranks that a call was given the same, where its parameters and buffers are equal: all, or those of a replica."""
+    site, inputs = now.sites[number], equal.of_call(now, number, Kind.INPUT)
+    if not inputs or site.fqn in equal.unsound:
+        return []
+    groups: dict[object, dict[int, int]] = {}
+    for rank, row in _held(now, number):
+        complete = all(rank in now.rows[each] for each in inputs)
+        given = tuple(now.values(each, [rank]) for each in inputs) if complete else rank
+        groups.setdefault(given, {})[rank] = row
+    drawn = equal.of_call(now, number, Kind.RNG)
+    # some of the ranks are to have samples, and so draws, that the others have not
+    return [
+        same
+        for same in groups.values()
+        if len(same) > 1
+        and all(now.layout(*at).part is None for at in same.items())
+        and not (drawn and any(len(same.keys() & ranks) > 1 for ranks in equal.ranks.groups))
+    ]
+
+
+# --- why they differ, looked up at once: the step is gone later
+
+
+def _why_peers(_: Equal, now: AlignedStep, number: int, found: Difference) -> str:
+    """What differs before it: the batch, or a parameter that both begin the step with."""
+    del number
+    for kind, phase in ((Kind.BATCH, Phase.DATA), (Kind.PARAM, Phase.START)):
+        for other in now.of(kind, phase):
+            rows = {rank: row for rank, row in _held(now, other) if rank in (found.base, found.rank)}
+            whole = all(now.layout(*at).part is None for at in rows.items())
+            if len(rows) == 2 and whole and now.difference(rows) is not None:
+                return ": their batches differ" if kind is Kind.BATCH else f": {now.sites[other].fqn} differs"
+    return ""
+
+
+def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
+    ranks = [found.base, *found.others]
+    drew = any(len(now.values(each, ranks)) > 1 for each in equal.of_call(now, number, Kind.RNG))
+    return "the random states it draws from differ" if drew else ""
+
+
+def _why_grad(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
+    """What the records prove of the reduction of a gradient, or which ranks have one; "" where that is not known."""
+    rows = now.rows[number]
+    if found.is_multiple:
+        return ""
+    proof = _by_collectives(equal.ranks.of(Collectives), now, rows)
+    return proof or _by_sums(equal.ranks, now, now.sites[number].fqn, rows) or _alike(now, rows)
+
+
+def _by_collectives(collectives: Collectives, now: AlignedStep, rows: Rows) -> str:
+    """Which reductions a gradient is a multiple of: of what came out of one, or of what went in."""
+    found: dict[tuple[bool, int], tuple[str, int, str]] = {}
+    for rank, row in rows.items():
+        mine, calls = now.sketch(rank, row), collectives.calls.get(rank, {})
+        if mine is None:
+            return ""
+        for (group, number), call in calls.items():
+            for path, at in call.rows.items() if call.operation in _REDUCTIONS else ():
+                passed = now.sketch(rank, at)
+                if passed is not None and now.numel(rank, at) == now.numel(rank, row):
+                    factor, rest = fitted(passed, mine)
+                    if factor > 0 and rest <= _ROUNDING:
+                        found.setdefault((path.startswith(".out"), rank), (group, number, call.where))
+    came = {rank: found[True, rank] for rank in sorted(rows) if (True, rank) in found}
+    kept = sorted(rank for rank in rows if (False, rank) in found and rank not in came)
+    if kept:
+        return (
+            f"its gradient was not reduced on {rank_list(kept)}: its optimizer takes what went into "
+            f"{found[False, kept[0]][2]} there, not what came out"
+        )
+    groups = dict.fromkeys(group for group, _, _ in came.values())
+    if len(came) < len(rows) or (len(groups) > 1 and any(group_size(name) == len(came) for name in groups)):
+        return ""
+    (group, number, where), *others = came.values()
+    if len(groups) > 1:
+        return f"its gradient was reduced over {' and over '.join(f'{name} alone' for name in groups)} ({where})"
+    other = next((each for _, each, _ in others if each != number), None)
+    unlike = f"collective {number} of {group} on one rank and out of collective {other} on another ({where})"
+    return f"its gradient came out of {unlike}: the order differs" if other is not None else ""
+
+
+def _by_sums(ranks: Ranks, now: AlignedStep, fqn: str, rows: Rows) -> str:
+    """That ranks take what their backward passes gave, by sums of elements."""
+    outputs = [now.rows[number] for number in ranks.adding_up.get(fqn, ()) if number in now.rows]
+    parts = any(now.layout(*at).part is not None for at in rows.items())
+    taken = {rank: now.total(rank, row) for rank, row in rows.items()}
+    given = {rank: passed_back(now, outputs, [rank]) for rank in rows}
+    both = [(rank, taken[rank], given[rank]) for rank in rows]
+    sums = [(rank, took[0], gave[0], gave[1]) for rank, took, gave in both if took is not None and gave is not None]
+    if parts or len(sums) < len(rows):
+        return ""
+    middle, scale = float(np.mean([gave for _, _, gave, _ in sums])), max(size for *_, size in sums)
+    alone = [
+        rank
+        for rank, took, gave, _ in sums
+        if abs(gave - middle) > _RANKS_DIFFER * scale and abs(took - gave) <= _ROUNDING * scale
+    ]
+    where = "any rank" if len(alone) == ranks.run.world_size else rank_list(sorted(alone))
+    return f"its gradient was not reduced on {where}" if alone else ""
+
+
+def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int]) -> tuple[float, float] | None:
+    """What the backward passes of some ranks gave at outputs, added up, and its absolutes; None where that is open."""
+    at = [(rank, held[rank]) for rank in ranks for held in outputs if rank in held]
+    given = [now.total(*each) if now.layout(*each).part is None else None for each in at]
+    known = [each for each in given if each is not None]
+    return (sum(one for one, _ in known), sum(two for _, two in known)) if known and len(known) == len(at) else None
+
+
+def _alike(now: AlignedStep, rows: Rows) -> str:
+    """Ranks by their gradient; nothing where each has another, or a part."""
+    ranks: dict[int, list[int]] = {}
+    for rank, row in rows.items():
+        ranks.setdefault(now.checksum(rank, row), []).append(rank)
+    if len(ranks) == len(rows) or any(now.layout(*at).part is not None for at in rows.items()):
+        return ""
+    which = " and another ".join(f"on {rank_list(sorted(same))}" for same in ranks.values())
+    return f"it is one gradient {which}: it was not reduced over all ranks, or changed after that"
+
+
+class Row(NamedTuple):
+    """Sites that have to be equal on some ranks.
+
+    Attributes:
+        held: of a site, what is compared: the rows of ranks.
+        value: what of them; None for checksums.
+        why: why they differ.
+    """
+
+    kind: Kind
+    phases: tuple[Phase, ...]
+    held: Callable[[Equal, AlignedStep, int], list[Rows]]
+    value: Callable[[AlignedStep, int, int], object] | None = None
+    why: Callable[[Equal, AlignedStep, int, Difference], str] | None = None
+
+
+def _form(now: AlignedStep, rank: int, row: int) -> str:
+    return f"{now.layout(rank, row).dtype} {list(now.layout(rank, row).shape)}"
+
+
+ROWS = (
+    ("peers", Row(Kind.INPUT, (Phase.FORWARD,), _of_peers, why=_why_peers)),
+    ("output", Row(Kind.OUTPUT, (Phase.FORWARD,), _given_alike, why=_why_output)),
+    ("layout", Row(Kind.PARAM, (), _together, _form)),
+    ("dtype", Row(Kind.OUTPUT, (Phase.FORWARD,), _together, lambda now, rank, row: now.layout(rank, row).dtype)),
+    ("param", Row(Kind.PARAM, tuple(phase for phase in Phase if phase is not Phase.OPTIMIZER), _by_part)),
+    ("grad", Row(Kind.GRAD, (Phase.OPTIMIZER,), _by_part, why=_why_grad)),
+    ("param", Row(Kind.PARAM, (Phase.OPTIMIZER,), _by_part)),
+    ("buffer", Row(Kind.BUFFER, (), _in_groups)),
+    ("setting", Row(Kind.HYPERPARAMETER, (), _together, AlignedStep.text)),
+)
+"""In the order in which they are asked: outputs where copies were equal before the step, gradients before updates."""
+
+_COPIES = "two ranks that recorded the same parameter"
+
+
+@rule(Level.ERROR, over_ranks=True)
+def copies_differ(ranks: Ranks) -> Iterator[Hit]:
+    """Copies of a parameter differ between ranks.
+
+    When: no gradient of it was seen to differ; or it differs from the first step on, although its gradients are
+        equal
+    Cause: a checkpoint that only some ranks loaded, a step that only some took, settings that differ, or experts
+        whose gradients are averaged over the wrong group
+    """
+    equal = ranks.of(Equal)
+    params, grads = equal.of("param", _COPIES), equal.of("grad")
+    for fqn, found in params.parted.items():
+        if fqn in grads.first and grads.first[fqn].step <= found.step:
+            continue  # the rule on reductions says so
+        seen = fqn in grads.times[1]
+        why = "although no gradient of it was seen to differ" if seen else "and no gradients of it were compared"
+        evidence = f"from step {found.step} on the parameter {fqn} differs on {found.whose}{found.size}, {why}"
+        yield Hit(found.step, f"param {fqn}", evidence, found.rank)
+    for fqn, found in equal.stale.items():
+        if fqn not in params.parted and fqn not in ranks.of(Parts).wrong:
+            evidence = (
+                f"{fqn} differs on {found.whose}{found.size} from the first step on record, although its gradient is "
+                "equal on all of them: one of them was loaded or written to alone, or these are experts of their own "
+                "ranks and their gradients were averaged over them"
+            )
+            yield Hit(found.step, f"param {fqn}", evidence, found.rank)
+
+
+@rule(Level.ERROR, over_ranks=True)
+def rank_layout(ranks: Ranks) -> Iterator[Hit]:
+    """A parameter has another dtype or shape, or a module's output another dtype, on some ranks.
+
+    When: it is so in any step that all ranks have
+    Cause: a model that is built or cast differently there, or an autocast that is not entered on all ranks
+    """
+    equal = ranks.of(Equal)
+    for fqn, found in equal.of("layout", _COPIES).first.items():
+        yield Hit(found.step, f"param {fqn}", f"{fqn} differs in dtype or shape{found.words}", found.rank)
+    for fqn, found in equal.of("dtype").first.items():
+        yield Hit(found.step, f"output {fqn}", f"the output of {fqn} differs in dtype{found.words}", found.rank)
+
+
+@rule(Level.ERROR, over_ranks=True)
+def reduction(ranks: Ranks) -> Iterator[Hit]:
+    """Gradients of one parameter differ between ranks when the optimizer takes them.
+
+    When: the parameter was equal on them before; --record default,collective tells over whom the gradient was
+        reduced
+    Cause: an all-reduce that is missing, over the wrong group, or skipped on some ranks; of multiples, clipping or
+        unscaling by what each rank has of its own
+    """
+    equal = ranks.of(Equal)
+    equal.of("param", _COPIES)
+    grads = equal.of("grad").first
+    alone = {fqn for fqn, found in grads.items() if not found.is_multiple and not found.single}
+    begun = {grads[fqn].step for fqn in alone}
+    # Where one gradient differs, all others are multiples that step, as clipping by a norm makes them.
+    followers = {fqn: found.step for fqn, found in grads.items() if fqn not in alone and found.step in begun}
+    diverged = [found.step for row in ("peers", "output") for found in equal.of(row).first.values()]
+    diverged += [hit.step for hit in ranks.of(Progress).hits]
+    for fqn, found in grads.items():
+        if fqn in followers:
+            continue
+        why = found.words or "it was not reduced, or not over these ranks, or changed on one after that"
+        if not found.words and any(step <= found.step for step in diverged):
+            why = "the ranks had diverged before it, as another finding says"
+        elif found.is_multiple:
+            why = "it is a multiple there: divided by another number, clipped by a norm of its own or unscaled alone"
+        number = sum(step == found.step for step in followers.values())
+        clipped = f"; {count(number, 'other gradient')} differ by a factor, as clipping by a norm makes them"
+        evidence = (
+            f"from step {found.step} on the gradient of {fqn} that the optimizer takes differs on "
+            f"{found.whose}{found.size}: {why}{clipped * bool(number)} ({count(len(ranks.steps), 'step')} looked at)"
+        )
+        yield Hit(found.step, f"grad {fqn}", evidence, found.rank)
+
+
+@rule(Level.WARNING, over_ranks=True)
+def buffers_differ(ranks: Ranks) -> Iterator[Hit]:
+    """Buffers of data-parallel ranks differ, and nothing makes them equal.
+
+    When: they differ at the end of the last step that has them, and no wrapper broadcasts them before a forward
+        pass
+    Cause: BatchNorm statistics of each rank's samples, so that what is evaluated and saved depends on the rank:
+        SyncBatchNorm, or DDP with broadcast_buffers
+    """
+    buffers = ranks.of(Equal).of("buffer")
+    observed(buffers.times[1] and is_data_parallel(ranks), "data-parallel ranks and their buffers")
+    said = [manifest.get("broadcasts_buffers", "") for manifest in ranks.run.manifests.values()]
+    observed("" not in said, "whether buffers are broadcast")
+    who = "its wrapper broadcasts none" if False in said else "nobody broadcasts it"
+    for fqn, found in buffers.since.items() if True not in said else ():
+        evidence = f"{fqn} differs on {found.whose}{found.size} from step {found.step} to the last, and {who}"
+        yield Hit(found.step, f"buffer {fqn}", evidence, found.rank)
+
+
+@rule(Level.ERROR, over_ranks=True)
+def peers_differ(ranks: Ranks) -> Iterator[Hit]:
+    """Ranks that compute parts of one output are given different inputs.
+
+    When: an output or the table of an embedding is cut over ranks, and an input of its module that each of them
+        has whole differs
+    Cause: a sampler that takes the rank of a process for that of a data-parallel group, or a parameter outside of
+        the mesh that each rank drew from another seed
+    """
+    first = ranks.of(Equal).of("peers", "inputs of modules whose output is cut over ranks").first
+    for fqn, found in list(first.items())[:1]:
+        evidence = (
+            f"rank {found.rank}'s input of {fqn} is not that of rank {found.base}, although their outputs or tables "
+            f"are parts of one whole{found.words}"
+        )
+        yield Hit(found.step, f"input {fqn}", evidence, found.rank)
+
+
+@rule(Level.ERROR, over_ranks=True)
+def rank_outputs(ranks: Ranks) -> Iterator[Hit]:
+    """A module's output differs between ranks although inputs and parameters are equal.
+
+    When: any bit differs in a call; what always differs, without a draw, by more than a relative L2 of
+        {_BY_DESIGN:g} is meant to
+    Cause: random states that differ where ranks must draw alike, other flags or kernels, or a faulty device
+    """
+    outputs = ranks.of(Equal).of("output")
+    for fqn, found in sorted(outputs.first.items(), key=lambda item: item[1].step):
+        times, chances = (counted[fqn] for counted in outputs.times)
+        if times < chances or found.words or not found.distance > _BY_DESIGN:
+            evidence = (
+                f"the output of {fqn} on rank {found.rank} differs from that on rank {found.base}{found.size} although "
+                f"inputs and parameters are equal, in {times} of {count(chances, 'call')}: "
+                f"{found.words or 'nothing it was given explains why'}"
+            )
+            yield Hit(found.step, f"output {fqn}", evidence, found.rank)
+
+
+@rule(Level.WARNING, over_ranks=True)
+def rank_settings(ranks: Ranks) -> Iterator[Hit]:
+    """Versions, flags, hardware, sources, hyper-parameters or modules' attributes differ between ranks.
+
+    When: any value of runtime, hardware, packages, sources or git differs, or a hyper-parameter in any step; of
+        data-parallel ranks a flag or a fraction that a module of torch's begins with, or any module's mode
+    Cause: machines that are not set up alike, or a setting that depends on the rank
+    """
+    hyperparameters = ranks.of(Equal).of("setting").first
+    hits = [Hit(d.step, name, f"{name} differs{d.words}", d.rank) for name, d in hyperparameters.items()]
+    hits += _attributes(ranks)
+    observed(hits or ranks.run.manifests, "settings of each rank")
+    yield from hits
+    numbers = ranks.numbers if ranks.run.manifests else ()
+    every = {rank: ranks.run.settings_of(rank) for rank in numbers}
+    flat = {rank: dict(_flat("", {name: held.get(name) for name in _SETTINGS})) for rank, held in every.items()}
+    settings = {rank: values for rank, values in flat.items() if values}  # others were cut off before they wrote any
+    base = min(settings, default=0)
+    for rank, held in settings.items():
+        for name in sorted(settings[base].keys() | held.keys()):
+            one, two = settings[base].get(name), held.get(name)
+            if one != two:
+                evidence = f"{name} is {two!r} on rank {rank} and {one!r} on rank {base}"
+                yield Hit(ranks.steps[0] if ranks.steps else 0, name, evidence, rank)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, object]]:
+    """Plain values of what is the same on all ranks of a sound run, by name."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if str(key) not in _RANK_LOCAL:
+                yield from _flat(f"{name}.{key}" if name else str(key), inner)
+    elif value is not None:
+        yield name, value
+
+
+def _attributes(ranks: Ranks) -> Iterator[Hit]:
+    """Flags and fractions of torch's own modules that differ between ranks which train one model.
+
+    A script's modules may know which rank they are on, such as the one that prints.
+    """
+    base = ranks.numbers[0]
+    sharing = [rank for rank in ranks.numbers if is_data_parallel(ranks) and share_samples(ranks, base, rank)]
+    held: dict[int, dict[tuple[str, str, str], dict[int, str]]] = {rank: {} for rank in [base, *sharing]}
+    for rank, attributes in held.items() if sharing else ():
+        for module in ranks.run.rank(rank).module_rows:
+            for name, value in module.attributes:
+                if _PLAIN.fullmatch(value) and (name == "training" or module.source.startswith(_TORCHS)):
+                    attributes.setdefault((module.fqn, module.module_class, name), {})[module.step] = value
+    for rank, attributes in held.items():
+        for place, one in held[base].items():
+            two = attributes.get(place, one)
+            for step in sorted({*one, *two}):
+                a, b = (side[max((at for at in side if at <= step), default=min(side))] for side in (one, two))
+                if a != b:
+                    name = f"{place[0]}.{place[2]}"
+                    yield Hit(step, name, f"{name} is {b} on rank {rank} and {a} on rank {base}", rank)
+                    break
+
+
+# --- parts that have to be one whole, and tied weights on two ranks, which have to stay equal
+
+
+class Parts(Gathered):
+    """Parameters as they are at the first step, and whether ties hold after it.
+
+    Attributes:
+        wrong: what is wrong with the parts of a parameter, by FQN.
+        untied: parameters that begin equal on two ranks under two names that neither has both of, by rank and name of
+            both: the step after which they are equal no more, None while they are.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(ranks)
+        self.wrong: dict[str, str] = {}
+        self.untied: dict[tuple[tuple[int, str], tuple[int, str]], int | None] = {}
+
+    def step(self, now: AlignedStep) -> None:
+        """Look at the parts and find the ties in the first step; see in each whether the ties hold."""
+        if now.step == self.ranks.steps[0]:
+            self._tie(now)
+            for number in now.of(Kind.PARAM, Phase.START):
+                if len(self.ranks.numbers) >= self.ranks.run.world_size and (wrong := self._wrong(now, number)):
+                    self.wrong[now.sites[number].fqn] = wrong
+        if None in self.untied.values():
+            numbers = now.of(Kind.PARAM, Phase.OPTIMIZER)
+            after = {
+                (at[0], now.sites[number].fqn): now.checksum(*at) for number in numbers for at in _held(now, number)
+            }
+            for (one, two), step in self.untied.items():
+                if step is None and one in after and two in after and after[one] != after[two]:
+                    self.untied[one, two] = now.step
+
+    def _wrong(self, now: AlignedStep, number: int) -> str:
+        """What the parts leave out of the whole, or have twice; two of different places with the same moments."""
+        holders = [(rank, now.layout(rank, row).part) for rank, row in _held(now, number)]
+        parts: dict[Part, int] = {}
+        for rank, part in holders:
+            if part is not None and part.numel and not part.owed:
+                parts.setdefault(part, rank)
+        if not parts:
+            return ""
+        covered, whole = covering(list(parts)), now.layout(*_held(now, number)[0]).numel
+        if len(holders) == self.ranks.run.world_size and covered is not None and covered != Covering(whole, 0):
+            twice = f", and several parts have {share(covered.doubled, whole)}" if covered.doubled else ""
+            same = same_parts(holders) if covered.covered < whole else ""
+            return f"its parts cover {share(covered.covered, whole)}{twice}{same}"
+        seen: dict[object, int] = {}
+        for part, rank in parts.items():
+            moments = now.stats(rank, now.rows[number][rank], "var", "min", "max", "mean")
+            if part.numel < _LEAST or np.isnan(moments).any() or not moments[0] > 0:
+                return ""
+            other = seen.setdefault((part.numel, *moments), rank)
+            if other != rank:
+                same = "(extrema, mean and variance are equal to the last bit), at another place of the whole"
+                return f"rank {rank} holds the same values as rank {other} {same}"
+        return ""
+
+    def _tie(self, now: AlignedStep) -> None:
+        holders: dict[object, list[tuple[int, str]]] = {}
+        for number in now.of(Kind.PARAM, Phase.START):
+            for rank, row in _held(now, number):
+                layout = now.layout(rank, row)
+                if layout.part is None and layout.numel >= _LEAST and now.stats(rank, row, "var")[0] > 0:
+                    value = layout.shape, layout.dtype, now.checksum(rank, row)
+                    holders.setdefault(value, []).append((rank, now.sites[number].fqn))
+        names = {(rank, now.sites[n].fqn) for n in now.of(Kind.PARAM, Phase.START) for rank in now.rows[n]}
+        for one, *others in holders.values():
+            for two in others:
+                if one[0] != two[0] and (two[0], one[1]) not in names and (one[0], two[1]) not in names:
+                    self.untied[one, two] = None
+
+
+@rule(Level.ERROR, over_ranks=True)
+def shards(ranks: Ranks) -> Iterator[Hit]:
+    """Parts of a parameter overlap, leave some of it out, or hold the same values.
+
+    When: at the start, the ranges of indices that ranks hold do not have each element once, or two parts have the
+        same extrema and moments, to the last bit
+    Cause: a checkpoint that was cut with another rank's offset, or ranks that each drew their part from one seed
+    """
+    observed(ranks.has_parts, "parameters that are cut over ranks")
+    for fqn, wrong in ranks.of(Parts).wrong.items():
+        yield Hit(ranks.steps[0], f"param {fqn}", f"of {fqn}, {wrong}", ranks.numbers[0])
+
+
+@rule(Level.ERROR, over_ranks=True)
+def tied_weights(ranks: Ranks) -> Iterator[Hit]:
+    """Tied weights on two ranks differ.
+
+    When: parameters that begin equal on two ranks, under two names, differ after a step
+    Cause: an embedding and a head on two stages whose gradients are not all-reduced
+    """
+    untied = observed(ranks.of(Parts).untied, "parameters that begin equal under different names on two ranks")
+    for ((rank, one), (other, two)), step in untied.items():
+        if step is not None:
+            evidence = (
+                f"{one} of rank {rank} and {two} of rank {other} begin equal, as tied weights do, and differ after "
+                f"step {step}: their gradients were not added up"
+            )
+            yield Hit(step, f"param {two}", evidence, other)

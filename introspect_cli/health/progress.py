@@ -1,0 +1,130 @@
+"""How far each rank gets: what was lost, what was skipped, and what has no gradient."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
+from introspect_cli.health.findings import Hit, Level, rule
+from introspect_cli.records import Kind, Phase
+from introspect_cli.store.ranks.tasks import ended_unevenly
+from introspect_cli.texts import count, rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class Progress(Gathered):
+    """Steps in which ranks did not do the same.
+
+    Attributes:
+        losses: the first step in which ranks have another number of losses.
+        unmoved: the first step in which no parameter of some ranks changed, and those of others did.
+        missing: the first step in which only some ranks have a gradient of a parameter, by its FQN.
+        computing: ranks that have had a loss.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(ranks)
+        self.losses: Hit | None = None
+        self.unmoved: Hit | None = None
+        self.missing: dict[str, Hit] = {}
+        self.computing: set[int] = set()
+        self._last: dict[tuple[int, str], int] = {}  # checksums of each rank's parameters, as last seen
+
+    @property
+    def hits(self) -> list[Hit]:
+        """Where ranks began to be at different steps."""
+        return [hit for hit in (self.losses, self.unmoved) if hit is not None]
+
+    def step(self, now: AlignedStep) -> None:
+        """Compare what the ranks did in a step."""
+        self._gradients(now)
+        times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
+        self.computing |= times.keys()
+        numbers = [rank for rank in self.ranks.numbers if rank in self.computing]  # of a pipeline, the last stage's
+        if self.losses is None and len({times[rank] for rank in numbers}) > 1:
+            most, least = (pick(numbers, key=lambda rank: times[rank]) for pick in (max, min))
+            why = "it did not step its optimizer where the others did, or ran more batches for it"
+            if not times[least]:
+                why = f"rank {least} stepped its optimizer once more, without a forward pass"
+            losses = count(times[most], "loss", "losses")
+            evidence = f"rank {most} has {losses} in step {now.step} and rank {least} {times[least]}: {why}"
+            self.losses = Hit(now.step, f"rank {most}", evidence, most)
+        moved = self._moves(now)
+        if self.unmoved is None and len(set(moved.values())) > 1:
+            changed, unchanged = ([rank for rank in sorted(moved) if moved[rank] is flag] for flag in (True, False))
+            evidence = (
+                f"no parameter of {rank_list(unchanged)} was changed in step {now.step}, those of {rank_list(changed)} "
+                "were: the optimizer step was skipped there alone (a gradient that was not finite, or a condition of "
+                "its own)"
+            )
+            self.unmoved = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
+
+    def _gradients(self, now: AlignedStep) -> None:
+        holders = {now.sites[n].fqn: now.rows[n] for n in now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER)}
+        gradients = now.of(Kind.GRAD, Phase.OPTIMIZER)
+        stepping = {rank for number in gradients for rank in now.rows[number]}
+        for number in gradients:
+            fqn, rows = now.sites[number].fqn, now.rows[number]
+            params = [item for item in holders.get(fqn, {}).items() if item[0] in stepping and item[0] not in rows]
+            without = [rank for rank, row in params if now.numel(rank, row)]
+            if without and all(now.layout(rank, row).part is None for rank, row in rows.items()):
+                evidence = (
+                    f"{rank_list(without)} has no gradient of {fqn} in step {now.step} and {rank_list(list(rows))} has "
+                    "one: it was not used there, and nobody reduced it"
+                )
+                self.missing.setdefault(fqn, Hit(now.step, f"grad {fqn}", evidence, without[0]))
+
+    def _moves(self, now: AlignedStep) -> dict[int, bool]:
+        """Whether a rank changed any of the parameters that it has a gradient of."""
+        with_grad = {(rank, now.sites[n].fqn) for n in now.of(Kind.GRAD, Phase.OPTIMIZER) for rank in now.rows[n]}
+        before, moved = dict(self._last), dict[int, bool]()
+        for phase in (Phase.START, Phase.OPTIMIZER):
+            for number in now.of(Kind.PARAM, phase):
+                for rank, row in now.rows[number].items():
+                    held, checksum = (rank, now.sites[number].fqn), now.checksum(rank, row)
+                    if phase is Phase.START:
+                        before[held] = checksum
+                    elif held in before and held in with_grad:
+                        moved[rank] = moved.get(rank, False) or before[held] != checksum
+                    self._last[held] = checksum
+        return moved
+
+
+@rule(Level.ERROR, over_ranks=True)
+def lost_rank(ranks: Ranks) -> Iterator[Hit]:
+    """A rank left nothing, was cut off, or ended before the others.
+
+    When: its records are missing, have no end, or stop at an earlier step than the others'
+    Cause: a crash, a kill or a hang of that rank; its own output says more
+    """
+    run = ranks.run
+    if ended_unevenly(run):
+        return  # other rules say why
+    last = {rank: run.rank(rank).last_step for rank in run.ranks}
+    missing = [rank for rank in range(run.world_size) if last.get(rank) is None]
+    latest = max((step for step in last.values() if step is not None), default=0)
+    short = [rank for rank, step in last.items() if step is not None and step < latest]
+    rank = (missing or short or [0])[0]
+    for sentence in run.lost_ranks:
+        yield Hit(last.get(rank) or 0, f"rank {rank}", sentence, rank)
+
+
+@rule(Level.ERROR, over_ranks=True)
+def rank_gradients(ranks: Ranks) -> Iterable[Hit]:
+    """A parameter has a gradient on some ranks only.
+
+    When: both have other gradients in the step; parameters that are cut over ranks do not count
+    Cause: a parameter that some ranks do not use, and a reduction that leaves out what is None
+    """
+    return ranks.of(Progress).missing.values()
+
+
+def uneven_ends(ranks: Ranks) -> Iterator[Hit]:
+    """Ranks that ended by themselves after fewer steps than others."""
+    if ended_unevenly(ranks.run):
+        last = {rank: ranks.run.rank(rank).last_step or 0 for rank in ranks.numbers}
+        rank = min(last, key=lambda each: (last[each], each))
+        yield Hit(last[rank], f"rank {rank}", "; ".join(ranks.run.lost_ranks), rank)

@@ -1,0 +1,311 @@
+"""A rank's log while it is written, and how much of it counts.
+
+A process may be interrupted between any two lines, and the script may catch the interrupt and train on. So what counts
+as written is one value, exchanged by one assignment once the frames are out; whatever writes next first takes back what
+was written beyond it.
+
+A log only grows, so that a kill loses nothing; a long run must not fill the disk. So where steps are dropped, the log
+is written once more without them, with a frame that says how many were dropped, from where to where and why: nobody may
+take them for steps that were never recorded. The new log replaces the old one by a rename, and who reads the old one
+has it open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from contextlib import suppress
+from dataclasses import astuple
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store.files.folders import (
+    HEADS,
+    LOG,
+    SHARED,
+    Appended,
+    Folder,
+    launch_of_rank,
+    reason,
+    shared_name,
+)
+from introspect_cli.store.format.columns import padded
+from introspect_cli.store.format.log import (
+    BACK,
+    DOCUMENT,
+    DROP,
+    END,
+    HEAD,
+    NAMED,
+    OF_STEPS,
+    STEP,
+    Frames,
+    add_thinned,
+    begin_log,
+    chained,
+    head_of,
+)
+from introspect_cli.store.format.schemas import FIRST_CHAIN, LIMIT_FRAMES
+from introspect_cli.sums import content_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from introspect_cli.store.format.columns import Pieces
+
+_NO_DIGEST = bytes(16)
+_LEAST_CACHED = 256
+"""Frames of a log whose heads are gone through in no time."""
+
+_LEAST_NAMES, _MOST_NAMES = 1 << 12, 64
+_LEAST_DOCUMENT, _MOST_DOCUMENTS = 1 << 9, 4
+"""Bytes of what ranks share, and how many different ones of a name they share at most: more stay in each rank's log."""
+
+
+class Frame(NamedTuple):
+    """What is appended as a frame; see `log.HEAD`."""
+
+    kind: bytes
+    body: Pieces
+    rows: int = 0
+    step: int = 0
+    digest: bytes = _NO_DIGEST
+    crc: int | None = None
+
+
+class Written(NamedTuple):
+    """What counts as written: all that the next frame follows from.
+
+    Attributes:
+        length: bytes.
+        crc: of the last head.
+        frames: how many.
+        step: the last step that counts, -1 where there is none.
+        chain: after that step.
+        rows: records in the steps that count.
+        names: rows of names, by kind of frame.
+    """
+
+    length: int
+    crc: int
+    frames: int = 0
+    step: int = -1
+    chain: bytes = FIRST_CHAIN
+    rows: int = 0
+    names: tuple[int, ...] = (0,) * len(NAMED)
+
+    def after(self, frame: Frame) -> tuple[Written, Pieces]:
+        """What counts with another frame, and the bytes of it."""
+        length = sum(map(len, frame.body))
+        crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), frame.body, 0) if frame.crc is None else frame.crc
+        step, chain, rows, names = self.step, self.chain, self.rows, self.names
+        if frame.kind == STEP:
+            step, chain, rows = frame.step, chained(chain, frame.step, frame.digest), rows + frame.rows
+        elif frame.kind == BACK:
+            step, chain, rows = -1, FIRST_CHAIN, 0
+        elif frame.kind in NAMED:
+            at = NAMED.index(frame.kind)
+            names = (*names[:at], names[at] + frame.rows, *names[at + 1 :])
+        head, crc = head_of(
+            frame.kind, (length, crc), self.crc, rows=frame.rows, step=frame.step, digest=frame.digest, chain=chain
+        )
+        written = Written(self.length + HEAD.size + padded(length), crc, self.frames + 1, step, chain, rows, names)
+        return written, [head, *frame.body, bytes(-length % 8)]
+
+
+class LogWriter:
+    """A rank's log, open for appending, by one thread at a time; documents may come from any.
+
+    Attributes:
+        folder: the rank's directory.
+        written: what counts as written.
+    """
+
+    def __init__(self, folder: Folder, rank: int, run_id: bytes, *, durable: bool, shared: bool = False) -> None:
+        """Make the file and lock it.
+
+        Args:
+            folder: the rank's directory, which is closed with the log.
+            rank: its number.
+            run_id: of the run.
+            durable: whether to force each step to disk before the next begins.
+            shared: whether other ranks write the same run.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.folder, self.rank = folder, rank
+        self._run_id, self._durable, self._shared = run_id, durable, shared
+        self._pid = os.getpid()
+        self._torn = False  # whether the file may hold what does not count as written
+        self._ended = False
+        self._lock = threading.RLock()
+        self._fresh: tuple[Appended, Written] | None = None  # a log without some steps, that may have become the log
+        start = begin_log(rank, run_id)
+        self._file = Appended(folder, LOG, locked=True)
+        self.written = Written(len(start), zlib.crc32(start[:-4]))
+        try:
+            self._file.append(start)
+        except BaseException:
+            self.close()
+            raise
+
+    def commit(self, frames: Iterable[Frame]) -> None:
+        """Append frames, all of which count afterwards.
+
+        Raises:
+            OSError: they cannot be written.
+            StoreError: nor may they be.
+        """
+        with self._lock:
+            self.guard()
+            pieces: Pieces = []
+            written = self.written
+            for frame in frames:
+                written, more = written.after(frame)
+                pieces += more
+            if written.frames >= LIMIT_FRAMES:
+                raise StoreError(f"more steps than a store holds ({LIMIT_FRAMES:,} frames)")
+            self._torn = True
+            self._file.append(*pieces)
+            if self._durable:
+                os.fsync(self._file.fd)
+            self.written = written
+            self._torn = False
+
+    def names(self, kind: bytes, data: bytes, rows: int) -> Frame:
+        """The frame of a table of names."""
+        digest = bytes.fromhex(content_digest(data))
+        shared = self._is_shared(kind.decode().lower(), data, digest, _LEAST_NAMES, _MOST_NAMES)
+        return Frame(kind, [] if shared else [data], rows, len(data) * shared, digest)
+
+    def document(self, name: str, data: bytes) -> None:
+        """Append a document, which counts in place of an earlier one.
+
+        Raises:
+            OSError: it cannot be written.
+            StoreError: nor may it be.
+        """
+        self.guard()
+        digest = bytes.fromhex(content_digest(data))
+        shared = name != "manifest" and self._is_shared(name, data, digest, _LEAST_DOCUMENT, _MOST_DOCUMENTS)
+        body: Pieces = [f"{name}\n".encode(), *(() if shared else (data,))]
+        self.commit([Frame(DOCUMENT, body, 0, len(data) * shared, digest)])
+
+    def _is_shared(self, name: str, data: bytes, digest: bytes, least: int, most: int) -> bool:
+        """Whether what has this digest is among what ranks share, where it is put if there is room."""
+        if not self._shared or len(data) < least:
+            return False
+        named = shared_name(name, digest)
+        with launch_of_rank(self.folder.secure()) as launch, launch.make_folder(SHARED, 0o700) as shared:
+            there = shared.names()
+            if named not in there and sum(other.startswith(f"{name}-") for other in there) < most:
+                shared.replace(named, [data], 0o600, durable=self._durable)
+                return True
+        return named in there
+
+    def drop(self, steps: Collection[int], why: str) -> None:
+        """Drop steps that were written, and say so in the log; see above.
+
+        Raises:
+            StoreError: the rest could not be written anew; then all steps are still there.
+        """
+        with self._lock:
+            try:
+                self.guard()
+                self._file.secure()
+                self._torn = True
+                self._write_without(frozenset(steps), why)
+                self.guard()
+            except (OSError, StoreError) as error:
+                with suppress(OSError, StoreError):  # else before the next step
+                    self.guard()
+                raise StoreError(f"cannot drop steps from {self.folder.path}: {reason(error)}") from None
+
+    def _write_without(self, dropped: frozenset[int], why: str) -> None:
+        folder = self.folder.secure()
+        with folder.file(LOG) as old:
+            frames = Frames(old, self.rank, old.path)
+            gone = {int(frames.heads["step"][number]) for number in frames.of(STEP)} & dropped
+            if not gone:
+                return
+            with suppress(FileNotFoundError):
+                os.unlink(self._temporary, dir_fd=folder.fd)
+            fresh, start = Appended(folder, self._temporary, locked=True), begin_log(self.rank, self._run_id)
+            self._fresh = fresh, self.written
+            fresh.append(start)
+            written = Written(len(start), zlib.crc32(start[:-4]))
+            for number, head in enumerate(frames.heads):
+                kind, step = bytes(head["kind"]), int(head["step"])
+                lost = kind in OF_STEPS and (number < frames.back or step in gone)
+                if kind not in (DROP, BACK) and not lost:
+                    frame = Frame(kind, [frames.body(number)], int(head["rows"]), step, head["digest"].tobytes())
+                    written, pieces = written.after(frame)
+                    fresh.append(*pieces)
+            thinned = add_thinned(frames.thinned, why, sorted(gone))
+            written, pieces = written.after(Frame(DROP, [json.dumps([astuple(each) for each in thinned]).encode()]))
+            fresh.append(*pieces)
+        if self._durable:
+            os.fsync(fresh.fd)
+        self._fresh = fresh, written
+        with suppress(FileNotFoundError):
+            os.unlink(HEADS, dir_fd=folder.fd)
+        os.rename(self._temporary, LOG, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+        if self._durable:
+            os.fsync(folder.fd)
+
+    @property
+    def _temporary(self) -> str:
+        return f".{LOG}.{self._pid}"
+
+    def guard(self) -> None:
+        """Make sure that this process may write the log, and that it ends where what counts as written ends.
+
+        The file is looked at once more when it is written to: whether its descriptor is still its own, and it still
+        there.
+        """
+        if os.getpid() != self._pid:
+            raise StoreError("a forked child does not write its parent's store")
+        if not self._torn:
+            return
+        if self._fresh is not None:
+            folder, (fresh, written) = self.folder.secure(), self._fresh
+            if fresh.is_at(folder, LOG):
+                before, fresh.path = self._file, f"{folder.path}/{LOG}"
+                self._file, self.written = fresh, written
+                if before is not fresh:
+                    before.close()
+            else:
+                with suppress(OSError):
+                    os.unlink(self._temporary, dir_fd=folder.fd)
+                fresh.close()
+            self._fresh = None
+        self._file.shorten(self.written.length)
+        self._torn = False
+
+    def end(self) -> None:
+        """Mark the end of the records.
+
+        Raises:
+            OSError: it cannot be written.
+            StoreError: nor may it be.
+        """
+        if not self._ended:
+            self.commit([Frame(END, [])])
+            self._ended = True
+
+    def close(self) -> None:
+        """Close the file; of a long log that has ended, its heads are put beside it."""
+        if self._ended and self._file.fd >= 0 and self.written.frames >= _LEAST_CACHED:
+            with suppress(OSError, StoreError), self.folder.secure().file(LOG) as log:
+                frames = Frames(log, self.rank, log.path)
+                self.folder.replace(HEADS, [frames.encoded()], 0o666, durable=self._durable)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the descriptors and write nothing: all that a forked child does."""
+        self._file.close()
+        self.folder.close()

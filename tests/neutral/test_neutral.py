@@ -1,0 +1,1438 @@
+"""Whatever a script does with torch computes the same bits under capture: one table of programs, one assertion.
+
+A program trains and calls `log` with what it has after each step. Whatever it notes as a loss is on record in its
+order, and no site names two values, where it does not say otherwise.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import dataclasses
+import io
+import pickle
+import re
+import shutil
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch._dynamo.testing
+from neutrality import Seen, assert_neutral, mlp
+from torch import nn
+from torch._guards import CompileContext
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize, rnn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+
+from introspect_cli.capture.naming.names import NameFilter, Names
+from introspect_cli.capture.ranks import flat
+from introspect_cli.records import Kind
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PROGRAMS = {}
+
+
+def program(train):
+    """Put a program into the table."""
+    PROGRAMS[train.__name__] = train
+    return train
+
+
+@pytest.fixture(autouse=True)
+def _as_of_many_ranks(monkeypatch):
+    """Shares of tensors are looked for, as where there is a process group."""
+    monkeypatch.setattr(flat, "launchers", SimpleNamespace(grouped=lambda: True))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    limit = sys.getrecursionlimit()  # the compiler raises it for good
+    with contextlib.suppress(ImportError):
+        import tqdm
+
+        tqdm.tqdm.monitor_interval = 0  # or it starts a thread of its own
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    sys.setrecursionlimit(limit)
+
+
+def fit(log, net, data=lambda: (torch.randn(4, 8),), *, run=None, steps=2, optimizer=None):
+    """The plainest loop there is."""
+    optimizer = optimizer or sgd(net)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        log.loss((net if run is None else run)(*data()).float().square().mean()).backward()
+        optimizer.step()
+        log(net, optimizer)
+
+
+# --- ways of calling forward and backward
+
+
+def sgd(model, lr=0.1):
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+class InPlace(nn.Module):
+    """In-place activation, in-place residual, and an in-place write into a view of an activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.act = nn.ReLU(inplace=True)
+        self.second = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.act(self.first(x))
+        y = self.second(x)
+        y += x
+        y[:, :4].mul_(2)
+        y.view(-1)[0] = 0.5
+        return self.last(y)
+
+
+class Views(nn.Module):
+    """Outputs and inputs that are views, expanded, transposed, chunked and the very same object."""
+
+    def __init__(self):
+        super().__init__()
+        self.same = nn.Identity()
+        self.flat = nn.Flatten()
+        self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.same(self.flat(x.view(-1, 2, 4)))
+        halves = [part(half) for part, half in zip(self.parts, x.chunk(2, dim=1), strict=True)]
+        y = torch.cat(halves, 1)
+        return self.last(y.t().t().expand(2, *y.shape).sum(0))
+
+
+class StaleView(nn.Module):
+    """Passes on a view whose base was written over, so that autograd refuses to say what made it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.look = nn.Identity()
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x):
+        y = self.first(x).clone()
+        left, _ = y.chunk(2, dim=1)
+        y.mul_(2)
+        self.look(left)  # its gradient is asked for by nobody but us
+        return self.last(y)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.BatchNorm1d(8)) for _ in range(2)
+        )
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.last(x)
+
+
+class Energy(nn.Module):
+    """A forward that itself calls autograd, over a checkpointed part."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = mlp()
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        energy = checkpoint(self.energy, x, use_reentrant=False)
+        (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return force
+
+
+class Halve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, other):
+        ctx.save_for_backward(x)
+        ctx.mark_non_differentiable(other)
+        return x / 2, other
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return grad / 2, None
+
+
+class InPlaceFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return grad * 3
+
+
+class Custom(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x):
+        y, _ = Halve.apply(self.first(x), torch.arange(3))
+        y = InPlaceFunction.apply(y)
+        return self.last(y)
+
+
+class Unused(nn.Module):
+    """One output goes nowhere, one is detached, and backward passes an undefined gradient to a hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.split = Split()
+        self.last = nn.Linear(4, 1)
+        self.never = nn.Linear(4, 1)
+
+    def forward(self, x):
+        used, unused, _ = self.split(x)
+        return self.last(used + unused.detach())
+
+
+class Split(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        left, right = self.linear(x).chunk(2, dim=1)
+        return left, right, None
+
+
+@program
+def a_plain_loop_trains_the_same(log):
+    fit(log, mlp())
+
+
+@program
+def in_place_activations_and_residuals(log):
+    fit(log, InPlace())
+
+
+@program
+def views_train_the_same(log):
+    fit(log, Views())
+
+
+@program
+def view_that_autograd_has_given_up_on(log):
+    fit(log, StaleView())
+
+
+@program
+def a_backward_pass_inside_a_forward_trains_the_same(log):
+    fit(log, Energy())
+
+
+@program
+def double_backward_and_gradient_penalty(log):
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        x = torch.randn(4, 8, requires_grad=True)
+        out = model(x)
+        (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        loss = log.loss(out.mean() + (grad.norm(dim=1) - 1).square().mean())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        log(model, optimizer, x.grad)
+
+
+@program
+def autograd_grad_without_backward_trains_the_same(log):
+    model = mlp()
+    for _ in range(3):
+        loss = log.loss(model(torch.randn(4, 8)).square().mean())
+        grads = torch.autograd.grad(outputs=loss, inputs=list(model.parameters()))
+        with torch.no_grad():
+            for parameter, grad in zip(model.parameters(), grads, strict=True):
+                parameter.sub_(0.1 * grad)
+        log(model, grads)
+
+
+@program
+def accumulation_and_clipping_train_the_same(log):
+    model = mlp()
+    optimizer = sgd(model)
+    for _ in range(2):
+        for _ in range(3):
+            log.loss(model(torch.randn(4, 8)).square().mean() / 3).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        nn.utils.clip_grad_value_(model.parameters(), 0.05)
+        optimizer.step()
+        log(model, optimizer)
+        optimizer.zero_grad()
+
+
+@program
+def custom_autograd_functions_train_the_same(log):
+    fit(log, Custom())
+
+
+@program
+def functional_transforms_compute_the_same(log):
+    model = mlp()
+    params = {name: value.detach() for name, value in model.named_parameters()}
+
+    def loss_of(params, x):
+        return torch.func.functional_call(model, params, (x,)).square().mean()
+
+    for _ in range(3):
+        x = torch.randn(4, 8)
+        grads, loss = torch.func.grad_and_value(loss_of)(params, x)
+        per_sample = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(params, x)
+        _, tangent = torch.func.jvp(model, (x,), (torch.ones_like(x),))
+        hessian = torch.func.hessian(lambda row: model(row).sum())(x[0])
+        jacobian = torch.func.jacrev(model)(x[0])
+        params = {name: value - 0.1 * grads[name] for name, value in params.items()}
+        log(loss, grads, per_sample, tangent, hessian, jacobian, params)
+
+
+@program
+def forward_mode_computes_the_same(log):
+    import torch.autograd.forward_ad as fwad
+
+    model = mlp()
+    for _ in range(2):
+        with fwad.dual_level():
+            out = model(fwad.make_dual(torch.randn(4, 8), torch.randn(4, 8)))
+            log(*fwad.unpack_dual(out))
+
+
+@program
+def saved_tensor_hooks_and_anomaly_mode(log):
+    count = []
+
+    def pack(tensor):
+        count.append(tensor.shape)
+        return tensor
+
+    model = mlp()
+    optimizer = sgd(model)
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(torch.randn(4, 8)).square().mean()
+        with torch.autograd.detect_anomaly(check_nan=True):
+            loss.backward()
+        optimizer.step()
+        log(model, len(count))
+
+
+@program
+def user_hooks_before_and_after_ours(log):
+    model = mlp()
+    optimizer = sgd(model)
+    order = []
+    model[0].register_forward_pre_hook(lambda module, args: order.append("pre") or (args[0] * 2,))
+    model[0].register_forward_hook(lambda module, args, out: order.append("post") or out + 1)
+    model[2].register_full_backward_hook(lambda module, gin, gout: order.append("full"))
+    model[2].register_full_backward_pre_hook(lambda module, gout: order.append("full pre"))
+    model[0].weight.register_hook(lambda grad: order.append("tensor") or grad * 2)
+    model[0].weight.register_post_accumulate_grad_hook(lambda p: order.append("accumulated"))
+    model[1].register_forward_hook(lambda module, args, out: out.register_hook(lambda g: g * 0.5) and None)
+    optimizer.register_step_pre_hook(lambda *a: order.append("step pre"))
+    optimizer.register_step_post_hook(lambda *a: order.append("step post"))
+    for _ in range(2):
+        out = model(torch.randn(4, 8))
+        out.retain_grad()
+        out.register_hook(lambda grad: order.append("late") or grad * 3)
+        log.loss(out.square().mean()).backward()
+        optimizer.step()
+        log(model, optimizer, out.grad, order)
+
+
+@program
+def global_module_hooks_of_the_script(log):
+    calls = []
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: calls.append(type(module).__name__)
+    )
+    try:
+        fit(log, mlp())
+    finally:
+        handle.remove()
+    log(calls)
+
+
+@program
+def script_watches_operations_and_functions(log):
+    """Dispatch and torch-function modes of the script's see its own operations, not introspect's."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    ops, functions = [], []
+
+    class Ops(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            ops.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            functions.append(getattr(func, "__name__", str(func)))
+            return func(*args, **(kwargs or {}))
+
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = torch.utils.data.DataLoader(torch.randn(8, 8), batch_size=4)
+    with Ops(), Functions():
+        for batch in loader:
+            loss = F.mse_loss(model(batch), torch.zeros(4, 1))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    log(model, optimizer, ops, functions)
+
+
+@program
+def a_default_device_and_dtype_train_the_same(log):
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("cpu"):
+            fit(log, mlp())
+        with torch.device("meta"):
+            mlp()(torch.randn(4, 8))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@program
+def a_tensor_subclass_trains_the_same(log):
+    class Tagged(torch.Tensor):
+        seen: list[str] = []  # noqa: RUF012 - what the script counts
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            cls.seen.append(getattr(func, "__name__", str(func)))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    Tagged.seen.clear()
+    model = mlp()
+    optimizer = sgd(model)
+    for _ in range(2):
+        loss = model(torch.randn(4, 8).as_subclass(Tagged)).square().mean()
+        loss.backward()
+        optimizer.step()
+    log(model, list(Tagged.seen))
+
+
+@program
+def the_script_finds_its_own_hooks_only(log):
+    net = mlp()
+    for _ in range(2):
+        hidden = net[0](torch.randn(4, 8))
+        log("before", hidden._backward_hooks)
+        shared = net[2](net[1](hidden)) + net[2](hidden)
+        hidden.register_hook(lambda grad: grad * 2)
+        log("after", len(hidden._backward_hooks), shared._backward_hooks)
+        shared.sum().backward()
+        log("gradients", *(parameter.grad.clone() for parameter in net.parameters()))
+
+
+@program
+def a_lazy_copy_stays_one(log):
+    if not hasattr(torch._C, "_is_cow_tensor"):
+        pytest.skip("this torch has no lazy copies that can be told")
+    net = mlp()
+    for size in (8, 8, 4096):
+        batch = torch.ones(size, 8)._lazy_clone()
+        net(batch)
+        nn.Identity()(batch.t())
+        log(size, torch._C._is_cow_tensor(batch))
+
+
+# --- kinds of modules, and of what they take and give
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn = getattr(nn, kind)(4, 6, num_layers=2, bidirectional=True, dropout=0.1, batch_first=True)
+        self.last = nn.Linear(12, 1)
+
+    def forward(self, x, lengths):
+        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, _ = self.rnn(packed)
+        padded, _ = rnn.pad_packed_sequence(out, batch_first=True)
+        return self.last(padded)
+
+
+def encoder(**settings):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **settings)
+    return nn.TransformerEncoder(layer, 2)
+
+
+class LowRank(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(width, 2) * 0.1)
+        self.b = nn.Parameter(torch.zeros(2, width))
+
+    def forward(self, weight):
+        return weight + self.a @ self.b
+
+
+class WithCall(nn.Module):
+    """Has a `__call__` of its own, and calls one child by its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = nn.Linear(8, 8)
+        self.direct = nn.Linear(8, 8)
+
+    def __call__(self, x, *rest):
+        return super().__call__(x * 2, *rest)
+
+    def forward(self, x):
+        return self.direct.forward(self.seen(x))
+
+
+class NeverCalls(nn.Linear):
+    """Its `__call__` leaves out torch's."""
+
+    def __call__(self, x):
+        return self.forward(x)
+
+
+Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - what scripts return
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: list | None = None
+    note: str = "text"
+
+
+class Nested(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.wrap = Wrap(wrap)
+
+    def forward(self, *, x=None, scale: float = 1.0, flags=(True, None), mapping=None):
+        return self.wrap({"x": self.linear(x) * scale + mapping["shift"]}, values=[x, 3])
+
+
+class Wrap(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.make = wrap
+
+    def forward(self, inputs, values):
+        return self.make(inputs["x"], values[0])
+
+
+OUTPUTS = {
+    "dict": (lambda a, b: {"a": a, "b": {"c": b}}, ["['a']", "['b']['c']"], lambda out: out["a"]),
+    "ordered": (lambda a, b: collections.OrderedDict(a=a, b=b), ["['a']", "['b']"], lambda out: out["a"]),
+    "namedtuple": (Pair, [".left", ".right"], lambda out: out.left),
+    "dataclass": (lambda a, b: Output(a, [b]), [".logits", ".hidden[0]", ".note"], lambda out: out.logits),
+    "list": (lambda a, b: [a, (b, None)], ["[0]", "[1][0]"], lambda out: out[0]),
+    "iterator": (lambda a, b: iter([a, b]), [], next),
+}
+
+
+@program
+def cells_called_many_times_train_the_same(log):
+    class Cells(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.LSTMCell(4, 4)
+
+        def forward(self, x):
+            state = None
+            for row in x:
+                state = self.cell(row, state)
+            return state[0]
+
+    fit(log, Cells(), lambda: (torch.randn(5, 2, 4),))
+
+
+@program
+def a_transformer_trains_the_same(log):
+    fit(log, encoder(), lambda: (torch.randn(2, 3, 8),))
+
+
+@program
+def attention_that_never_calls_its_projection(log):
+    """Outside the fast path `MultiheadAttention` passes `out_proj`'s weights on instead of calling it."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attn(x, x, x, need_weights=False)[0]
+
+    fit(log, Attention(), lambda: (torch.randn(2, 3, 8),))
+
+
+@program
+def channels_last_trains_the_same(log):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1))
+    net = net.to(memory_format=torch.channels_last)
+    fit(log, net, lambda: (torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),))
+
+
+@program
+def a_quantised_model_computes_the_same(log):
+    net = mlp().eval()
+    dynamic = torch.ao.quantization.quantize_dynamic(copy.deepcopy(net), {nn.Linear}, dtype=torch.qint8)
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        log(dynamic(x), torch.quantize_per_tensor(x, 0.1, 3, torch.qint8))
+        log(nn.Identity()(torch.quantize_per_channel(x, torch.rand(8), torch.zeros(8), 1, torch.quint8)))
+
+
+@program
+def quantisation_aware_training_is_the_same(log):
+    net = nn.Sequential(
+        torch.ao.quantization.QuantStub(), nn.Linear(8, 8), nn.ReLU(), torch.ao.quantization.DeQuantStub()
+    )
+    net.qconfig = torch.ao.quantization.get_default_qat_qconfig("x86")
+    net = torch.ao.quantization.prepare_qat(net.train())
+    fit(log, net, lambda: (torch.randn(4, 8),))
+
+
+@program
+def part_called_before_it_is_part_of_something(log):
+    inner = mlp()
+    inner(torch.randn(4, 8))
+    net = nn.Sequential(nn.Linear(8, 8), inner)
+    fit(log, net, lambda: (torch.randn(4, 8),))
+    holder = nn.Sequential(net)  # from the first step on, names stay
+    holder(torch.randn(4, 8))
+    fit(log, net, lambda: (torch.randn(4, 8),))
+
+
+@program
+def a_parametrised_module_trains_the_same(log):
+    net = nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(8, 8)),
+        parametrizations.spectral_norm(nn.Linear(8, 8)),
+        parametrizations.orthogonal(nn.Linear(8, 8)),
+        nn.Linear(8, 8),
+    )
+    parametrize.register_parametrization(net[3], "weight", LowRank(8))
+    net[3].parametrizations.weight.original.requires_grad_(requires_grad=False)
+    fit(log, net, lambda: (torch.randn(4, 8),))
+
+
+@program
+def old_weight_and_spectral_norm(log):
+    net = nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 8)), nn.utils.spectral_norm(nn.Linear(8, 8)))
+    fit(log, net, lambda: (torch.randn(4, 8),))
+
+
+@program
+def lazy_modules_train_the_same(log):
+    net = nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(1))
+    with torch.no_grad():
+        net(torch.randn(2, 3, 8))
+    fit(log, net, lambda: (torch.randn(2, 3, 8),))
+
+
+@program
+def modules_with_their_own_call(log):
+    net = nn.Sequential(WithCall(), NeverCalls(8, 1))
+    fit(log, net, lambda: (torch.randn(4, 8),))
+    direct = mlp()
+    log(direct.forward(torch.randn(4, 8)))
+
+
+@program
+def output_that_is_an_iterator_is_left_alone(log):
+    class Rows(nn.Module):
+        def forward(self, x):
+            return (row for row in x)
+
+    log(list(Rows()(torch.randn(3, 2))))
+
+
+@program
+def copies_of_a_watched_model(log):
+    net = mlp()
+    x = torch.randn(4, 8, requires_grad=True)
+    out = net(x)
+    out.mean().backward()
+    copied, pickled = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
+    saved = io.BytesIO()
+    torch.save({"net": net, "x": x, "leaf": out.detach()}, saved)
+    saved.seek(0)
+    loaded = torch.load(saved, weights_only=False)
+    log(copied, pickled, loaded["net"], loaded["x"], copy.deepcopy(x), saved.getvalue())
+    log(copied(x), pickled(x), loaded["net"](x), vars(net).keys(), vars(net[0]).keys())
+
+
+@program
+def data_parallel_trains_the_same(log):
+    fit(log, nn.DataParallel(mlp()), lambda: (torch.randn(4, 8),))
+
+
+@program
+def replicas_in_threads_train_the_same(log):
+    """What `DataParallel` does with several devices, on one."""
+    from torch.nn.parallel.parallel_apply import get_a_var  # noqa: F401 - there in every torch that has replicas
+
+    net = mlp().eval()
+    replica = net._replicate_for_data_parallel()
+    out = {}
+
+    def run(number, model, x):
+        with torch.no_grad():
+            out[number] = model(x)
+
+    x = torch.randn(4, 8)
+    threads = [threading.Thread(target=run, args=(n, m, x)) for n, m in enumerate((net, replica))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log(out[0], out[1])
+
+
+@program
+def module_made_anew_each_step(log):
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        loss = nn.MSELoss()(net(torch.randn(4, 8)), torch.zeros(4, 1))
+        log.loss(loss).backward()
+        optimizer.step()
+        log(net)
+
+
+@program
+def what_the_script_overrides_is_not_called(log):
+    """`modules()` and its like may be the script's own: they may count, be slow, or leave things out."""
+    calls = []
+
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.inner(x)
+
+    def counting(name):
+        def method(self, *args, **kwargs):
+            calls.append(name)
+            return getattr(nn.Module, name)(self, *args, **kwargs)
+
+        return method
+
+    names = ("modules", "named_modules", "parameters", "named_parameters", "buffers", "children", "state_dict")
+    for name in (*names, "extra_repr", "__repr__", "_get_name", "__dir__"):
+        setattr(Counts, name, counting(name))
+    model = Counts()
+    optimizer = torch.optim.SGD(nn.Module.parameters(model), lr=0.1)
+    calls.clear()
+    for _ in range(3):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    log(calls)
+
+
+# --- optimizers, scalers and schedulers
+
+
+def train_with(make, *, steps=3, model=mlp, data=lambda: torch.randn(4, 8)):
+    def train(log):
+        net = model()
+        optimizer = make(net.parameters())
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = log.loss(net(data()).square().mean())
+            loss.backward()
+            optimizer.step()
+            log(net, optimizer)
+
+    return train
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "sgd-fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "adam-fused": lambda p: torch.optim.Adam(p, fused=True),
+    "adamw-foreach": lambda p: torch.optim.AdamW(p, foreach=True, amsgrad=True),
+    "adamw-loop": lambda p: torch.optim.AdamW(p, foreach=False, lr=torch.tensor(0.01)),
+    "adam-differentiable": lambda p: torch.optim.Adam(p, maximize=True),
+    "adagrad": torch.optim.Adagrad,
+    "adadelta": torch.optim.Adadelta,
+    "adamax": torch.optim.Adamax,
+    "asgd": torch.optim.ASGD,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "rmsprop": lambda p: torch.optim.RMSprop(p, momentum=0.5, centered=True),
+    "rprop": torch.optim.Rprop,
+}
+
+
+if hasattr(torch.optim, "Adafactor"):  # new in torch 2.5
+    OPTIMIZERS["adafactor"] = torch.optim.Adafactor
+
+
+class Sam(torch.optim.Optimizer):
+    """Sharpness-aware minimisation: climbs, asks for the gradient there, and lets another optimizer step."""
+
+    def __init__(self, params, base, rho=0.05, **settings):
+        super().__init__(params, {"rho": rho, **settings})
+        self.base = base(self.param_groups, **settings)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure):
+        closure = torch.enable_grad()(closure)
+        loss = closure()
+        climbed = []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                climb = parameter.grad * group["rho"]
+                parameter.add_(climb)
+                climbed.append((parameter, climb))
+        self.zero_grad()
+        closure()
+        for parameter, climb in climbed:
+            parameter.sub_(climb)
+        self.base.step()
+        return loss
+
+
+@program
+def capturable_needs_an_accelerator_and_says_so_alike(log):
+    net = mlp()
+    optimizer = torch.optim.Adam(net.parameters(), capturable=True)
+    net(torch.randn(4, 8)).mean().backward()
+    try:
+        optimizer.step()
+    except (AssertionError, RuntimeError) as error:
+        log(str(error))
+    log(net, optimizer)
+
+
+@program
+def sparse_gradients_train_the_same(log):
+    def model():
+        return nn.Sequential(nn.Embedding(10, 8, sparse=True), nn.Flatten(), nn.Linear(16, 1))
+
+    net = model()
+    sparse, dense = torch.optim.SparseAdam(net[0].parameters()), torch.optim.SGD(net[2].parameters(), lr=0.1)
+    for _ in range(2):
+        log.loss(net(torch.randint(10, (4, 2))).square().mean()).backward()
+        sparse.step()
+        dense.step()
+        log(net, sparse, dense)
+        net.zero_grad()
+
+
+@program
+def lbfgs_with_a_closure_trains_the_same(log):
+    net = mlp()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+    x = torch.randn(8, 8)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = log.loss(net(x).square().mean())
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        log(optimizer.step(closure), net, optimizer)
+
+
+@program
+def a_sharpness_aware_optimizer_trains_the_same(log):
+    net = mlp()
+    optimizer = Sam(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+
+    for _ in range(3):
+        x = torch.randn(4, 8)
+
+        def closure(x=x):
+            loss = log.loss(net(x).square().mean())
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        log(net, optimizer, optimizer.base)
+        optimizer.zero_grad()
+
+
+@program
+def step_that_raises_and_goes_on(log):
+    net = mlp()
+    optimizer = torch.optim.LBFGS(net.parameters())
+
+    def closure():
+        raise ValueError("no")
+
+    for _ in range(2):
+        net(torch.randn(4, 8)).mean().backward()
+        with pytest.raises(ValueError, match="no"):
+            optimizer.step(closure)
+    plain = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        net(torch.randn(4, 8)).mean().backward()
+        plain.step()
+        log(net)
+
+
+@program
+def bf16_autocast_trains_the_same(log):
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = log.loss(net(torch.randn(4, 8)).square().mean())
+        loss.backward()
+        optimizer.step()
+        log(net, optimizer)
+        optimizer.zero_grad()
+
+
+@program
+def schedulers_step_the_same(log):
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=2)
+    then = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for _ in range(4):
+        loss = log.loss(net(torch.randn(4, 8)).square().mean())
+        loss.backward()
+        optimizer.step()
+        warm.step()
+        then.step()
+        plateau.step(float(loss))
+        log(net, optimizer, optimizer.param_groups[0]["lr"], then.get_last_lr())
+
+
+@program
+def an_average_of_the_weights_is_the_same(log):
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    copied = copy.deepcopy(net).eval().requires_grad_(requires_grad=False)
+    averaged = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(3):
+        x = torch.randn(4, 8)
+        log.loss(net(x).square().mean()).backward()
+        optimizer.step()
+        averaged.update_parameters(net)
+        with torch.no_grad():
+            for target, source in zip(copied.parameters(), net.parameters(), strict=True):
+                target.lerp_(source, 0.1)
+            log(net, copied, averaged, copied(x), averaged(x))
+        optimizer.zero_grad()
+
+
+@program
+def a_saved_and_resumed_training_is_the_same(log):
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters())
+    saved = io.BytesIO()
+    for step in range(4):
+        if step == 2:
+            torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, saved)
+            saved.seek(0)
+            state = torch.load(saved)
+            net = mlp()
+            optimizer = torch.optim.AdamW(net.parameters())
+            net.load_state_dict(state["net"])
+            optimizer.load_state_dict(state["optimizer"])
+        log.loss(net(torch.randn(4, 8)).square().mean()).backward()
+        optimizer.step()
+        log(net, optimizer, net.state_dict(), saved.getvalue())
+        optimizer.zero_grad()
+
+
+@program
+def several_models_and_optimizers_train_the_same(log):
+    maker, judge = mlp(), mlp()
+    ours, theirs = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())
+    for _ in range(2):
+        noise = torch.randn(4, 8)
+        fake = maker(noise).expand(4, 8)
+        theirs.zero_grad()
+        log.loss(judge(fake.detach()).mean() - judge(torch.randn(4, 8)).mean()).backward()
+        theirs.step()
+        ours.zero_grad()
+        log.loss(-judge(fake).mean()).backward()
+        ours.step()
+        log(maker, judge, ours, theirs)
+
+
+# --- code that torch rewrites before it runs
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+        self.last = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.last(self.body(x))
+
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+def plain(graph):
+    """A graph's text without the numbers by which torch tells two classes of one name apart."""
+    return re.sub(r"___torch_mangle_\d+\.|#.*", "", str(graph))
+
+
+BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else [])
+
+
+@program
+def a_model_that_is_compiled_in_part_trains_the_same(log):
+    torch._dynamo.reset()
+    net = Model()
+    net.body = Body()
+    net.body.compile(backend="aot_eager", fullgraph=True)
+    fit(log, net)
+
+
+@program
+def compiled_function_around_backward_and_optimizer(log):
+    torch._dynamo.reset()
+    net = Model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    @torch.compile(backend="eager")
+    def forward(x):
+        out = net(x)
+        torch._dynamo.graph_break()
+        return out.square().mean()
+
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(3):
+        optimizer.zero_grad()
+        log.loss(forward(torch.randn(4, 8))).backward()
+        step()
+        log(net, optimizer)
+
+
+@program
+def compiler_is_not_slowed_into_more_graphs(log):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    net = Model()
+    fit(log, net, run=torch.compile(net, backend=counter))
+    log(counter.frame_count, counter.op_count)
+
+
+@program
+def a_scripted_model_trains_the_same(log):
+    net = torch.jit.script(Model())
+    fit(log, net)
+
+
+@program
+def a_model_that_is_scripted_in_part_trains_the_same(log):
+    net = Model()
+    net.body = torch.jit.script(net.body)
+    fit(log, net)
+
+
+@program
+def a_traced_model_trains_the_same(log):
+    net = Model()
+    traced = torch.jit.trace(net, torch.randn(4, 8))
+    log(plain(traced.graph), plain(traced.inlined_graph))
+    fit(log, net, run=traced)
+
+
+@program
+def a_symbolically_traced_model_trains_the_same(log):
+    net = torch.fx.symbolic_trace(Model())
+    log(str(net.graph), net.code)
+    fit(log, net)
+
+
+@program
+def an_exported_model_trains_the_same(log):
+    net = Model()
+    program = torch.export.export(net, (torch.randn(4, 8),))
+    log(str(program.graph))
+    fit(log, net)
+    log(program.module()(torch.ones(4, 8)))
+
+
+@program
+def exported_by_onnx_style_tracing_of_fake_tensors(log):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    net = Model()
+    graph = make_fx(net, tracing_mode="real")(torch.randn(4, 8))
+    log(graph.code)
+    fit(log, net)
+
+
+@program
+def a_module_that_calls_itself_trains_the_same(log):
+    class Tree(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x, depth=2):
+            return self.linear(x) if depth == 0 else self(x, depth - 1) + self(x.relu(), depth - 1)
+
+    fit(log, Tree())
+
+
+@program
+def meta_and_fake_models_compute_the_same(log):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        shape = tuple(Model()(torch.randn(4, 8)).shape)
+    with torch.device("meta"):
+        log(shape, tuple(Model()(torch.randn(4, 8)).shape))
+    fit(log, Model())
+
+
+@program
+def the_compiler_sees_no_frame_of_introspect(log):
+    """After a graph break it saw introspect's frames too, numbered the script's regions differently, and failed."""
+    torch._dynamo.reset()
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = []
+
+    def backend(graph, inputs):
+        names = [str(CompileContext.current_compile_id()), *(node.name for node in graph.graph.nodes)]
+        compiled.append(names)
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def step(x):
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(2):
+        step(torch.ones(2, 8))
+    log(compiled, model)
+
+
+# --- what is asserted of all
+
+
+MORE_LOSSES = ("a_backward_pass_inside_a_forward_trains_the_same", "double_backward_and_gradient_penalty")
+"""Programs that differentiate more than their loss."""
+TWICE = (
+    *MORE_LOSSES,
+    "the_script_finds_its_own_hooks_only",
+    "step_that_raises_and_goes_on",
+    "replicas_in_threads_train_the_same",
+)
+"""Programs with several backward passes, or optimizers, in one step: a site has several values."""
+OPTIONS = {
+    "operators": {"level": "op"},
+    "tensors": {"save_tensors": ("*",)},
+    "black box": {"keep_around": 2},
+    "a few kinds": {"record": frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS})},
+}
+FEW = ("in_place_activations_and_residuals", "a_transformer_trains_the_same", "channels_last_trains_the_same")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_captured_equals_bare(name, tmp_path):
+    seen = assert_neutral(PROGRAMS[name], tmp_path / "run")
+    assert seen.records
+    if seen.trained.losses and name not in MORE_LOSSES:
+        seen.assert_losses()
+    assert seen.repeated() == [] or name in TWICE
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", FEW)
+def test_captured_equals_bare_with_each_option(name, options, tmp_path):
+    assert assert_neutral(PROGRAMS[name], tmp_path / "run", **OPTIONS[options]).records
+
+
+# --- what is on record of some
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_trains_the_same(tmp_path, reentrant):
+    def train(log):
+        fit(log, Checkpointed(reentrant=reentrant))
+
+    def with_grad(log):
+        model = Checkpointed(reentrant=reentrant)
+        optimizer = sgd(model)
+        for _ in range(3):
+            loss = log.loss(model(torch.randn(4, 8, requires_grad=True)).square().mean())
+            loss.backward()
+            optimizer.step()
+            log(model, optimizer)
+
+    seen = assert_neutral(with_grad if reentrant else train, tmp_path / "run")
+    seen.assert_losses()
+    assert seen.repeated() == []
+    for number in (0, 1):
+        name = f"Checkpointed.blocks.{number}.0"
+        assert seen.calls("output", name, step=1, phase="forward") == [0]
+        assert seen.calls("output", name, step=1, phase="recompute") == [0]
+        (first,) = seen.of("output", name, step=1, phase="forward")
+        (again,) = seen.of("output", name, step=1, phase="recompute")
+        assert first.summary.checksum == again.summary.checksum
+        dropped = [
+            seen.of("output", f"Checkpointed.blocks.{number}.1", step=1, phase=p)[0] for p in ("forward", "recompute")
+        ]
+        assert dropped[0].summary.checksum == dropped[1].summary.checksum
+    assert seen.calls("loss", "loss", step=1) == [0]
+
+
+def test_several_backward_calls_and_retain_graph(tmp_path):
+    def train(log):
+        model = mlp()
+        optimizer = sgd(model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            out = model(torch.randn(4, 8))
+            log.loss(out.mean()).backward(retain_graph=True)
+            log.loss(out.square().mean()).backward(retain_graph=True)
+            torch.autograd.backward([log.loss(out.abs().mean()), log.loss(out.sum())])
+            optimizer.step()
+            log(model, optimizer)
+
+    seen = assert_neutral(train, tmp_path / "run")
+    seen.assert_losses()
+    assert [(r.site.call, r.site.path) for r in seen.of("loss", step=1)] == [(0, ""), (1, ""), (2, "[0]"), (2, "[1]")]
+    paths = [r.site.path for r in seen.of("grad_output", "Sequential.0", step=1)]
+    assert paths == ["", "@1", "@2"]  # a site names one value: the second and third pass are told apart
+
+
+def test_outputs_without_gradient_train_the_same(tmp_path):
+    seen = assert_neutral(lambda log: fit(log, Unused()), tmp_path / "run")
+    assert [r.site.path for r in seen.of("grad_output", "Unused.split", step=0)] == ["[0]"]
+    assert [r.site.path for r in seen.of("output", "Unused.split", step=0)] == ["[0]", "[1]"]
+    assert not seen.of("grad", "Unused.never.weight")
+    assert seen.of("param", "Unused.never.weight")
+
+
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
+def test_packed_sequences_train_the_same(tmp_path, kind):
+    seen = assert_neutral(
+        lambda log: fit(log, Recurrent(kind), lambda: (torch.randn(3, 5, 4), torch.tensor([5, 2, 3]))), tmp_path / "run"
+    )
+    seen.assert_losses()
+    paths = [r.site.path for r in seen.of("input", "Recurrent.rnn", step=1)]
+    assert paths == ["[0].data", "[0].batch_sizes", "[0].sorted_indices", "[0].unsorted_indices"]
+    assert seen.of("grad_output", "Recurrent.rnn", step=1)
+
+
+def test_transformer_fast_path_stays_on(tmp_path):
+    """In eval mode torch runs each layer as one fused operation; what is inside was not seen, and that is said."""
+
+    def evaluate(log):
+        net = encoder(dropout=0.0).eval()
+        entered = []
+        net.layers[0].linear1.forward = entered.append
+        mask = torch.zeros(2, 3, dtype=torch.bool)
+        mask[1, 2] = True
+        with torch.no_grad():
+            for _ in range(2):
+                log(net(torch.randn(2, 3, 8)), net(torch.randn(2, 3, 8), src_key_padding_mask=mask))
+        log(len(entered))
+        assert not entered
+
+    seen = assert_neutral(evaluate, tmp_path / "run")
+    assert seen.calls("output", "TransformerEncoder.layers.1", step=0) == [0]
+    unseen = seen.unseen()
+    for number in (0, 1):
+        for name in ("self_attn", "self_attn.out_proj", "linear1", "norm2", "dropout"):
+            assert unseen[f"TransformerEncoder.layers.{number}.{name}"].startswith(
+                "inside fused TransformerEncoder.layers"
+            )
+    assert "TransformerEncoder.layers.0" not in unseen
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_nested_values_by_keyword_train_the_same(tmp_path, name):
+    wrap, paths, pick = OUTPUTS[name]
+
+    def train(log):
+        net = Nested(wrap)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            out = net(x=torch.randn(4, 8), scale=0.5, mapping={"shift": torch.ones(8)})
+            log.loss(pick(out).square().mean()).backward()
+            optimizer.step()
+            log(net)
+
+    seen = assert_neutral(train, tmp_path / "run")
+    seen.assert_losses()
+    assert [r.site.path for r in seen.of("output", "Nested.wrap", step=1)] == paths
+    given = [r.site.path for r in seen.of("input", "Nested", step=1)]
+    assert given == ["['x']", "['scale']", "['mapping']['shift']"]
+
+
+def test_unusual_tensors_change_nothing(tmp_path):
+    """Values of every sort pass through a module; none may cost the script anything, warnings included."""
+
+    def evaluate(log):
+        look = nn.Identity()
+        values = [
+            torch.tensor(3.5),
+            torch.empty(0, 3),
+            torch.randn(3, 4).t(),
+            torch.randn(1).expand(5),
+            torch.randn(3).to(torch.complex64).conj(),
+            torch.randn(4).to(torch.float8_e4m3fn),
+            torch.randn(4).bfloat16(),
+            torch.arange(4).to(torch.uint16),
+            torch.tensor([True, False]),
+            torch.tensor([float("nan"), float("inf"), -0.0]),
+        ]
+        for value in values:
+            assert look(value) is value
+            log(value)
+        for value in (torch.randn(3, 3).to_sparse(), torch.randn(3, 3).to_sparse_csr(), torch.empty(3, device="meta")):
+            assert look(value) is value
+        look(torch.nested.nested_tensor([torch.randn(2), torch.randn(3)]))
+        look(torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged))
+
+    seen = assert_neutral(evaluate, tmp_path / "run")
+    assert isinstance(seen, Seen)
+    assert len(seen.of("output", "Identity")) == 15
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_steps_the_same(tmp_path, name):
+    seen = assert_neutral(train_with(OPTIMIZERS[name]), tmp_path / "run")
+    seen.assert_losses()
+    assert list(seen.steps) == [0, 1, 2]
+    assert seen.repeated() == []
+    weight = "Sequential.0.weight"
+    assert len(seen.of("grad", weight)) == len(seen.of("param", weight, phase="optimizer")) == 3
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradient_scaler_with_skipped_steps(tmp_path, fused):
+    def train(log):
+        net = mlp()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        for step in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = net(torch.randn(4, 8)).square().mean()
+            if step == 1:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            if not fused:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            log(net, optimizer, scaler.state_dict())
+
+    seen = assert_neutral(train, tmp_path / "run")
+    assert list(seen.steps) == [0, 1, 2, 3]  # a skipped step is a step
+    before = seen.of("param", "Sequential.0.weight", step=0, phase="optimizer")[0].summary.checksum
+    after = seen.of("param", "Sequential.0.weight", step=1, phase="optimizer")[0].summary.checksum
+    assert before == after
+    assert seen.of("output", "Sequential.0", step=0)[0].summary.layout.dtype == "float16"
+    assert seen.repeated() == []
+
+
+def test_parameters_that_are_frozen_unused_added_and_tied(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(10, 8)
+            self.frozen = nn.Linear(8, 8).requires_grad_(requires_grad=False)
+            self.head = nn.Linear(8, 10, bias=False)
+            self.head.weight = self.embed.weight
+            self.unused = nn.Linear(8, 8)
+            self.loose = torch.ones(8)
+
+        def forward(self, ids):
+            return self.head(self.frozen(self.embed(ids)) * self.loose)
+
+    def train(log):
+        net = Tied()
+        optimizer = torch.optim.AdamW(net.parameters())
+        for step in range(3):
+            if step == 2:
+                net.adapter = nn.Linear(8, 8)
+                optimizer.add_param_group({"params": net.adapter.parameters(), "lr": 0.5})
+                net.frozen.register_forward_hook(lambda module, args, out: net.adapter(out))
+            log.loss(net(torch.randint(10, (4, 3))).logsumexp(-1).mean()).backward()
+            optimizer.step()
+            log(net, optimizer)
+
+    seen = assert_neutral(train, tmp_path / "run")
+    seen.assert_losses()
+    assert seen.repeated() == []
+    assert len(seen.of("grad", "Tied.embed.weight")) == 3
+    assert not seen.of("grad", "Tied.head.weight")
+    assert not seen.of("grad", "Tied.frozen.weight")
+    assert seen.of("grad", "Tied.adapter.weight", step=2)
+    assert seen.of("param", "Tied.unused.weight", step=0, phase="start")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_model_trains_the_same(tmp_path, backend):
+    def train(log):
+        torch._dynamo.reset()
+        net = Model()
+        fit(log, net, run=torch.compile(net, backend=backend, fullgraph=True))
+
+    seen = assert_neutral(train, tmp_path / "run")
+    seen.assert_losses()
+    assert seen.calls("output", "Model", step=1) == [0]
+    assert seen.repeated() == []
+    assert "compiled" in seen.unseen()["Model.body.0"]
+    assert not [name for name in seen.modules if "GraphModule" in name or "_orig_mod" in name]
+
+
+def test_a_graph_of_a_models_modules_takes_none_of_their_names():
+    """With torch 2.4 the compiler's own graphs hold them."""
+    net = Model()
+    graph = torch.fx.GraphModule(net, torch.fx.Tracer().trace(net))
+    names = Names(NameFilter((), (), None))
+    names.registered(net, "last", net.last)
+    names.registered(graph, "last", graph.last)
+    assert graph.last is net.last
+    assert names.state(net.last, None).fqn == "Model.last"

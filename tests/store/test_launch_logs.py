@@ -1,0 +1,128 @@
+"""Ranks of a launch leave a log each, which holds their documents, and share what they have alike."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from laid_out import ALL, SHARED, write
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.errors import StoreError
+from introspect_cli.store.ranks.merge import merge
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.remote.pack import pack
+from introspect_cli.store.write.launch import Launch
+from introspect_cli.store.write.run_writer import StoreWriter
+
+PACKAGES = {f"package-{number}": "2.13" for number in range(100)}
+
+
+def files(path):
+    return sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+
+
+def launched(path, ranks):
+    return [StoreWriter.create(path, launch=Launch("0" * 32, "0" * 32, rank, ranks)) for rank in range(ranks)]
+
+
+def shared_run(path, ranks=3, steps=1):
+    """A launch whose ranks have their settings alike, but for one."""
+    for rank, store in enumerate(launched(path, ranks)):
+        with store:
+            store.write_settings("packages", PACKAGES)
+            store.write_settings("environment", {"RANK": rank})
+            store.write_manifest({"status": "complete", "rank": rank, "steps": 0})
+    return path
+
+
+def test_a_launch_leaves_one_file_a_rank_and_few_beside_them(tmp_path):
+    path = write(tmp_path / "run", 8, ALL)
+    assert files(path) == ["manifest.yaml", *(f"rank{rank}/log.bin" for rank in range(8))]
+    shared = shared_run(tmp_path / "shared", 8)
+    assert [name.partition("-")[0] for name in files(shared / "shared")] == ["packages"]
+    for run in (path, shared):
+        assert verify_run(run).sound
+        with open_run(run) as opened:
+            assert opened.state is RunState.COMPLETE
+    with open_run(path) as opened:
+        assert [len(opened.rank(rank).sites) for rank in opened.ranks] == [14] * 8
+
+
+def test_settings_stay_each_ranks_and_what_is_written_anew_counts(tmp_path):
+    path, writers = tmp_path / "run", launched(tmp_path / "run", 3)
+    for rank, store in enumerate(writers):
+        store.write_settings("packages", {"torch": "2.13"})
+        store.write_settings("environment", {"RANK": rank})
+    for store in writers[:2]:
+        store.close()
+    for again in range(3):
+        with open_run(path) as run:
+            assert run.state is RunState.RUNNING if not again else RunState.INTERRUPTED
+            found = [dict(run.settings_of(rank)) for rank in range(3)]
+        torch = ["2.13", "2.13", f"2.1{3 + again}"]
+        assert found == [{"packages": {"torch": torch[rank]}, "environment": {"RANK": rank}} for rank in range(3)]
+        writers[2].write_settings("packages", {"torch": f"2.1{4 + again}"})
+        writers[2].close()  # what comes after the end counts, too
+    assert verify_run(path).sound
+
+
+def test_a_rank_is_written_once_and_by_one(tmp_path):
+    launch = Launch("0" * 32, "0" * 32, 0, 1)
+    with StoreWriter.create(tmp_path / "run", launch=launch):
+        for force in (False, True):
+            with pytest.raises(StoreError, match="is being written by another capture"):
+                StoreWriter.create(tmp_path / "run", launch=launch, force=force)
+    with pytest.raises(StoreError, match="holds a run already"):
+        StoreWriter.create(tmp_path / "run", launch=launch)
+    StoreWriter.create(tmp_path / "run", launch=launch, force=True).close()
+
+
+def test_a_launch_is_packed_and_merged_with_what_its_ranks_share(tmp_path):
+    for name, path in (("alike", write(tmp_path / "alike", 4, ALL)), ("shared", shared_run(tmp_path / "shared", 4))):
+        parts = [tmp_path / f"{name} on {machine}" for machine in range(2)]
+        for machine, part in enumerate(parts):
+            shutil.copytree(path, part)
+            for rank in range(4):
+                if rank // 2 != machine:
+                    shutil.rmtree(part / f"rank{rank}")
+        merge(parts, tmp_path / f"{name} merged")
+        pack(path, tmp_path / f"{name}.zip")
+        with open_run(path) as one:
+            for other in (f"{name} merged", f"{name}.zip"):
+                assert verify_run(tmp_path / other).sound
+                with open_run(tmp_path / other) as two:
+                    assert two.state is RunState.COMPLETE
+                    assert [dict(two.settings_of(rank)) for rank in two.ranks] == [
+                        dict(one.settings_of(rank)) for rank in one.ranks
+                    ]
+                    if name == "alike":
+                        assert compare_runs(one, two, DiffOptions()).verdict is Verdict.SAME
+
+
+def altered(file):
+    file.write_bytes(file.read_bytes()[::-1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda run: shutil.rmtree(run / "shared"), "shared/packages-.* which it names, is missing"),
+        (lambda run: [altered(file) for file in (run / "shared").iterdir()], "it is not what its digest says"),
+    ],
+)
+def test_what_ranks_share_is_checked(tmp_path, harm, says):
+    run = shared_run(tmp_path / "run")
+    harm(run)
+    with open_run(run) as opened, pytest.raises(StoreError, match=says):
+        dict(opened.settings_of(1))
+    assert not verify_run(run).sound
+
+
+def test_ranks_read_a_table_that_they_have_alike_once(tmp_path):
+    for hows, tables in ((ALL, 1), (SHARED, 1)):
+        with open_run(write(tmp_path / str(hows[0]), 4, hows)) as run:
+            assert len({id(run.rank(rank).sites) for rank in run.ranks}) == tables
