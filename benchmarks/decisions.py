@@ -52,6 +52,13 @@ KEPT = TREE / "fixtures" / "decisions"
 SURROUNDINGS = {"COLUMNS": "120", "LINES": "50", "NO_COLOR": "1", "TZ": "UTC", "LC_ALL": "C.UTF-8", "TERM": "dumb"}
 """Of the environment, what an answer may depend on."""
 
+RECORDED_IN = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+}
+"""The environment of the runs, whoever makes them: what of it differs is a setting."""
+
 CATEGORIES = {
     "verdict": ("exit", "verdict", "training", "evaluation"),
     "place": ("step", "rank", "phase", "kind", "fqn", "call", "path"),
@@ -440,6 +447,7 @@ def main() -> int:
     if told.verb == "make":
         from forks import Forks
 
+        os.environ.update(RECORDED_IN)
         forks = Forks(_IMPORTED if any(getattr(run, "world", 1) > 1 for run in runs.values()) else "")
         try:
             return make(place, runs, told.jobs, forks)

@@ -44,7 +44,6 @@ VARIABLES = {
     "LOCAL_WORLD_SIZE": "How many ranks of this machine share the memory for `--keep-around`; torchrun sets it.",
     "MLFLOW_EXPERIMENT_NAME": "The experiment that `--publish mlflow` writes to.",
     "NO_COLOR": "Anything: print without colours.",
-    "TERM": "`dumb`: show no progress line.",
     "TORCHINDUCTOR_CACHE_DIR": "Files below it are the compiler's, and no sources of the script.",
     "TRITON_CACHE_DIR": "As `TORCHINDUCTOR_CACHE_DIR`.",
     "WANDB_PROJECT": "The project that `--publish wandb` writes to.",
@@ -158,10 +157,7 @@ def rules() -> str:
     """Every rule of `introspect check`."""
     every = rules_document(choose((), ()))["rules"]
     lines = (f"- **{rule['rule']}** ({rule['level']}): {escaped(rule['about'])}." for rule in every)
-    about = (
-        "What `introspect check` looks for. `introspect check --list` says from which numbers on, and what usually "
-        "causes it, as each finding does."
-    )
+    about = "What `introspect check` looks for. `check --list` says from which numbers on, findings what causes it."
     return page("Health rules", about, lines)
 
 

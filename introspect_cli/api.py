@@ -150,12 +150,9 @@ def compare_transformed(
 ) -> DiffResult:
     """Run a model and its transformed self on the same inputs and find where they first diverge.
 
-    Both get copies of the inputs, the same random state and, where they share them, the same buffers; gradients,
-    buffers and random states are left as they were. Modules are compared by FQN, the transformed model's root bearing
-    the original's name; what only one of the two has is left out, and a note says so. A transformation that leaves no
-    modules is compared at its boundary, unless
-    `introspect_cli.capture.regions.attach.attach` was called on the model before it was transformed. A model compiled
-    by `torch.compile` that has not run yet is tapped inside; the taps stay in what is compiled and do nothing after.
+    Both get copies of the inputs and the same random state; gradients, buffers and random states are left as they were.
+    What only one of the two has is left out, and a note says so. A transformation that leaves no modules is compared at
+    its boundary, unless `introspect_cli.capture.regions.attach.attach` was called on the model before.
 
     Args:
         model: the reference, a module.

@@ -46,7 +46,7 @@ class Draws:
         """Generators that are as the process found them: their states mean nothing."""
         self._thread = 0
         self._shared = False
-        self.fingerprint = self._generators.stand
+        self.fingerprint = self._generators.mark
         """What tells whether a generator is as it was when an earlier step began; None where nothing does."""
         self.moved = self._generators.moved
         """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""

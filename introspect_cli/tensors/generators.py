@@ -83,7 +83,7 @@ class Generators:
             self._device_states = {name: state for name in self._devices if (state := self._device(name)) is not None}
         self.moved = self._any_moved if self._devices else self._compiled.generators_moved
 
-    def stand(self, name: str, owner: object) -> Hashable:
+    def mark(self, name: str, owner: object) -> Hashable:
         """Something that is another when a generator's state is, as it was at the last look; None where nothing tells.
 
         Args:

@@ -306,8 +306,8 @@ i64 writes_of(Intake *self, PyObject *tensor) {
     return PyErr_Occurred() ? (PyErr_Clear(), -1) : asked;
 }
 
-// How a tensor stands, in 64 bits: its count of writes, its address, a glance at its memory. 0: the long way.
-u64 stand(Intake *self, PyObject *tensor, const Look *seen) {
+// Tells whether a tensor was written to or moved, in 64 bits: count of writes, address, a glance at its memory. 0: the long way.
+u64 mark_of(Intake *self, PyObject *tensor, const Look *seen) {
     Look found;
     if (seen) found = *seen;
     else if (!look(self, tensor, found)) return 0;
@@ -316,7 +316,7 @@ u64 stand(Intake *self, PyObject *tensor, const Look *seen) {
     return mix(mix(found.address ^ G) + u64(writes)) ^ glance((const char *)found.address, found.count * SIZES[found.code]);
 }
 
-PyObject *stands(PyObject *object, PyObject *list) {
+PyObject *marks_of_list(PyObject *object, PyObject *list) {
     Intake *self = (Intake *)object;
     if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "a list wanted");
     const Room marks(self->slots);
@@ -365,7 +365,7 @@ void forget(PyObject *object) {
 PyMethodDef METHODS[] = {
     {"add", add, METH_O, nullptr},
     {"add_all", (PyCFunction)(void (*)())add_all, METH_FASTCALL, nullptr},
-    {"stands", stands, METH_O, nullptr},
+    {"marks", marks_of_list, METH_O, nullptr},
     {"turn", turn, METH_NOARGS, nullptr},
     {"record_all", (PyCFunction)(void (*)())record_all, METH_FASTCALL, nullptr},
     {"into", (PyCFunction)(void (*)())set_into, METH_FASTCALL, nullptr},
@@ -410,7 +410,7 @@ bool marks_of(PyObject *object, const Objects &tensors, PyObject *marks) {
     Intake *self = (Intake *)object;
     const bool may = unseen(self, true);
     return with_each(self, tensors, [=](PyObject *tensor, const Look *seen) {
-        return add_number(marks, i64(may ? stand(self, tensor, seen) : 0));
+        return add_number(marks, i64(may ? mark_of(self, tensor, seen) : 0));
     });
 }
 

@@ -32,7 +32,7 @@ def new_memory() -> Any:
     return kernels.KERNELS.memory(LIMIT)
 
 
-def stand(tensor: torch.Tensor) -> tuple[int, int, int] | None:
+def mark(tensor: torch.Tensor) -> tuple[int, int, int] | None:
     """Count of in-place writes, address, and a glance; None for what has no memory (inference tensors, subclasses)."""
     try:
         version, address = tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter

@@ -24,7 +24,7 @@ from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.devices import Devices
 from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.plain import Batch, PlainTensors
-from introspect_cli.tensors.reuse import new_memory, stand
+from introspect_cli.tensors.reuse import mark, new_memory
 from introspect_cli.tensors.row_notes import Slots
 from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen
 from introspect_cli.tensors.unusual import UnusualTensors
@@ -146,13 +146,13 @@ class Summarizer:
                 self._launch(engine, entries)
         return slots
 
-    def stands(self, tensors: list[torch.Tensor]) -> list[Hashable]:
+    def marks(self, tensors: list[torch.Tensor]) -> list[Hashable]:
         """Of each tensor something that is another when it has been written to or moved; None if it has no memory."""
         with self._lock:
-            stands: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.stands(tensors)
-        if all(stands):
-            return stands
-        return [stand(tensor) if known is None else known for known, tensor in zip(stands, tensors, strict=True)]
+            found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.marks(tensors)
+        if all(found):
+            return found
+        return [mark(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
 
     @property
     def intake(self) -> Any:

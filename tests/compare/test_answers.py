@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import artefacts
@@ -19,10 +22,10 @@ DIRECTORY = artefacts.ROOT / "decisions"
 
 
 def test_answers_are_worded_as_they_were(forks):
-    questions, runs = decisions.planned(["diff scenes *"])
-    chosen = questions[::3]
+    questions, _ = decisions.planned(["diff scenes *"])
+    chosen = [question for question in questions if zlib.crc32(question.name.encode()) % 3 == 0]
     assert len(chosen) >= 80
-    assert decisions.make(DIRECTORY, runs, 2, forks) == 0
+    subprocess.run([sys.executable, decisions.__file__, "make", DIRECTORY, "--only", "diff scenes *"], check=True)
 
     def answer(question):
         done = forks("diff", *question.options, *question.runs, cwd=DIRECTORY / recorder_key())

@@ -64,17 +64,10 @@ def test_tree_has_classes_parameters_and_outputs(run):
 
 
 def test_repeated_layers_are_folded_to_the_first_and_the_last(deep):
-    folded = [(row.info.fqn, row.folded) for row in module_tree(deep)]
-    assert folded == [
-        ("GPT", 0),
-        ("GPT.h", 0),
-        ("GPT.h.0", 4),
-        ("GPT.h.0.fc", 0),
-        ("GPT.h.5", 0),
-        ("GPT.h.5.fc", 0),
-        ("GPT.h.6", 0),
-        ("GPT.h.6.fc", 0),
-    ]
+    rows = module_tree(deep)
+    assert [row.info.fqn for row in rows if row.info.fqn[-1:].isdigit()] == ["GPT.h.0", "GPT.h.5", "GPT.h.6"]
+    assert [(row.info.fqn, row.folded) for row in rows if row.folded] == [("GPT.h.0", 4)]
+    assert len(rows) == 8
     assert len(module_tree(deep, fold=False)) == 16
 
 
@@ -145,13 +138,16 @@ def test_an_interrupted_run_and_an_empty_one(introspect, tmp_path):
     assert introspect("show", "tree", "none", cwd=tmp_path).returncode == 0
 
 
-def test_how_a_run_ended_is_reported(introspect, tmp_path):
-    about = {"exit_code": 1, "ended": "2026-01-01", "exception": "RuntimeError: the script's own"}
-    write_run(tmp_path / "raised", train(), manifest=about)
-    assert "2026-01-01 by RuntimeError: the script's own (exit code 1)" in introspect("show", "raised").stdout
-    about = {"exit_code": -2, "ended": "2026-01-01", "exception": "KeyboardInterrupt"}
-    write_run(tmp_path / "interrupted", train(), manifest=about)
-    assert "2026-01-01 by KeyboardInterrupt (signal 2)" in introspect("show", "interrupted").stdout
+@pytest.mark.parametrize(
+    ("code", "exception", "said"),
+    [
+        (1, "RuntimeError: its own", "RuntimeError: its own (exit code 1)"),
+        (-2, "KeyboardInterrupt", "KeyboardInterrupt (signal 2)"),
+    ],
+)
+def test_how_a_run_ended_is_reported(introspect, tmp_path, code, exception, said):
+    write_run(tmp_path / "run", train(), manifest={"exit_code": code, "ended": "2026-01-01", "exception": exception})
+    assert f"2026-01-01 by {said}" in introspect("show", "run").stdout
 
 
 @pytest.mark.parametrize("verb", ["diff", "show", "check", "export", "verify", "report"])
@@ -161,18 +157,20 @@ def test_runs_are_read_without_torch(tmp_path, verb):
         "diff": ["a", "a"], "show": ["tree", "a"], "check": ["a"], "verify": ["a"], "report": ["a", "-o", "a.html"],
         "export": ["a", "--format", "yaml", "-o", "out"],
     }  # fmt: skip
-    code = f"import sys; sys.modules['torch'] = None; sys.argv = ['introspect', {verb!r}, *{words[verb]!r}]\n"
-    code += "from introspect_cli.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = without_torch(tmp_path, verb, *words[verb])
     assert done.returncode in (0, 1), done.stderr
     assert not done.stderr
 
 
+def without_torch(tmp_path, *words):
+    code = f"import sys; sys.modules['torch'] = None; sys.argv = ['introspect', *{words!r}]\n"
+    code += "from introspect_cli.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+
 def test_capture_says_what_it_needs(tmp_path):
     (tmp_path / "train.py").write_text("print('ran')\n")
-    code = "import sys; sys.modules['torch'] = None; sys.argv = ['introspect', 'capture', 'train.py']\n"
-    code += "from introspect_cli.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = without_torch(tmp_path, "capture", "train.py")
     assert done.returncode == 2
     assert done.stderr == "introspect: capture needs torch: `pip install torch`, in the environment of the script\n"
     assert not done.stdout

@@ -128,13 +128,13 @@ CHANGES = {
 def test_whatever_changes_a_state_makes_it_stand_otherwise_and_nothing_else_does(watching, name):
     owner = {"torch": torch.default_generator, "python": PYTHON}[name]
     other = random.random if name == "torch" else lambda: torch.rand(1)
-    seen = [watching.stand(name, owner)]
+    seen = [watching.mark(name, owner)]
     assert seen[0] is not None
     for what, change in CHANGES[name].items():
         change()
         watching.look([])
-        seen.append(watching.stand(name, owner))
+        seen.append(watching.mark(name, owner))
         assert seen[-1] not in seen[:-1], what
         other()
         watching.look([])
-        assert watching.stand(name, owner) == seen[-1], what
+        assert watching.mark(name, owner) == seen[-1], what

@@ -38,18 +38,18 @@ def summaries(tensors):
     summarizer = Summarizer()
     for _ in range(3):  # a shape is learnt by the first of it
         assert [summarizer.add(each) for each in tensors] == list(range(len(tensors)))
-        stands = summarizer.stands(
+        marks = summarizer.marks(
             [each for each in tensors if each.layout is torch.strided and each.device.type == "cpu"]
         )
         table = taken(summarizer)
     summarizer.close()
-    return table, stands
+    return table, marks
 
 
 @pytest.mark.usefixtures("_asked_anew")
 def test_what_is_recorded_is_the_same_with_and_without_them(monkeypatch):
     tensors = of_every_sort()
-    with_them, stands = summaries(tensors)
+    with_them, marks = summaries(tensors)
     intake.functions.cache_clear()
     monkeypatch.setattr(intake, "_functions_of_torch", lambda: torch.absent)
     assert intake.functions() is None
@@ -60,7 +60,7 @@ def test_what_is_recorded_is_the_same_with_and_without_them(monkeypatch):
         np.testing.assert_array_equal(getattr(with_them, name), getattr(without, name))
     for name in with_them.floats:
         np.testing.assert_array_equal(with_them.floats[name], without.floats[name])
-    assert [each is None for each in stands] == [each is None for each in stood]
+    assert [each is None for each in marks] == [each is None for each in stood]
 
 
 @pytest.mark.usefixtures("_asked_anew")

@@ -56,7 +56,7 @@ CHANGES_OFTEN = "(changes often)"
 """Stands for the value of an attribute that has changed many times, a counter: it is followed no further."""
 
 
-class Standing(NamedTuple):
+class HeldBefore(NamedTuple):
     """What a module held when it was last looked at: comparing it is quicker than looking again.
 
     Attributes:
@@ -91,7 +91,7 @@ class AttributeProbe(GuardedProbe):
     lost = "attributes of modules are"
 
     def __init__(self, context: Context, modules: ModuleProbe, rank: RankWriter, secret: tuple[str, ...]) -> None:
-        self._watched: dict[str, list[Standing]] = {}
+        self._watched: dict[str, list[HeldBefore]] = {}
         super().__init__(context, then=self._watched.clear)
         self._modules = modules
         self._rank = rank
@@ -129,11 +129,11 @@ class AttributeProbe(GuardedProbe):
     def _look(self, root: nn.Module, root_name: str) -> None:
         """Look at every module, and write rows of those that are not what they were."""
         names, step = self._context.names, self._context.recorder.step
-        standing: list[Standing] = []
+        held: list[HeldBefore] = []
         new = {info.fqn: info for info in names.new_modules()}
         changed: list[ModuleInfo] = []
         for module in _below(root):
-            standing.append(self._standing(module))
+            held.append(self._held_now(module))
             state = names.find(module)
             if state is None:
                 continue
@@ -150,12 +150,12 @@ class AttributeProbe(GuardedProbe):
                 new[state.fqn] = updated
             else:
                 changed.append(updated)
-        self._watched[root_name] = standing
+        self._watched[root_name] = held
         rows = [*new.values(), *changed]
         if rows:
             self._rank.modules(rows)
 
-    def _standing(self, module: nn.Module) -> Standing:
+    def _held_now(self, module: nn.Module) -> HeldBefore:
         """What a module holds now."""
         held = vars(module)
         state = self._context.names.find(module)
@@ -169,7 +169,7 @@ class AttributeProbe(GuardedProbe):
         sized = [name for name in _HOOKS if type(held.get(name)).__name__ == "OrderedDict"]
         if type(held.get("_modules")) in _CHILDREN:
             sized.append("_modules")
-        return Standing(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
+        return HeldBefore(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
         """Name and text of all that is recorded of a module."""

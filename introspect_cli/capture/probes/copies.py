@@ -109,9 +109,9 @@ class CopiesProbe(GuardedProbe):
             sizes = _shapes({id(one): one for one in tensors})
             if not any(wanted <= sizes for wanted in shapes) or any(self._is_trained(one, held) for one in tensors):
                 continue
-            stand = tuple(zip(map(id, tensors), self._recorder.summarizer.stands(tensors), strict=True))
-            if before.get(way, stand) == stand:
-                self._seen[way] = stand
+            marks = tuple(zip(map(id, tensors), self._recorder.summarizer.marks(tensors), strict=True))
+            if before.get(way, marks) == marks:
+                self._seen[way] = marks
             else:
                 self._moving[way] = _name(way)
 

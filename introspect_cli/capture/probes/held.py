@@ -94,14 +94,14 @@ class Stepping:
         optimizer: it.
         parameters: what it was given, group after group.
         turn: which of its groups these are.
-        stands: what stands for them all: the optimizer, or one of the tensors that it steps in turn.
+        key: what is known of them is kept by it: the optimizer, or one of the tensors that it steps in turn.
         held: what is known of them; None before they were looked at.
     """
 
     optimizer: Optimizer
     parameters: list[torch.Tensor]
     turn: Turn
-    stands: Any
+    key: Any
     held: Held | None
 
 

@@ -181,9 +181,9 @@ class OptimizerProbe(GuardedProbe):
         """An optimizer with all that it steps now, and what is known of that."""
         parameters, parts = parameters_of(optimizer), self._context.parts
         turn = parts.turn(parameters) if parts.active else ALL
-        # What stands for all that it steps is itself, or one of the tensors that it steps in turn.
-        stands = optimizer if turn == ALL else parameters[0]
-        return Stepping(optimizer, parameters, turn, stands, self._parameters.get(stands))
+        # What is known of all that it steps is kept by itself, or by one of the tensors that it steps in turn.
+        key = optimizer if turn == ALL else parameters[0]
+        return Stepping(optimizer, parameters, turn, key, self._parameters.get(key))
 
     def _scaled(self, scaler: Any) -> None:
         """A gradient scaler is about to step an optimizer."""
@@ -238,7 +238,7 @@ class OptimizerProbe(GuardedProbe):
                 names.append(parameter_name)
                 fqns.append([named.fqn for named in ([parameter_name] if inside is None else inside)])
         stepping.held = Held(names, all_names.parameters.replaced)
-        self._parameters.set(stepping.stands, stepping.held)
+        self._parameters.set(stepping.key, stepping.held)
         all_names.parameters.forget_with(optimizer, list(map(id, parameters)))
         self.settings.note(name, optimizer, fqns, first=turn.first, in_turn=parts.active)
 

@@ -248,8 +248,8 @@ class StateProbe(GuardedProbe):
         names = self._context.names
         for root in names.roots():
             contents = self._tensors_of(root, _BUFFERS)
-            stand, sites = self._buffers.get(root) or (None, [])
-            if zero.is_loaded() or self._cutting.get(root) or stand != (contents[2], names.parameters.changes):
+            mark, sites = self._buffers.get(root) or (None, [])
+            if zero.is_loaded() or self._cutting.get(root) or mark != (contents[2], names.parameters.changes):
                 sites = self._record(contents, Phase.OPTIMIZER)
                 if len(sites) == len(contents[1]):  # else one has no name yet, or is not wanted yet
                     self._buffers.set(root, ((contents[2], names.parameters.changes), sites))
@@ -289,14 +289,14 @@ class StateProbe(GuardedProbe):
         holders = self._holders.get(root)
         if holders is None:
             holders = self._look(root)
-        of, tensors, stand = tensors_in(holders, kinds & self._context.kinds)
+        of, tensors, mark = tensors_in(holders, kinds & self._context.kinds)
         references = self._cutting.get(root)
         if not references:
-            return of, tensors, stand
+            return of, tensors, mark
         cutting = [module for reference in references if (module := reference()) is not None]
         every = (gathered for module in cutting for gathered in torch_distributed.unsharded_of(module))
         shards = {id(whole): keeper.sharded_param for _, _, whole, keeper in every}
-        return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, stand
+        return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, mark
 
     def _record(self, contents: Contents, phase: Phase, *, again: bool = False) -> list[int]:
         """Record what has a name and is wanted; at which sites."""

@@ -34,11 +34,11 @@ class Written:
         identities = list(map(id, tensors))
         if identities != self._last[0]:
             self._put_with_the_others()
-        self._last = identities, self._summarizer.stands(tensors)
+        self._last = identities, self._summarizer.marks(tensors)
 
     def since(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Those of the tensors that were recorded and have been written to since, or never were recorded."""
-        identities, now = list(map(id, tensors)), self._summarizer.stands(tensors)
+        identities, now = list(map(id, tensors)), self._summarizer.marks(tensors)
         if self._last == (identities, now):
             return []
         self._put_with_the_others()

@@ -38,7 +38,7 @@ class Trained:
 
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._stood: ById[tuple[int, list[int], list[bool]]] = ById()
+        self._stepped_with: ById[tuple[int, list[int], list[bool]]] = ById()
         self._parameters: set[int] | None = None
         self._roots: ById[bool] = ById()
         self._by_hand: ById[bool] = ById()
@@ -87,14 +87,14 @@ class Trained:
     def stepped(self, optimizer: torch.optim.Optimizer, named: int) -> None:
         """Hear of an optimizer that steps; `named` counts how often modules' parameters were named anew."""
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        stands = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
-        if zero.is_loaded() or stands != self._stood.get(optimizer):
-            self._stood.set(optimizer, stands)
+        now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
+        if zero.is_loaded() or now != self._stepped_with.get(optimizer):
+            self._stepped_with.set(optimizer, now)
             self.ask_again()
 
     def is_new(self, module: nn.Module) -> bool:
         """Whether an optimizer that has not stepped yet holds any of a module's parameters: it will be trained."""
-        new = [optimizer for optimizer in self.optimizers() if self._stood.get(optimizer) is None]
+        new = [optimizer for optimizer in self.optimizers() if self._stepped_with.get(optimizer) is None]
         groups = [group for optimizer in new for group in optimizer.param_groups]
         held = {id(parameter) for group in groups for parameter in group["params"]}
         return any(id(parameter) in held for parameter in parameters_in(module))

@@ -285,7 +285,8 @@ def _all_possible(floats: Mapping[str, Array]) -> bool:
     if not floats:
         return True
     first = [column for name, column in floats.items() if name in NOT_NEGATIVE]
-    every = np.concatenate([*first, *(column for name, column in floats.items() if name not in NOT_NEGATIVE)])
+    with np.errstate(invalid="ignore"):  # a stranger's NaN may be one that signals
+        every = np.concatenate([*first, *(column for name, column in floats.items() if name not in NOT_NEGATIVE)])
     return not np.isinf(every).any() and not (every[: sum(map(len, first))] < 0).any()
 
 
