@@ -32,8 +32,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "drew-before-batch": "since the step began, one run drew other random numbers (an evaluation, shuffling, "
     "augmentation)",
     "scaler": "the scale of GradScaler {a} -> {b}",
-    "uneven": "the ranks of {side} had different numbers of samples ({sizes}): the mean of their means is not the mean "
-    "over all samples",
     # gradients
     "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",
     "stale": "in {side} it is the other run's gradient plus [{times} x ]that of the {of} before: zero_grad is missing "
@@ -42,8 +40,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "averaged": "b is {times} times a, by as many as {of}: a mean where a sum was expected, or one taken twice",
     # updates
     "other-optimizer": "the optimizer is {a} in a and {b} in b",
-    "changed-hands": "{a} steps it in a, {b} in b",
     "owed": "in {side} the gradient is a partial sum on each rank when the optimizer takes it: it was not reduced",
+    "changed-hands": "{a} steps it in a, {b} in b",
     "hyperparameter": "{name} {a} -> {b}",
     "hyperparameter-on-ranks": "in {side}, {name} is {a} on rank {rank} and {b} on rank {other}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
@@ -56,11 +54,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "changed-outside": "{side} alone changed it outside of an optimizer step, after step {step}",
     # what tensors begin with
     "perturbed": "--perturb {seed} in {side} moved the initial parameters by one rounding",
-    "exchanged": "the initial values of {name} and {other} are exchanged between a and b",
     "tied-in-one": "{name} is tied to it in {side}, and not in {other}",
     "filled-in-one": "{by} initialises it in {side} only",
-    "filled-from-script": "{a} initialises it in a, {b} in b, from a generator that the script made",
-    "filled-again": "{by} initialises it again in {side} only",
     "filled-by": "{a} initialises it in a, {b} in b",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
     "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
@@ -75,20 +70,14 @@ _PROVED: Final[Mapping[str, str]] = {
     "set-in-one": "{by} sets it in {side} only",
     "generator-state": "the {by} in {name} is in another state when the first step begins",
     "draw-unseen": "[after {since}, ]something else draws differently in a and b[; {before} draws before it agree]",
-    "draw-unseeded": "{draw} draws from another state, and nothing on record seeded it before",
-    "draw-from-other-state": "{draw} draws from another state: {since} took another number of draws[; {before} draws "
-    "before it agree]",
-    "draw-between-lines": "the first draw that differs is between {lines}, in {side} only[; {before} draws "
-    "before it agree]",
-    "first-draw": "the first draw that differs is {event}, in {side} only[; {before} draws before it agree]",
-    "first-seeding": "the first seeding that differs is {event}, in {side} only[; {before} draws before it agree]",
-    "draw-later": "the first that differs is {event} in {side}; the other run has it after {draws} draws[ "
-    "({line})]"
-    "[; {before} draws before it agree]",
-    "draws-differ": "the first draw that differs is {a} in a and {b} in b[; {before} draws before it agree]",
+    "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before it "
+    "agree]",
+    "first-earlier": "the first draw or seeding that differs is {event} in {side}; {other} has it later",
+    "first-in-one": "the first draw or seeding that differs is {event}, in {side} only[; {before} draws before it "
+    "agree]",
+    "draws-differ": "the first draw or seeding that differs is {a} in a and {b} in b[; {before} draws before it agree]",
     "draw-between": "random numbers were drawn between {after} and {before} in {side} and not in {other}",
     "draw-by": "{module}[, after {after},] drew random numbers in {side} and not in {other}",
-    "exchanged-draws": "in b it is that of {other} in a, and the other way round: they run in a different order",
     "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
     "different "
     "numbers (capture --seed seeds all generators)",
@@ -111,11 +100,9 @@ _PROVED: Final[Mapping[str, str]] = {
     "runs-inside": "it runs {a} in a and {b} in b while what is around it runs once",
     "arguments": "it is called with different arguments[; only in a: {a}][; only in b: {b}]",
     "structure-of-value": "the structure of the value is different[; only in a: {a}][; only in b: {b}]",
-    "evaluations": "the optimizer evaluates the loss {a} within the step of a and {b} in b",
     "no-step": "no optimizer steps in this step of {other} (the script updates the parameters by hand, or not at all)",
     "no-state": "the optimizer of {other} does not keep it, or does not step this parameter",
     "batches": "a different number of batches",
-    "written-within": "{side} alone changes {name} since the last optimizer step, before the forward pass",
     "model-not-run": "in {other} its model has not run in training by then",
     "not-stepped": "in {other} no optimizer steps it here",
     "structure": "the structure differs there",
@@ -125,11 +112,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: each rank took its "
     "own, it was "
     "not reduced",
-    "reduced-in-groups": "the copies of {side} average to the other run's: it was not reduced over all ranks, only on "
-    "{ranks}",
     "not-reduced-on": "in {side} it was not reduced on {ranks}, or changed after that; the others have the other run's",
     "parts": "in {side} its parts are not the whole: {text}",
-    "collective-order": "it is {name}[ at {line}] in {side}, and another one at {at} in {other}: their order differs",
     "collective-missing": "[{name} ][at {line} ]is missing in {other}, one too many in {side}, or in another place",
     "collective-other": "it is {a}[ at {line_a}] in a, {b}[ at {line_b}] in b: one is missing, doubled or in "
     "another place",
@@ -147,7 +131,6 @@ _PROVED: Final[Mapping[str, str]] = {
 _LIKELY: Final[Mapping[str, str]] = {
     "split": "a takes {a}, b {b}",
     "no-optimizer": "no optimizer steps in {side}",
-    "memory-format": "{name} is {a} in a and {b} in b, which may choose another kernel",
     "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may differ "
     "each time",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
@@ -163,7 +146,6 @@ _LIKELY: Final[Mapping[str, str]] = {
     "begins-later": "models ran without gradients before the step of {side} begins: the other may draw "
     "the same within its step",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
-    "no-sync": "with {passes} backward passes, gradients may be reduced after each of them in {side} (no_sync)",
 }
 
 BATCH_OF, BACKWARD_PASS, STEP_BEGINS = "batch from ", "backward", "the beginning of the step"

@@ -107,7 +107,7 @@ def _origins_document(result: DiffResult) -> list[dict[str, Any]] | None:
 
 def _structure_blocks(result: DiffResult, everything: bool) -> list[Block]:
     """What differs in structure, with what that rests on; nothing where the sentence has said it all."""
-    changes = result.structure
+    changes = tuple(change for change in result.structure if not (result.head and clause_of(change) in result.head))
     in_sentence = result.verdict is not Verdict.DIVERGED and len(changes) <= SHOWN
     if not changes or (in_sentence and not any(change.evidence for change in changes)):
         return []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from opcapture import captured
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
@@ -65,29 +63,3 @@ def test_hardware_is_left_as_a_cause_where_nothing_else_differs(tmp_path, gpu):
 def diffed(a, b):
     with open_run(a) as one, open_run(b) as two:
         return compare_runs(one, two, DiffOptions()).sentence
-
-
-class Scaled(torch.nn.Conv2d):
-    """Stands for a kernel that rounds otherwise where its input lies otherwise in memory."""
-
-    def forward(self, x):
-        y = super().forward(x.contiguous())
-        return y if x.is_contiguous() else y * (1 + 1e-6)
-
-
-def test_a_memory_format_that_differs_is_reported_beside_what_it_may_explain(tmp_path):
-    def work(memory_format):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(Scaled(3, 4, 3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        x = torch.randn(2, 3, 8, 8).to(memory_format=memory_format)
-        model(x).sum().backward()
-        optimizer.step()
-
-    a = captured(tmp_path / "a", lambda: work(torch.contiguous_format))
-    b = captured(tmp_path / "b", lambda: work(torch.channels_last))
-    said = diffed(a, b)
-    assert (
-        "the input [0] of Sequential.0 is contiguous in a and channels_last in b, which may choose another kernel"
-        in said
-    )

@@ -67,8 +67,6 @@ def test_a_rewrite_alone_computes_nothing_else(name):
          "class C:\n    def n(self):\n        return self.value\n    def m(self):\n        self.value = 1"),
         ("def f(x):\n    try:\n        y = g(x)\n    except E as e:\n        y = h(e)\n    return y",
          "def f(x):\n    try:\n        z = g(x)\n    except E as error:\n        z = h(error)\n    return z"),
-        ("def f(x):\n    match x:\n        case [a, *b]:\n            return a, b",
-         "def f(x):\n    match x:\n        case [p, *q]:\n            return p, q"),
         ("def f(xs):\n    t = 0\n    for x in xs:\n        t = t + x\n    return t",
          "def f(many):\n    total = 0\n    for each in many:\n        total = total + each\n    return total"),
     ],

@@ -124,8 +124,8 @@ def test_diff_names_the_collective_that_moved(runs):
         result = compare_runs(a, b, DiffOptions())
     assert (result.verdict, result.first.step, result.first.rank) == (Verdict.DIVERGED, 1, 1)
     assert result.sentence == (
-        "First divergence at step 1, rank 1: only a has collective 0 of ranks 0,1; cause: it is all_reduce sum of "
-        f"float32 [4] at {line_of('first')} in a, and another one at {line_of('second')} in b: their order differs."
+        "First divergence at step 1, rank 1: only a has collective 0 of ranks 0,1; cause: all_reduce sum of "
+        f"float32 [4] at {line_of('first')} is missing in b, one too many in a, or in another place."
     )
 
 
@@ -293,4 +293,4 @@ def test_a_missing_no_sync_is_seen_by_the_number_of_collectives_alone(tmp_path):
     assert compared(tmp_path / "waits", tmp_path / "each", rtol=1e-4).verdict is Verdict.SAME
     seen = compared(tmp_path / "waits~", tmp_path / "each~")
     assert seen.first.site.kind is Kind.COLLECTIVE
-    assert "with 4 backward passes, gradients may be reduced after each of them in b (no_sync)" in seen.sentence
+    assert "collective-count" in [one.code for one in seen.explains]

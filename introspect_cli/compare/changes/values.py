@@ -375,6 +375,8 @@ class Reader:
             )
             if method is not None:
                 method(statement, env)
+            elif isinstance(statement, ast.Match):
+                self._effect("match", statement, self._other(statement, env))
 
     def _on_expr(self, node: ast.Expr, env: Environment) -> None:
         value = self.value(node.value, env)
@@ -512,31 +514,6 @@ class Reader:
         self._effect("try", node, *parts)
 
     _on_trystar = _on_try
-
-    def _on_match(self, node: ast.Match, env: Environment) -> None:
-        cases = []
-        for case in node.cases:
-            inner = dict(env)
-            for number, pattern in enumerate(ast.walk(case.pattern)):
-                if isinstance(pattern, (ast.MatchAs, ast.MatchStar)) and pattern.name:
-                    inner[pattern.name] = self.make("matched", pattern, number)
-            guard = [self.value(case.guard, inner)] if case.guard is not None else []
-            described = self._pattern(case.pattern, inner)
-            cases.append(self.make("case", case.pattern, described, *guard, self._done(case.body, inner, case.pattern)))
-            for name, value in inner.items():
-                if name not in env or env[name].key != value.key:
-                    env[name] = self.make("matched or", node, *([env[name]] if name in env else []), value)
-        self._effect("match", node, self.value(node.subject, env), *cases)
-
-    def _pattern(self, node: ast.AST, env: Environment) -> Value:
-        parts: list[Any] = []
-        for _, child in ast.iter_fields(node):
-            for each in child if isinstance(child, list) else [child]:
-                if isinstance(each, ast.expr):
-                    parts.append(self.value(each, env))
-                elif isinstance(each, ast.AST):
-                    parts.append(self._pattern(each, env))
-        return self.make(type(node).__name__, node, *parts)
 
     def _on_return(self, node: ast.Return, env: Environment) -> None:
         none = ast.copy_location(ast.Constant(None), node)

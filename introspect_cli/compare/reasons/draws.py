@@ -27,7 +27,7 @@ from introspect_cli.compare.step.rests_on import Place, random_at_start
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.sites import Alignment, Ids, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, OTHER, Table
+from introspect_cli.compare.terms.table import DIFFERENT, OTHER, Table
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -207,11 +207,7 @@ def state_findings(at: View) -> Iterator[Finding]:
     if set_by or " " in site.fqn:  # nobody sees what draws from a generator of the script's
         return
     if site.phase is not Phase.START:
-        other = at.exchanged_with(_draws(at))
-        if other is not None:
-            yield found("exchanged-draws", other=_next(at.step.alignment.site(other)))
-        else:
-            yield from one_sided_draw(at)
+        yield from one_sided_draw(at)
     elif at.step.before is not None and site.fqn not in unseeded(at):
         draws = one_sided_draws(at.step, at.step.before, site.fqn)
         yield from (draw.found for draw in draws[:1])
@@ -230,21 +226,6 @@ def left_in_state(at: View) -> Iterator[str]:
         yield "draws-after-backward" if seen else "draws-in-step-before"
     elif site.phase is not Phase.START:
         yield "draws-in-step"
-
-
-def last_equal(at: View) -> str:
-    """The module whose random state is the last before this that is equal, where modules drew; "" for none."""
-    step, generator = at.step, generator_of(at.site)
-    equal = [u for u in _draws(at) if step.state[u] == EQUAL and step.table.order_of[u] < at.first.sequence]
-    sites = [step.alignment.site(union) for union in sorted(equal, key=lambda union: step.table.order_of[union])]
-    drawn = [s for s in sites if generator_of(s) == generator and not s.path.endswith(DRAWN_BEFORE)]
-    return drawn[-1].fqn if drawn else ""
-
-
-def _draws(at: View) -> list[int]:
-    """Random states within the step that both runs recorded."""
-    step = at.step
-    return [int(union) for union in step.of(Kind.RNG, frozenset(Phase) - {Phase.START}) if step.state[union]]
 
 
 # --- generators that nobody seeded

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
-from introspect_cli.compare.reasons.draws import goes_on, last_equal, one_sided_draw, unseeded_generators
+from introspect_cli.compare.reasons.draws import goes_on, one_sided_draw, unseeded_generators
 from introspect_cli.compare.reasons.forward import batch_before, calls, draws_nothing
 from introspect_cli.compare.reasons.judge import reason_named
-from introspect_cli.compare.reasons.ranks import unequal_copies, uneven_ranks
+from introspect_cli.compare.reasons.ranks import unequal_copies
 from introspect_cli.compare.reasons.start import late
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, script_generators
-from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.settings.settings import rounds_differently
 from introspect_cli.compare.step.rests_on import lacks_gradient
 from introspect_cli.compare.terms.evidence import RANDOM, Evidence
 from introspect_cli.compare.terms.findings import Certainty, Finding
@@ -73,7 +70,7 @@ def explained(at: View) -> Explained:
     proved = any(one.certainty is Certainty.PROVED and one.code != "copies" for one in findings)
     findings += [] if proved else say.left(reason.left(at))
     findings.sort(key=lambda one: list(Certainty).index(one.certainty))
-    more = [] if proved or not at.rounding else [rounding_words(at)]
+    more = [] if proved or not at.rounding else ["Rounding alone can make such a difference."]
     if at.cause.grown and at.tolerated:
         more.append(f"It may also have grown from differences within the tolerance, the first in {at.tolerated}.")
     return Explained(head_of(at), subject_of(at, evidence), evidence, tuple(findings), tuple(more))
@@ -148,13 +145,6 @@ def _moment(at: View) -> str:
     return ends if site.phase is Phase.OPTIMIZER else ""
 
 
-def rounding_words(at: View) -> str:
-    """A sentence on a distance that rounding alone can make, with the settings that can change that."""
-    changes = [describe(change) for change in islice(filter(rounds_differently, at.settings), 3)]
-    which = f", and these settings can change it: {'; '.join(changes)}" if changes else ""
-    return f"Rounding alone can make such a difference{which}."
-
-
 # --- what a reader can check
 
 
@@ -184,8 +174,6 @@ def _counted(at: View) -> Iterator[str]:
         yield f"Of {count(len(states), 'tensor')} recorded there, {differ} differ and {equal} are equal."
     if at.tells == "batch" and (known := batch_before(at)):
         yield f"The batch before it is {known}."
-    if at.tells == "rng" and at.site.phase is not Phase.START and (module := last_equal(at)):
-        yield f"The last random state that is equal is that from which {module} draws."
     if at.step.gap and at.cause.reason == "gap":
         earlier = at.compared[at.compared < at.first.step]
         last = f"The records of step {int(earlier[-1])} agree" if len(earlier) else "No step before is on record"
@@ -199,7 +187,7 @@ def evidence_lines(at: View, told: Explained) -> tuple[str, ...]:
         clauses.append(f"The first difference within the tolerance is {at.tolerated}.")
     clauses += lines(told.evidence)
     clauses += _counted(at)
-    further = [*calls(at), *uneven_ranks(at)]
+    further = [*calls(at)]
     if at.cause.reason != "rng":
         further += one_sided_draw(at)
     if at.is_first_step and at.tells in MAY_REST_ON_THEM:

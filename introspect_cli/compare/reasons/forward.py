@@ -29,14 +29,13 @@ from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, a
 from introspect_cli.compare.terms.names import THEN, ancestors
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.words import is_kept, same_values, what
-from introspect_cli.records import GIVEN, SCALER, Kind, Phase, Site, Status
+from introspect_cli.compare.terms.words import is_kept, same_values
+from introspect_cli.records import GIVEN, SCALER, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.terms.findings import Finding
-    from introspect_cli.compare.terms.table import Table
 
 # --- when a module's call, or what runs between the modules inside it, is where the runs part
 
@@ -270,47 +269,6 @@ def nondeterministic(at: View) -> Iterator[Finding]:
 def left_in_operator(at: View) -> Iterator[str]:
     """Its options or the kernel; in the backward pass what its forward operator was given."""
     yield from ("backward-of-operator",) if at.site.phase is Phase.BACKWARD else ("options", "kernel")
-
-
-_SEEN = frozenset({Status.OBSERVED, Status.PARTIAL})
-_FORMATS = 2
-
-
-def memory_formats(at: View) -> Iterator[Finding]:
-    """What went in lies otherwise in memory, which may choose another kernel."""
-    tables = [table for table in (at.table, at.step.before) if table is not None]
-    shown = 0
-    for union in _went_in(at):
-        for table in [table for table in tables if all(union in table.rows_of(side) for side in "ab")][:1]:
-            one, two = (_strides(at, table, union, side) for side in "ab")
-            if one and two and one != two and shown < _FORMATS:
-                shown += 1
-                yield found("memory-format", name=what(at.step.alignment.site(union)), a=one, b=two)
-
-
-def _went_in(at: View) -> Iterator[int]:
-    """Union numbers of what went into a module's call, or in run a into an operator, as far as that is on record."""
-    step, site = at.step, at.site
-    if site.kind is Kind.OP_OUTPUT:
-        row, given = at.table.rows_of("a").get(at.union), at.table.a.given
-        operands = given.row(row) if row is not None and given is not None else None
-        # the sites of run a have the first union numbers
-        yield from (int(number) for number in ([] if operands is None else operands.inputs) if number >= 0)
-        return
-    yield from step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
-    for fqn in sorted(step.comparison.tensors_in(site.fqn)):
-        unions = (int(union) for union in step.alignment.by_fqn[fqn])
-        yield from [u for u in unions if KINDS[step.alignment.kind[u]] in {Kind.PARAM, Kind.BUFFER}][-1:]
-
-
-def _strides(at: View, table: Table, union: int, side: str) -> str:
-    """How a tensor lies in memory; "" for what is no tensor, or was not seen."""
-    comparison = at.step.comparison
-    batch, reader = (table.a, comparison.a) if side == "a" else (table.b, comparison.b)
-    row = table.rows_of(side)[union]
-    if Status(int(batch.status[row])) not in _SEEN:
-        return ""
-    return reader.layouts[int(batch.layout[row])].strides
 
 
 # --- batches

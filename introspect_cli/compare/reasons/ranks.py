@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.evidence import Cause
     from introspect_cli.compare.terms.findings import Finding
     from introspect_cli.compare.terms.result import Divergence
-    from introspect_cli.store.read.rank_reader import RankReader
     from introspect_cli.store.read.run import Run
 
 _CLOSE, _APART = 1e-4, 1e-2
@@ -82,38 +81,6 @@ def _groups(run: Run) -> set[int]:
     """How many ranks share the samples between them, as wrappers recorded it on each rank."""
     groups = [manifest.get("data_parallel") for manifest in run.manifests.values()]
     return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
-
-
-def uneven_ranks(at: View) -> Iterator[Finding]:
-    """The ranks of a run have different numbers of samples in the step of the first divergence."""
-    comparison, first = at.step.comparison, at.first
-    for side, reader, step in (("a", comparison.a, first.step), ("b", comparison.b, first.step_b)):
-        sizes = _samples_of_ranks(reader.readers, step)  # one rank alone has one size
-        if len(set(sizes.values())) > 1:
-            yield found("uneven", side=side, sizes=_each(sizes))
-
-
-def _each(of_ranks: dict[int, int]) -> str:
-    shown = [f"rank {rank}: {value}" for rank, value in list(of_ranks.items())[:_SHOWN]]
-    return ", ".join([*shown, *["..."] * (len(of_ranks) > _SHOWN)])
-
-
-def _samples_of_ranks(readers: Sequence[RankReader], step: int) -> dict[int, int]:
-    """How many samples each rank's batches of a step have, by the first tensor of each; nothing where one has none."""
-    sizes: dict[int, int] = {}
-    for reader in readers:
-        if step not in reader:
-            return {}
-        batch, seen = reader.read(step), set()
-        for number, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True):
-            shape, draw = reader.layouts[layout].shape, (reader.sites.fqn[number], int(reader.sites.call[number]))
-            is_batch = reader.sites.kind[number] == Kind.BATCH.value and reader.sites.phase[number] == Phase.DATA.value
-            if is_batch and shape and draw not in seen:
-                seen.add(draw)
-                sizes[reader.rank] = sizes.get(reader.rank, 0) + int(shape[0])
-        if reader.rank not in sizes:
-            return {}
-    return sizes
 
 
 def where(at: View) -> str:
@@ -230,16 +197,9 @@ def _not_done(copies: dict[int, _Copy], wanted: NDArray[np.float64], side: str) 
     if not known or not max(_far(copy, middle) for copy in sketches.values()) > _APART:
         yield found("not-reduced", side=side)
         return
-    for total in (middle, middle * len(sketches)):
-        if _far(total, wanted) <= _CLOSE:
-            alike: dict[int, list[int]] = {}
-            for rank, copy in copies.items():
-                alike.setdefault(copy.checksum, []).append(rank)
-            if len(alike) == len(copies):
-                yield found("not-reduced-proved", side=side)
-            else:
-                yield found("reduced-in-groups", side=side, ranks=" | ".join(map(rank_list, alike.values())))
-            return
+    if any(_far(total, wanted) <= _CLOSE for total in (middle, middle * len(sketches))):
+        yield found("not-reduced-proved", side=side)
+        return
     right = [rank for rank, copy in sketches.items() if _far(copy, wanted) <= _CLOSE]
     if right:
         others = [rank for rank in sketches if rank not in right]
@@ -259,15 +219,17 @@ def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
 def collective_findings(at: View) -> Iterator[Finding]:
     """Both collectives, each with its line, and how many there are in the step."""
     first, site = at.first, at.site
-    lines = tuple(_line(at, side) for side in "ab")
     if side := first.only:
-        other, line = at.lacks, lines["ab".index(side)]
-        instead = _in_its_place(at, other)
-        fields = {"side": side, "other": other, "name": _shown(first.a or first.b), "line": line}
-        yield found("collective-order", **fields, at=instead) if instead else found("collective-missing", **fields)
+        yield found(
+            "collective-missing",
+            side=side,
+            other=at.lacks,
+            name=_shown(first.a or first.b),
+            line=_line(at, side),
+        )
     elif "." not in site.path:
         a, b = _shown(first.a), _shown(first.b)
-        yield found("collective-other", a=a, b=b, line_a=lines[0], line_b=lines[1])
+        yield found("collective-other", a=a, b=b, line_a=_line(at, "a"), line_b=_line(at, "b"))
     yield from _counted(at)
 
 
@@ -278,47 +240,27 @@ def left_in_collective(at: View) -> Iterator[str]:
 
 
 def _counted(at: View) -> Iterator[Finding]:
-    """How many collectives of these ranks either run has in the step, and whether no_sync may be missing in one."""
-    table, fqn = at.table, at.site.fqn
-    calls: dict[Kind, tuple[set[int], set[int]]] = {Kind.COLLECTIVE: (set(), set()), Kind.LOSS: (set(), set())}
-    for number, row_a, row_b in zip(table.site.tolist(), table.row_a.tolist(), table.row_b.tolist(), strict=True):
+    """How many collectives of these ranks either run has in the step."""
+    table, calls = at.table, (set[int](), set[int]())
+    for number, *rows in zip(table.site.tolist(), table.row_a.tolist(), table.row_b.tolist(), strict=True):
         site = table.alignment.site(number)
-        if site.kind is Kind.LOSS or (site.kind is Kind.COLLECTIVE and site.fqn == fqn):
-            for of_run, row in zip(calls[site.kind], (row_a, row_b), strict=True):
+        if site.kind is Kind.COLLECTIVE and site.fqn == at.site.fqn:
+            for of_run, row in zip(calls, rows, strict=True):
                 of_run.update({site.call} if row >= 0 else ())
-    a, b = map(len, calls[Kind.COLLECTIVE])
-    if a == b:
-        return
-    yield found("collective-count", name=fqn, a=a, b=b)
-    passes = {len(of_run) for of_run in calls[Kind.LOSS]}
-    several = max(passes)
-    if len(passes) == 1 and 1 < several <= abs(a - b) + 1:
-        yield found("no-sync", passes=several, side="b" if b > a else "a")
+    a, b = map(len, calls)
+    if a != b:
+        yield found("collective-count", name=at.site.fqn, a=a, b=b)
 
 
 def _shown(summary: Summary | None) -> str:
     return "" if summary is None else summary.text.strip("'\"")
 
 
-def _in_its_place(at: View, side: str) -> str:
-    """Where the run that lacks a collective calls what it has in its place; "" where it has nothing there."""
-    wanted = at.site
-    for site in at.step.sites:
-        same = (site.kind, site.fqn, site.call, _name(site)) == (wanted.kind, wanted.fqn, wanted.call, _name(wanted))
-        if same and "." not in site.path and site.path != wanted.path:
-            return _line(at, side, site)
-    return ""
-
-
-def _name(site: Site) -> str:
-    return site.path.partition(".")[0].partition("~")[0]
-
-
-def _line(at: View, side: str, site: Site | None = None) -> str:
-    """Where a run calls it (or another), for the end of a clause."""
+def _line(at: View, side: str) -> str:
+    """Where a run calls it."""
     reader = at.step.comparison.a if side == "a" else at.step.comparison.b
     sites = reader.sites
-    wanted = site or at.site
+    wanted = at.site
     for number, fqn in enumerate(sites.fqn):
         if fqn == wanted.fqn and sites.kind[number] == Kind.COLLECTIVE.value and int(sites.call[number]) == wanted.call:
             source = sites.source[number]

@@ -59,14 +59,6 @@ def children(at: View) -> Iterator[Finding]:
         yield found("children", names=", ".join(names))
 
 
-def exchanged(at: View) -> Iterator[Finding]:
-    """Each run has there the initial value that the other has of another tensor."""
-    starts = (int(union) for kind in TENSORS for union in at.step.of(kind, frozenset({Phase.START})))
-    other = at.exchanged_with(starts)
-    if other is not None:
-        yield found("exchanged", name=at.site.fqn, other=at.step.alignment.fqn[other])
-
-
 def drawn(at: View) -> Iterator[Finding]:
     """What filled the tensor before the first step did so differently, or a buffer's module is set up differently."""
     if not at.is_first_step or late(at) or at.dtypes or at.reshaped or at.first.size is Size.ROUNDING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -96,11 +95,6 @@ def _not_optimized(at: View) -> Iterator[Finding]:
     has, lacks = (at.setup.has(side, at.site.fqn) for side in (at.first.only, at.lacks))
     if has is True and lacks is False:
         yield found("not-in-optimizer", other=at.lacks)
-
-
-def _changed_hands(at: View) -> Iterator[Finding]:
-    if hands := at.setup.other_for(at.site.fqn):
-        yield found("changed-hands", a=", ".join(hands[0]), b=", ".join(hands[1]))
 
 
 def _tied(at: View) -> Iterator[Finding]:
@@ -226,14 +220,6 @@ def _paths(at: View) -> Iterator[Finding]:
     yield found("arguments" if site.kind is Kind.INPUT else "structure-of-value", a=a, b=b)
 
 
-def _evaluations(at: View) -> Iterator[Finding]:
-    """An optimizer with a closure evaluates the loss another number of times within its step."""
-    if at.site.phase is Phase.OPTIMIZER and at.site.call and at.losses[0] != at.losses[1]:
-        yield found("evaluations", a=often(at.losses[0]), b=often(at.losses[1]))
-        for change in at.hyperparameters:
-            yield found("hyperparameter", name=change.name, a=change.a, b=change.b)
-
-
 def _unused(at: View) -> Iterator[Finding]:
     """A parameter's gradient that one optimizer step alone takes."""
     setup, (one, two) = at.setup, at.optimizers
@@ -263,25 +249,12 @@ def _no_gradient(at: View) -> Iterator[Finding]:
     yield found("no-gradient", other=at.lacks)
 
 
-def _other_optimizer(at: View) -> Iterator[Finding]:
-    one, two = at.steppers
-    if one and two and {name.partition("#")[0] for name in one} != {name.partition("#")[0] for name in two}:
-        yield found("other-optimizer", a=", ".join(one), b=", ".join(two))
-
-
 def _no_state(at: View) -> Iterator[Finding]:
     yield found("no-state", other=at.lacks)
 
 
 def _batches(_: View) -> Iterator[Finding]:
     yield found("batches")
-
-
-def _written(at: View) -> Iterator[Finding]:
-    """One run alone writes a tensor of the model between an optimizer's begin and a forward pass in its step."""
-    alignment = at.table.alignment
-    if at.site.call and any(alignment.in_both[union] for union in alignment.by_fqn.get(at.site.fqn, [])):
-        yield found("written-within", name=what(replace(at.site, call=0)), side=at.first.only)
 
 
 def _not_stepped(at: View) -> Iterator[Finding]:
@@ -308,22 +281,18 @@ _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...
     (_ALL, _only_saves),
     (frozenset({Kind.OP_OUTPUT}), _operator),
     (_UPDATED, _not_optimized),
-    (_UPDATED, _changed_hands),
     (_ALL, _tied),
     (frozenset({Kind.LOSS}), _losses),
     (_ALL, _no_forward),
     (_ALL, _did_not_run),
     (_ALL, _merged),
     (_ALL, _subject),
-    (_ALL, _evaluations),
     (_ALL, _calls),
     (frozenset({Kind.GRAD}), _unused),
     (_GRADIENTS, _no_gradient),
-    (frozenset({Kind.OPTIMIZER_STATE}), _other_optimizer),
     (frozenset({Kind.OPTIMIZER_STATE}), _no_state),
     (_ALL, _paths),
     (frozenset({Kind.BATCH}), _batches),
-    (_TENSORS, _written),
     (frozenset({Kind.PARAM}), _not_stepped),
     (_ALL, _elsewhere),
 )

@@ -98,14 +98,6 @@ class View:
         facts = [fact.known for fact in self.cause.rests_on(*things)]
         return facts[0] if facts else Known.UNSEEN
 
-    def exchanged_with(self, unions: Iterable[int]) -> int | None:
-        """Which of some sites has in each run the value that this one has in the other; None for none."""
-        checksum, union = self.table.checksum, self.union
-        here = checksum(union, "a"), checksum(union, "b")
-        return next(
-            (other for other in unions if other != union and (checksum(other, "b"), checksum(other, "a")) == here), None
-        )
-
     # --- what came before
 
     @property

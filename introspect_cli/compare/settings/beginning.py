@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.say import event_words, found
 from introspect_cli.compare.settings.seedings import GENERATORS, seedings_change
+from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.watched import passes_over
 from introspect_cli.texts import begin_alike
 
@@ -82,37 +83,25 @@ def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Iterat
     if one is two is None and b and b[-1].is_unseen:  # the state after the last draw is that which differs
         same, one, two = same - 1, a[-1], b[-1]
     before = sum(not event.seed for event in a[:same])
-    if one is not None and two is not None:
-        if one.seed and two.seed and one.by == two.by:
-            yield seedings_change(one.by, one.seed, two.seed, two.line or one.line)
-            return
-        if one.what == two.what:
-            unseeded = not same and (one.state != two.state or not one.is_unseen)
-            code = "draw-unseeded" if unseeded else "draw-unseen" if one.is_unseen else "draw-from-other-state"
-            yield found(code, draw=str(two), since=str(b[same - 1]) if same else "", before=before)
-            return
-    places = _place(one, rest[1]), _place(two, rest[0])
-    if places[0] != places[1]:
+    if one is not None and two is not None and one.seed and two.seed and one.by == two.by:
+        yield seedings_change(one.by, one.seed, two.seed, two.line or one.line)
+    elif one is not None and two is not None and one.what == two.what:
+        since = str(b[same - 1]) if same else ""
+        unseen = one.is_unseen and (same or one.state == two.state)
+        yield found("draw-unseen" if unseen else "other-state", draw=str(two), since=since, before=before)
+    elif (places := (_place(one, rest[1]), _place(two, rest[0])))[0] != places[1] and not _may_be_one(one, two):
         side, event, place, others = (
             ("b", two, places[1], rest[0]) if places[0] < places[1] else ("a", one, places[0], rest[1])
         )
-        instead = others[0] if others and event is not None and place >= len(others) else None
-        if not (instead is not None and instead.is_unseen and event is not None and instead.state == event.state):
-            events = a if side == "a" else b
-            if event is not None and event.is_unseen and event.line and same and events[same - 1].line:
-                between = f"{events[same - 1].line} - {event.line}"
-                yield found("draw-between-lines", lines=between, side=side, before=before)
-            elif place >= len(others):
-                code = "first-seeding" if event is not None and event.seed else "first-draw"
-                yield found(code, event=str(event), side=side, before=before)
-            else:
-                draws = sum(not other.seed for other in others[:place])
-                yield found(
-                    "draw-later", event=str(event), side=side, draws=draws, line=others[place].line, before=before
-                )
-            return
-    if one and two:
+        code = "first-in-one" if place >= len(others) else "first-earlier"
+        yield found(code, event=str(event), side=side, other=OTHER[side], before=before)
+    elif one is not None and two is not None:
         yield found("draws-differ", a=str(one), b=str(two), before=before)
+
+
+def _may_be_one(one: Event | None, two: Event | None) -> bool:
+    """Whether two draws may be the same one, which one run did not see."""
+    return one is not None and two is not None and one.state == two.state and (one.is_unseen or two.is_unseen)
 
 
 def begins_later(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
@@ -159,7 +148,7 @@ def script_generators(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) 
     elif one is not None and two is not None:
         yield found("draws-differ", a=str(one), b=str(two), before=0)
     elif one is not None or two is not None:
-        yield found("first-seeding", event=str(one or two), side="a" if one else "b", before=0)
+        yield found("first-in-one", event=str(one or two), side="a" if one else "b", before=0)
     else:
         for name, kept in variables_that_differ(runs, rank).items():
             (label, seed, _), (_, seed_b, _) = kept
@@ -239,37 +228,20 @@ def _place(event: Event | None, events: Sequence[Event]) -> int:
 
 def filled(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
     """What filled a parameter differently before the first step; nothing where the records do not tell."""
-    sides = [_events(run, rank, "") for run in runs]
-    if sides[0] is None or sides[1] is None:
-        return
-    of_a, of_b = (_fillings(events, name) for events in (sides[0], sides[1]))
-    if not of_a or not of_b:
-        if of_a or of_b:
-            yield found("filled-in-one", by=str((of_a or of_b)[-1]), side="a" if of_a else "b")
-        return
-    one, two = of_a[-1], of_b[-1]
-    if one.state != two.state:
-        states = [{event.state for event in events} for events in (of_a, of_b)]
-        again = [
-            side
-            for side, last, other in (("a", one, two), ("b", two, one))
-            if other.what == last.what and other.state in states[side == "b"]
-        ]
-        if one.of_script or two.of_script:
-            yield found("filled-from-script", a=str(one), b=str(two))
-        elif again:
-            yield found("filled-again", by=str(one if again[0] == "a" else two), side=again[0])
-        elif one.state in states[1] or two.state in states[0]:
-            yield found("filled-by", a=str(one), b=str(two))
-        else:
-            yield from first_difference(runs, rank, "torch")
-    elif one.by != two.by:
+    one, two = ([None, *_fillings(_events(run, rank, "") or [], name)][-1] for run in runs)
+    if one is None or two is None:
+        if one or two:
+            yield found("filled-in-one", by=str(one or two), side="a" if one else "b")
+    elif (one.by, one.of_script) != (two.by, two.of_script):
         yield found("filled-by", a=str(one), b=str(two))
+    elif one.state != two.state:
+        yield from (
+            [found("filled-by", a=str(one), b=str(two))] if one.of_script else first_difference(runs, rank, "torch")
+        )
     elif one.arguments != two.arguments and None not in (one.arguments, two.arguments):
         yield found("filled-with", by=str(two), a=one.arguments or "-", b=two.arguments or "-")
     else:
-        alike = one.arguments is not None and one.arguments == two.arguments
-        yield found("changed-after-draw" if alike else "drawn-alike", by=str(two))
+        yield found("changed-after-draw" if one.arguments is not None else "drawn-alike", by=str(two))
 
 
 def drawn_alike(runs: tuple[Run, Run], rank: int, name: str) -> bool:

@@ -20,7 +20,7 @@ from introspect_cli.compare.terms.result import SettingChange
 from introspect_cli.compare.terms.watched import lists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.read.run import Run
@@ -167,6 +167,8 @@ class Blame:
             return self._of_built(change)
         if (not self.stepped and _of_optimizer(change)) or (self.more and chooses_kernel(change.name)):
             return _USUAL
+        if change.source == "sources" and any(change.name == each.source.rpartition(":")[0] for each in self.modules):
+            return 0.97
         if change.source != FILES:
             weight = self._of_setting(change.source, change.name)
             if self._of_first_steps(change):
@@ -256,9 +258,14 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
             explains = diverged and weight >= 0.5
             changes.append(SettingChange(change.source, blame.called(change), *values, explains, round(weight, 3)))
     if diverged:
-        changes = _by_file(changes, blame.modules)
-        if blame.rounding:
-            changes = _rounding_first(changes)
+        tuned = [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
+        if blame.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):
+            changes = [  # an argument that changed such a setting is shown by it
+                replace(one, weight=max(one.weight, 0.9), explains=True)
+                if rounds_differently(one)
+                else replace(one, weight=min(one.weight, 0.75) if one.source in _OF_THE_SCRIPT else one.weight)
+                for one in changes
+            ]
         named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
         if len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # then it is probably one of these
             changes = [replace(one, weight=0.8, explains=True) if one in named else one for one in changes]
@@ -267,34 +274,3 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
     return tuple(
         change for change in changes if not ((silent[0] and change.a is None) or (silent[1] and change.b is None))
     )
-
-
-def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> list[SettingChange]:
-    """The changed file in which the blamed module's class stands before all others."""
-    changed = {change.name for change in changes if change.source == "sources"}
-    for module in modules:
-        file = module.source.rpartition(":")[0]
-        if file in changed:
-            changes = _at_most(0.7, changes, lambda change: change.source == "sources")
-            return [replace(change, weight=0.97) if change.name == file else change for change in changes]
-    return changes
-
-
-def _at_most(
-    weight: float, changes: list[SettingChange], meant: Callable[[SettingChange], bool]
-) -> list[SettingChange]:
-    return [replace(change, weight=min(change.weight, weight)) if meant(change) else change for change in changes]
-
-
-def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
-    """Settings that change how results are rounded, where any does, before the script's name, arguments and files.
-
-    An argument that changed such a setting is shown by it; one that changed none is left as the best there is.
-    """
-    tuned = (change for change in changes if change.source in _OF_OPTIMIZERS and change.explains)
-    if not any(map(rounds_differently, changes)) or not all(map(rounds_differently, tuned)):
-        return changes
-    return [
-        replace(change, weight=max(change.weight, 0.9), explains=True) if rounds_differently(change) else change
-        for change in _at_most(0.75, changes, lambda change: change.source in _OF_THE_SCRIPT)
-    ]
