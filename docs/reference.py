@@ -240,7 +240,7 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
         yield from ("", "## Schemas", "", "Each has all keys, with what they mean.", "")
         for name, one in schemas.items():
             command = one["title"].removesuffix(" --format json")
-            yield f"- `{name}.schema.json`: `{command}`. {escaped(one['description'])}"
+            yield f"- `{name}.schema.json`: `{command}`"
 
     about = (
         "`introspect diff A B --format json` prints one object, in strict JSON; `--format yaml` prints it as YAML. "
