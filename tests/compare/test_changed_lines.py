@@ -484,7 +484,7 @@ def test_the_planted_statement_is_named_first(forks):
 
 def test_a_new_function_that_switches_the_mode_is_likely_where_a_mode_differs():
     a = "net = Net()\nfor step in range(3):\n    net(x).backward()\n"
-    b = "net = Net()\ndef accuracy():\n    net.eval()\n    return net(x)\nfor step in range(3):\n    net(x).backward()\n"
+    b = a.replace("for", "def accuracy():\n    net.eval()\n    return net(x)\nfor")
     clues = Clues("module", classes=("Dropout", "Net"), attributes=("drop", "Net"), words=frozenset({"training"}))
     found = ranked(changes_of("t.py", a, b), ({"t.py": a}, {"t.py": b}), clues)
     assert [one.change.scope for one in found if one.likely] == ["accuracy"]
