@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.elements import TensorDifference, difference
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Tensors
-from introspect_cli.compare.terms.sites import columns, kind_code
+from introspect_cli.compare.terms.sites import ACTIVATIONS, columns, kind_code
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Record, Status
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.result import DiffResult, Divergence
     from introspect_cli.store.read.run import Run
 
-_ACTIVATIONS = frozenset(
-    {Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT, Kind.LOSS}
-)
+_BY_SAMPLES = (*ACTIVATIONS, Kind.LOSS)
 _NAMED = 6  # samples that are named
 
 
@@ -114,7 +112,7 @@ def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
 def _by_samples(run: Run, divergence: Divergence) -> bool:
     """Whether the first dimension of a tensor is that of the batch."""
     shape = divergence.a.layout.shape if divergence.a is not None else ()
-    if divergence.site.kind not in _ACTIVATIONS or len(shape) < 2:
+    if divergence.site.kind not in _BY_SAMPLES or len(shape) < 2:
         return False
     return shape[0] == batch_size(fed(run.rank(divergence.rank).records(divergence.step)))
 

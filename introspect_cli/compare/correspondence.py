@@ -41,7 +41,15 @@ from introspect_cli.compare.terms.names import (
     renamer_of,
     with_ancestors,
 )
-from introspect_cli.compare.terms.sites import Columns, Ids, Mask, columns, of_kinds, phase_code
+from introspect_cli.compare.terms.sites import (
+    MODULE_VALUES,
+    Columns,
+    Ids,
+    Mask,
+    columns,
+    of_kinds,
+    phase_code,
+)
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.read.rank_reader import RankReader
 from introspect_cli.texts import begin_alike
@@ -180,8 +188,7 @@ def matched_by_value(
 # --- what names hold
 
 TENSORS = (Kind.PARAM, Kind.BUFFER)
-MODULES = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
-NAMED = (*TENSORS, Kind.GRAD, *MODULES)
+NAMED = (*TENSORS, Kind.GRAD, *MODULE_VALUES)
 """Kinds whose FQN names a module, or a tensor of one."""
 PROVES_NOTHING = (Phase.EVAL, Phase.RECOMPUTE)
 """Phases that prove nothing."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
-from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.sites import FLOWING_BACK, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Layout, Phase
 from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 
-_FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
-_RAN_INSIDE = (Kind.INPUT, Kind.OUTPUT, *_FLOWING_BACK)
+_RAN_INSIDE = (Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK)
 _MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
 _SURE = 1e-3
 
@@ -52,7 +51,7 @@ class Gathered:
         """What a step shows of the factor by which gradients flow back."""
         if not _has_means(table):
             return learned
-        back = of_kinds(table.kinds, _FLOWING_BACK) & self._by_moments(table)
+        back = of_kinds(table.kinds, FLOWING_BACK) & self._by_moments(table)
         rows = np.flatnonzero(back & ~_scalar(table, self._layouts))  # a loss's gradient is what the script makes it
         factor = learned.factor if learned.factor is not None else _factor(table, rows)
         flows = learned.flows_back or bool((back & table.chosen[table.differing]).any())
@@ -78,7 +77,7 @@ class Gathered:
         if not len(rows) or not _has_means(table):
             return out
         single = _single(table, self._layouts)[rows]
-        factor = np.where(of_kinds(table.kinds, _FLOWING_BACK), learned.smaller, 1.0)[rows]
+        factor = np.where(of_kinds(table.kinds, FLOWING_BACK), learned.smaller, 1.0)[rows]
         often = tuple(_often(batch, of_run[rows]) for batch, of_run in table.pairs)
         size = np.maximum(*(_size(batch, of_run[rows]) for batch, of_run in table.pairs))
         limit = rtol[rows]
@@ -105,7 +104,7 @@ class Gathered:
         pairs = zip(self._layouts, table.pairs, strict=True)
         shapes = (Layouts(layouts).shape[batch.layout[rows]] for layouts, (batch, rows) in pairs)
         whole = ~_how(table, Joined.GATHERED) & np.equal(*shapes)
-        rows = np.flatnonzero(of_kinds(table.kinds, _FLOWING_BACK) & (_how(table, Joined.OWED) | whole))
+        rows = np.flatnonzero(of_kinds(table.kinds, FLOWING_BACK) & (_how(table, Joined.OWED) | whole))
         one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
         distance, size = (np.linalg.norm(values, axis=1) for values in (one - two * learned.smaller, one))
         with np.errstate(invalid="ignore"):

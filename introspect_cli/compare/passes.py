@@ -75,7 +75,16 @@ from introspect_cli.compare.terms.distance import (
 from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import generator_of, owner_of
 from introspect_cli.compare.terms.reach import farther
-from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.sites import (
+    FLOWING_BACK,
+    MODULE_KINDS,
+    Alignment,
+    Ids,
+    Mask,
+    kind_code,
+    of_kinds,
+    phase_code,
+)
 from introspect_cli.compare.terms.table import (
     ABSENT,
     DEAD,
@@ -89,14 +98,14 @@ from introspect_cli.compare.terms.table import (
     Learned,
     Table,
 )
-from introspect_cli.compare.terms.watched import MODULE_KINDS, lists, ordered, stopped_within
+from introspect_cli.compare.terms.watched import lists, ordered, stopped_within
 from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.wholes import autocasts
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.options import DiffOptions
@@ -154,16 +163,16 @@ def matched(
 
     differs = a.checksum[row_a] != b.checksum[row_b]
     state[:both][differs] = DIFFERENT
-    blind = _blind(a, row_a) | _blind(b, row_b)
+    blind = _blind(a, row_a) | _blind(b, row_b) | _expanded(a, b, row_a, row_b, differs)
     for rows, reason in (
         (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.RECORDS),
         (blind & counts[:both], Because.NOT_OBSERVED),
-        (differs & ~counts[:both], Because.NOT_COMPARED),
+        (differs & ~counts[:both], Because.RECORDS),
     ):
         state[:both][rows], because[:both][rows] = NOT_SEEN, reason
 
     blind = np.concatenate([_blind(a, alone_a), _blind(b, alone_b)])
-    for rows, reason in ((blind, Because.NOT_OBSERVED), (~counts[both:], Because.NOT_COMPARED)):
+    for rows, reason in ((blind, Because.NOT_OBSERVED), (~counts[both:], Because.RECORDS)):
         state[both:][rows], because[both:][rows] = ABSENT, reason
     return Table(
         alignment=alignment,
@@ -206,6 +215,16 @@ def _blind(batch: StepBatch, rows: Ids) -> Mask:
     if partial.any():
         unseen |= partial & (batch.checksum[rows] == 0)
     return unseen
+
+
+def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
+    """Rows that one run read element by element and of which the other only tells what is in memory."""
+    status_a, status_b = a.status[rows_a], b.status[rows_b]
+    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
+    for at in np.flatnonzero(unlike):
+        texts = a.text[rows_a[at]], b.text[rows_b[at]]
+        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
+    return unlike
 
 
 def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
@@ -268,8 +287,7 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     states = [site.kind is Kind.RNG and site.phase is Phase.START and generator_of(site) in begin for site in sites]
     rows = rows[np.array(batches, np.bool_) | np.array(states, np.bool_)]
     alone = table.one_sided[rows]
-    table = table.marked(rows[alone], ABSENT, Because.RESTORED)
-    return table.marked(rows[~alone], NOT_SEEN, Because.RESTORED)
+    return table.marked(rows[alone], ABSENT).marked(rows[~alone], NOT_SEEN)
 
 
 def _without_unsaved(table: Table) -> Table:
@@ -308,17 +326,28 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     """Of sites that one run alone has in a step, those that the other could not have seen.
 
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
-    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several.
+    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several. And a
+    model that has gradients, of which nothing ran, ran unseen: `forward` of a compiled one, called by name.
     """
     blind = other.status == int(Status.NOT_OBSERVED)
     kinds = alignment.kind
-    unseen = np.zeros(len(sites), np.bool_)
+    roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
+    ran = (kinds[other_sites] == kind_code(Kind.LOSS)).any()  # else an optimizer steps once more
+    silent = _roots_of(alignment, other_sites, {Kind.GRAD} if ran else ())
+    silent = (silent - _roots_of(alignment, other_sites, MODULE_KINDS)) & _roots_of(alignment, sites, MODULE_KINDS)
+    began = (alignment.phase[sites] == phase_code(Phase.START)) & of_kinds(kinds[sites], {Kind.PARAM, Kind.BUFFER})
+    unseen = (began | of_kinds(kinds[sites], MODULE_KINDS)) & np.array([root in silent for root in roots], np.bool_)
     for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
         hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
         if hidden:
             there = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
             unseen |= there & of_kinds(kinds[sites], inside)
     return np.asarray(unseen)
+
+
+def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:
+    """The models of which there is anything of some kinds."""
+    return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
 
 
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:
@@ -595,7 +624,6 @@ def unsettled_note(learned: Learned) -> list[str]:
 # --- what nothing rests on
 
 
-_BACK = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT)
 _AFTER_FORWARD = [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)]
 
 
@@ -606,7 +634,7 @@ def dead(table: Table, comparison: Comparison) -> Table:
     for edge in (_sparse, _back, _inputs, _batches):
         rows = edge(table, comparison)
         alone = table.one_sided[rows]
-        table = table.marked(rows[~alone], DEAD, Because.DEAD).marked(rows[alone], ABSENT, Because.DEAD)
+        table = table.marked(rows[~alone], DEAD).marked(rows[alone], ABSENT)
     return table
 
 
@@ -655,15 +683,15 @@ def _back(table: Table, comparison: Comparison) -> Ids:
     left = _of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, phase=Phase.OPTIMIZER)
     if not _agree(table, taken) or (table.diverging & left).any():
         return np.empty(0, np.int64)
-    back, losses = differ & _of(table, *_BACK, phase=Phase.BACKWARD), _of(table, Kind.LOSS)
+    back, losses = differ & _of(table, *FLOWING_BACK, phase=Phase.BACKWARD), _of(table, Kind.LOSS)
     scaled = np.flatnonzero(differ & (losses | back))
     if (differ & losses).any():
         times = factor_of(table, scaled, comparison.options.rtol * bool(back.any()))
-        if not np.isfinite(times) or (_of(table, *_BACK).any() and not back.any()):
+        if not np.isfinite(times) or (_of(table, *FLOWING_BACK).any() and not back.any()):
             return np.empty(0, np.int64)
     if comparison.splits is None or not comparison.splits.differ:
         return scaled
-    flowing = np.flatnonzero(differ & _of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *_BACK))
+    flowing = np.flatnonzero(differ & _of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
     other = np.not_equal(*_amounts(table, flowing, comparison))
     return np.concatenate([scaled, flowing[other] if (losses & ~differ).any() else flowing[:0]])
 

@@ -46,7 +46,16 @@ from introspect_cli.compare.terms.evidence import Cause, Known, least
 from introspect_cli.compare.terms.findings import Reach
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.result import Role, Size
-from introspect_cli.compare.terms.sites import Columns, Mask, evaluating, kind_code, of_kinds, phase_code, selected
+from introspect_cli.compare.terms.sites import (
+    FLOWING_BACK,
+    Columns,
+    Mask,
+    evaluating,
+    kind_code,
+    of_kinds,
+    phase_code,
+    selected,
+)
 from introspect_cli.compare.terms.table import DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
@@ -59,8 +68,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.format.log import StepEntry
-
-_FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 
 _AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
@@ -129,7 +136,7 @@ def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
     So it may where an operator ran in one backward pass alone, as a hook's does.
     """
     return any(
-        (site.kind in _FLOWING_BACK and all(site.fqn in tree for tree in step.modules))
+        (site.kind in FLOWING_BACK and all(site.fqn in tree for tree in step.modules))
         or (site.kind is Kind.OP_OUTPUT and site.phase is Phase.BACKWARD)
         for site in before
     )

@@ -480,3 +480,11 @@ def test_the_planted_statement_is_named_first(forks):
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda pair: lines.answer(pair, directory, forks), PLANTED))
     assert {pair.name: said for pair, said in zip(PLANTED, answers, strict=True) if said[0] != "first"} == {}
+
+
+def test_a_new_function_that_switches_the_mode_is_likely_where_a_mode_differs():
+    a = "net = Net()\nfor step in range(3):\n    net(x).backward()\n"
+    b = a.replace("for", "def accuracy():\n    net.eval()\n    return net(x)\nfor")
+    clues = Clues("module", classes=("Dropout", "Net"), attributes=("drop", "Net"), words=frozenset({"training"}))
+    found = ranked(changes_of("t.py", a, b), ({"t.py": a}, {"t.py": b}), clues)
+    assert [one.change.scope for one in found if one.likely] == ["accuracy"]

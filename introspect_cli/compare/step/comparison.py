@@ -19,6 +19,7 @@ from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.names import owner_of, with_ancestors
 from introspect_cli.compare.terms.reach import NoiseFloor
 from introspect_cli.compare.terms.sites import (
+    ACTIVATIONS,
     KINDS,
     Alignment,
     Ids,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from introspect_cli.records import ModuleInfo
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
-_ACTIVATIONS = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -156,7 +156,7 @@ class Comparison(Sides):
             return None
         alignment = self.alignment
         random = alignment.kind == kind_code(Kind.RNG)
-        alone = of_kinds(alignment.kind, _ACTIVATIONS) | alignment.evaluating
+        alone = of_kinds(alignment.kind, ACTIVATIONS) | alignment.evaluating
         named = (alignment.names_a, alignment.names_b)
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))

@@ -17,7 +17,7 @@ import numpy as np
 from introspect_cli.compare.terms.distance import Floats, Layouts, relative
 from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of, tree_at
 from introspect_cli.compare.terms.result import Divergence, DivergenceMap, StripCell, TreeNode
-from introspect_cli.compare.terms.sites import KINDS, PHASES, Alignment, Ids, phase_code
+from introspect_cli.compare.terms.sites import KINDS, MODULE_VALUES, PHASES, Alignment, Ids, phase_code
 from introspect_cli.compare.terms.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Table
 from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
@@ -31,7 +31,6 @@ _OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STAT
 _FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)
 _ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
 _MOST_COLUMNS = 400
-_OF_MODULE = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 _UNMEASURED = 1.0  # differs, by how much is not known
 
 
@@ -102,7 +101,7 @@ def tree_of(step: Step, first: Divergence, cause: Cause) -> tuple[TreeNode, ...]
     """All modules of both runs, in a's order, those of b alone after their neighbours."""
     modules_a, modules_b = tree_at(step.comparison.a.modules), tree_at(step.comparison.b.modules)
     origin = cause.module or first.site.fqn
-    if first.site.kind not in _OF_MODULE and not cause.module:
+    if first.site.kind not in MODULE_VALUES and not cause.module:
         origin = first.site.fqn.rpartition(".")[0]
     diverged: set[str] = set()
     one_sided: set[str] = set()
@@ -110,7 +109,7 @@ def tree_of(step: Step, first: Divergence, cause: Cause) -> tuple[TreeNode, ...]
     for index, site in enumerate(step.sites):
         if forward_only and site.phase not in FORWARD:
             continue
-        owner = site.fqn if site.kind in _OF_MODULE else site.fqn.rpartition(".")[0]
+        owner = site.fqn if site.kind in MODULE_VALUES else site.fqn.rpartition(".")[0]
         diverged.add(owner)
         if step.divergences.row_b[index] < 0:
             one_sided.add(owner)

@@ -18,7 +18,7 @@ import numpy as np
 from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, answer, least
 from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
-from introspect_cli.compare.terms.sites import KINDS, of_kinds, phase_code
+from introspect_cli.compare.terms.sites import FLOWING_BACK, KINDS, of_kinds, phase_code
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.compare.terms.words import some
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Phase, Site
@@ -163,9 +163,9 @@ batches = _before(Thing.BATCHES, (Kind.BATCH,), _DATA)
 
 
 def loading(step: Step, place: Place) -> list[Evidence]:
-    """What a batch was drawn from, where that differs."""
-    drawn = step.known(step.of(Kind.RNG, _DATA, place.site.fqn), place.order)
-    return [Evidence(Thing.EVERYTHING, drawn)] if drawn is Known.DIFFERS else []
+    """What a batch was made of, where that differs: what modules gave before, as a loader may run them, and draws."""
+    made = [*step.of(Kind.OUTPUT, FORWARD).tolist(), *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
+    return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
 
 
 # --- the forward pass
@@ -273,7 +273,7 @@ def loss(step: Step, place: Place) -> list[Evidence]:
     return [] if none else [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
 
 
-backward = _before(Thing.BACKWARD, (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT), _BACKWARD, needed=True)
+backward = _before(Thing.BACKWARD, FLOWING_BACK, _BACKWARD, needed=True)
 """The backward pass, by the gradients that hooks recorded in it."""
 
 

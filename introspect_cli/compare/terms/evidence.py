@@ -133,11 +133,6 @@ class Cause:
     instead: str = ""
 
     @property
-    def certain(self) -> bool:
-        """Whether all that it rests on was found equal, as far as it was seen: what was let pass may have grown."""
-        return not (self.grown or those(self.evidence, Known.FORM))
-
-    @property
     def grown(self) -> bool:
         """Whether it may have grown from what tolerance let pass."""
         return bool(those(self.evidence, Known.WITHIN))

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+MODULE_VALUES = (Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK)
+MODULE_KINDS = (*MODULE_VALUES, Kind.OP_OUTPUT)
+ACTIVATIONS = (Kind.BATCH, *MODULE_KINDS)
+"""What flows back through modules, what they are given and give, with operators, with batches."""
+
 KINDS = tuple(Kind)
 PHASES = tuple(Phase)
 _PHASE_CODE = {phase.value: code for code, phase in enumerate(PHASES)}

@@ -40,8 +40,6 @@ class Because(IntEnum):
 
     RECORDS = 0
     """The records themselves, or a rule that nobody asks for."""
-    NOT_COMPARED = 1
-    """Settings, and random states that were not looked at alike."""
     NOT_OBSERVED = 2
     """A run's record says that it saw no value, or too little of it."""
     LISTED = 3
@@ -50,10 +48,6 @@ class Because(IntEnum):
     """One run evaluates more often."""
     CUT = 6
     """The other run was stopped within the step, and came to no more of it."""
-    RESTORED = 7
-    """A resumed run read or drew it on its way to its place."""
-    DEAD = 8
-    """What rests on it is on record in both runs, and agrees."""
 
 
 class Learned(NamedTuple):

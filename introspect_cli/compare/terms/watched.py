@@ -11,10 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from introspect_cli.compare.terms.sites import KINDS, Alignment, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.sites import (
+    KINDS,
+    MODULE_KINDS,
+    Alignment,
+    Mask,
+    kind_code,
+    of_kinds,
+    phase_code,
+)
 from introspect_cli.records import SETTING_KINDS, Kind, Phase
 
-MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 _TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
 STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What a step begins with and an optimizer step leaves."""

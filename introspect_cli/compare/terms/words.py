@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.terms.distance import rounding, shapes_differ
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, those
 from introspect_cli.compare.terms.result import RESOLUTION, Divergence
+from introspect_cli.compare.terms.sites import MODULE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-_COMPUTED = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT})
 
 
 def far(divergence: Divergence) -> str:
@@ -31,7 +29,7 @@ def far(divergence: Divergence) -> str:
         if one != two:
             parts.append(f"{one:.0f} {word} against {two:.0f}")
     if rel is not None and Status.VALUE not in (a.status, b.status):
-        computed = divergence.coarse and divergence.site.kind in _COMPUTED
+        computed = divergence.coarse and divergence.site.kind in MODULE_KINDS
         parts.append(amount(rel, a.layout.dtype, b.layout.dtype, coarser=computed))
     if same_values(divergence):
         parts.append("by its statistics the same values in another order")
