@@ -226,36 +226,6 @@ def test_the_line_that_raised_comes_first_where_an_exception_cuts_off_the_first_
     assert changes(document)[0][:2] == ("model.py:12", "Net.forward")
 
 
-DEFAULTS = """
-class Config:
-    width: int = {field}
-
-def build(width={head}):
-    return torch.nn.Linear(width, 1)
-
-width = {value}
-options = dict(width=width)
-config = Config({given})
-net = build({given})
-"""
-
-
-@pytest.mark.parametrize("given", ["width=width", "**options", ""])
-def test_a_default_is_behind_the_value_that_every_call_gives_in_its_place(given):
-    texts = [DEFAULTS.format(field=n, head=n, value=n, given=given) for n in (4, 8)]
-    found = ranked(
-        changes_of("train.py", *texts),
-        ({"train.py": texts[0]}, {"train.py": texts[1]}),
-        Clues("module", classes=("Linear",), words=frozenset({"width"})),
-    )
-    first = [(one.change.b.first, one.hits > 0) for one in found]
-    if given:
-        assert first[0] == (8, True)
-        assert sorted(first[1:]) == [(3, False), (5, False)]
-    else:
-        assert all(hit for _, hit in first)
-
-
 INITIALISED = """
 def start(module):
     torch.nn.init.normal_(module.weight)
@@ -480,3 +450,11 @@ def test_the_planted_statement_is_named_first(forks):
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda pair: lines.answer(pair, directory, forks), PLANTED))
     assert {pair.name: said for pair, said in zip(PLANTED, answers, strict=True) if said[0] != "first"} == {}
+
+
+def test_a_new_function_that_switches_the_mode_is_likely_where_a_mode_differs():
+    a = "net = Net()\nfor step in range(3):\n    net(x).backward()\n"
+    b = a.replace("for", "def accuracy():\n    net.eval()\n    return net(x)\nfor") + "    print(accuracy())\n"
+    clues = Clues("module", classes=("Dropout", "Net"), attributes=("drop", "Net"), words=frozenset({"training"}))
+    found = ranked(changes_of("t.py", a, b), ({"t.py": a}, {"t.py": b}), clues)
+    assert "accuracy" in [one.change.scope for one in found if one.likely]

@@ -465,6 +465,7 @@ class Version:
             wanted = [_SEED]  # the lines that draw are on record
         wanted += [r"\Amemory_format\Z"] if reason in _OF_MODULES else []
         wanted += [_CAST] if "dtype" in clues.words else []
+        wanted += [_MODE] if clues.words & {"training", "train"} else []
         wanted += [_MODE] if reason in _OF_MODULES and "eval" in clues.words else []
         if wanted:
             pattern = re.compile("|".join(wanted))
