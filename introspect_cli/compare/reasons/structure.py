@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
+from introspect_cli.compare.reasons.update import changed_hands, other_optimizer
 from introspect_cli.compare.say import WHOLE_VALUE, found, often
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Cause, Known
@@ -245,6 +246,13 @@ def _graded(at: View, side: str) -> set[str]:
     return {at.step.alignment.fqn[union] for union in at.recorded(side, gradients)}
 
 
+def _other_class(at: View) -> Iterator[Finding]:
+    """Optimizers of other classes, not the same ones in another order, which the clauses after this tell."""
+    one, two = ({name.partition("#")[0] for name in names} for names in at.steppers)
+    if one != two:
+        yield from other_optimizer(at)
+
+
 def _no_gradient(at: View) -> Iterator[Finding]:
     yield found("no-gradient", other=at.lacks)
 
@@ -281,6 +289,8 @@ _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...
     (_ALL, _only_saves),
     (frozenset({Kind.OP_OUTPUT}), _operator),
     (_UPDATED, _not_optimized),
+    (_UPDATED, changed_hands),
+    (frozenset({Kind.OPTIMIZER_STATE}), _other_class),
     (_ALL, _tied),
     (frozenset({Kind.LOSS}), _losses),
     (_ALL, _no_forward),

@@ -85,7 +85,13 @@ def other_optimizer(at: View) -> Iterator[Finding]:
     a, b = at.steppers
     if a and b and a != b:
         yield found("other-optimizer", a=", ".join(a), b=", ".join(b))
-    elif hands := at.setup.other_for(at.site.fqn):
+    else:
+        yield from changed_hands(at)
+
+
+def changed_hands(at: View) -> Iterator[Finding]:
+    """Another one of several optimizers has the parameter."""
+    if hands := at.setup.other_for(at.site.fqn):
         yield found("changed-hands", a=", ".join(hands[0]), b=", ".join(hands[1]))
 
 
