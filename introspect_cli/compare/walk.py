@@ -37,6 +37,7 @@ from introspect_cli.compare.step.outcome import (
     watches_results,
 )
 from introspect_cli.compare.step.overview import Heat
+from introspect_cli.compare.step.rests_on import written_inside
 from introspect_cli.compare.step.size import materialise
 from introspect_cli.compare.step.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.step.structure import Structure
@@ -111,7 +112,10 @@ def choose(
     if effect is None:
         return None
     if effect == positions[0] and began is None:
-        return None
+        site = step.sites[effect]
+        is_output = site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD
+        written = written_inside(step, site.fqn, step.order_at(effect)) if is_output else []
+        return Lead(step, written[0], written[0]) if written and written[0] in positions else None
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
     harmless = not (step.is_one_sided(effect) or new_values or brings_values(table.keeping(table.cause)))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))

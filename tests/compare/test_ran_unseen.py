@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from artefacts import REPOSITORY
 
 from introspect_cli.store.read.run import open_run
 
@@ -260,3 +261,14 @@ def test_calls_are_paired_by_what_they_give_where_inputs_are_not_on_record(tmp_p
     found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
     assert (found["first"]["call"], found["first"]["role"]) == (2, "origin")
     assert [one["code"] for one in found["findings"]] == ["calls"]
+
+
+def test_modules_that_a_capture_left_out_are_not_said_to_be_equal(tmp_path, introspect):
+    script = REPOSITORY / "fixtures" / "train_gpt.py"
+    for name, fault in (("a", "none"), ("b", "scaled-attention")):
+        introspect("capture", "-q", "--modules", "GPT.wte", "-o", name, script, "--steps", "1", "--fault", fault)
+    found = json.loads(introspect("diff", "a", "b", "--format", "json").stdout)
+    assert (found["first"]["kind"], found["first"]["role"]) == ("loss", "propagated")
+    known = {one["thing"]: one["known"] for one in found["rests_on"]}
+    assert known["left_out"] == "unseen"
+    assert "outputs" not in known

@@ -60,6 +60,23 @@ def is_rewritten(step: Step, fqn: str, kind: Kind, order: float) -> bool:
     return any(step.is_kept(union, side) is False for union in later for side in "ab")
 
 
+def written_inside(step: Step, fqn: str, order: float) -> list[int]:
+    """Divergences of tensors that modules inside one hold, which a forward pass changed by a place of it.
+
+    Each module was given what is equal and gave what is equal: code around it may compute with what it holds.
+    """
+    phases = {Kind.PARAM: Phase.FORWARD, Kind.BUFFER: Phase.OPTIMIZER}  # as a forward pass, or the step, leaves them
+    return [
+        position
+        for position, site in enumerate(step.sites)
+        if phases.get(site.kind) is site.phase
+        and (owner := owner_of(site.fqn)).startswith(f"{fqn}.")
+        and any(ended < order < step.order_at(position) for _, ended in step.calls.spans_of(owner))
+        and not step.differing(Kind.INPUT, owner) + step.differing(Kind.OUTPUT, owner)
+        and known_at(step, site.fqn, site.kind, order) is Known.EQUAL
+    ]
+
+
 def known_at(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     """What is known of a tensor's value when something computes with it."""
     alignment, carried = step.alignment, step.carried
@@ -218,6 +235,8 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
             facts.append(Evidence(thing, least(answers), needed=True))
         if place.site.phase is Phase.FORWARD and any(is_rewritten(step, name, kind, place.order) for name in names):
             facts[-1] = Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True)
+    if place.start >= 0 and written_inside(step, fqn, place.order):
+        facts.append(Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True))
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
     return facts
@@ -226,7 +245,7 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
 def outputs(step: Step, place: Place) -> list[Evidence]:
     """The outputs of all modules that ran before a place of the sequence."""
     state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
-    return [Evidence(Thing.OUTPUTS, state, needed=True)]
+    return [LEFT_OUT if _is_left_out(step, state, place.order) else Evidence(Thing.OUTPUTS, state, needed=True)]
 
 
 def unseen(step: Step, place: Place) -> list[Evidence]:
@@ -235,8 +254,13 @@ def unseen(step: Step, place: Place) -> list[Evidence]:
     return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
 
 
-forward = _before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
-"""The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
+def forward(step: Step, place: Place) -> list[Evidence]:
+    """The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
+    (flow,) = _flow(step, place)
+    return [LEFT_OUT if _is_left_out(step, flow.known, place.order) else flow]
+
+
+_flow = _before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
 
 
 LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
@@ -250,6 +274,17 @@ def calls_left_out(step: Step, fqn: str) -> bool:
     root, names = fqn.partition(".")[0], {name for tree in step.modules for name in tree}
     others = {name for name in names if "." not in name and name != root}
     return bool(owner_of(fqn)) or any(name.partition(".")[0] in others and "." in name for name in names)
+
+
+def _is_left_out(step: Step, state: Known, order: float) -> bool:
+    """Whether what modules gave is equal as far as it is on record, and a capture chose modules and not the model."""
+    if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.modules_chosen:
+        return False
+    sites = step.of(Kind.OUTPUT, FORWARD)
+    roots = [
+        number for number in sites if not owner_of(step.alignment.fqn[number]) and step.table.order_of[number] < order
+    ]
+    return step.known(roots) is Known.UNSEEN
 
 
 def everything(step: Step, place: Place) -> list[Evidence]:
