@@ -31,7 +31,6 @@ from introspect_cli.store.files.handles import Handle, take_lock
 from introspect_cli.store.format import documents
 from introspect_cli.store.format.sources import encode
 from introspect_cli.store.write.launch import join_launch, lock_file, refuse_unless, set_aside
-from introspect_cli.store.write.log_writer import LogWriter
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.write.log_writer import LogWriter
     from introspect_cli.store.write.rank_writer import RankWriter
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
@@ -107,6 +107,8 @@ class StoreWriter:
         lock: Handle | LogWriter | None = None
         try:
             if rank is not None:
+                from introspect_cli.store.write.log_writer import LogWriter
+
                 try:
                     again = Folder(os.dup(folder.fd), folder.path)
                     lock = LogWriter(again, rank, bytes.fromhex(run_id), durable=durable, shared=True)
@@ -187,7 +189,7 @@ class StoreWriter:
         parent, _, file_name = name.rpartition("/")
         with self._writing(f"{{}}/{name}"):
             run = self._locked()
-            if isinstance(self._lock, LogWriter):
+            if not isinstance(self._lock, Handle):
                 self._lock.document(file_name.removesuffix(".yaml"), data)
                 return
             with ExitStack() as stack:
@@ -227,12 +229,13 @@ class StoreWriter:
     def rank(self, rank: int, **kept: Any) -> RankWriter:
         """The writer of what `rank` records; what is `kept` says which columns, see `schemas.record_columns`."""
         from introspect_cli.store.format.schemas import record_columns
+        from introspect_cli.store.write.log_writer import LogWriter
         from introspect_cli.store.write.rank_writer import RankWriter
 
         schema, log = record_columns(**kept), self._lock
         with self._writing("to {}"):
             run = self._locked()
-            if not isinstance(log, LogWriter):
+            if isinstance(log, Handle):
                 log = LogWriter(run.make_folder(f"rank{rank}"), rank, bytes.fromhex(self.id), durable=self._durable)
         writer = RankWriter(log, schema, totals=log is self._lock)
         self._ranks.append((writer, log))
@@ -268,7 +271,7 @@ class StoreWriter:
         if self._tensors is not None:
             self._tensors.close()
         self._folder.close()
-        if abandoned and isinstance(self._lock, LogWriter):
+        if abandoned and not isinstance(self._lock, Handle):
             self._lock.abandon()
         else:
             self._lock.close()
