@@ -55,7 +55,8 @@ class Gathered:
         rows = np.flatnonzero(back & ~_scalar(table, self._layouts))  # a loss's gradient is what the script makes it
         factor = learned.factor if learned.factor is not None else _factor(table, rows)
         flows = learned.flows_back or bool((back & table.chosen[table.differing]).any())
-        return learned._replace(factor=factor, flows_back=flows)
+        units = self._other_units(table, np.full(len(table.rows_a), _SURE))[1]
+        return learned._replace(factor=factor, flows_back=flows, units={**learned.units, **units})
 
     def of_one_dtype(self, table: Table) -> Mask:
         """Differing rows but those of what ran inside in another dtype, on any rank: no other order makes that."""
@@ -76,6 +77,7 @@ class Gathered:
         out, rows = self._sums(table, rtol, learned), np.flatnonzero(self._by_moments(table))
         if not len(rows) or not _has_means(table):
             return out
+        out[self._other_units(table, rtol)[0]] = True
         single = _single(table, self._layouts)[rows]
         factor = np.where(of_kinds(table.kinds, FLOWING_BACK), learned.smaller, 1.0)[rows]
         often = tuple(_often(batch, of_run[rows]) for batch, of_run in table.pairs)
@@ -95,6 +97,32 @@ class Gathered:
             close &= near | (single & (name != "mean"))
         out[rows] |= close
         return out
+
+    def _other_units(self, table: Table, rtol: Floats) -> tuple[list[int], dict[str, float]]:
+        """Rows of single numbers that a module gives n times as large, and whose gradients are n times smaller.
+
+        A loss that a module divides by the samples of all ranks, and the script multiplies by the number of ranks
+        again, is the same loss.
+
+        Returns:
+            the rows, and how many times larger a's outputs are, by name, of those that are selected.
+        """
+        kinds, rows, units = (Kind.OUTPUT, Kind.GRAD_OUTPUT), list[int](), dict[str, float]()
+        numbers: dict[tuple[str, str, int], list[int]] = {}
+        for at in np.flatnonzero(of_kinds(table.kinds, kinds) & _scalar(table, self._layouts)).tolist():
+            site = table.named(int(table.differing[at]))
+            numbers.setdefault((site.fqn, site.path, site.call), []).append(at)
+        for (fqn, path, _), places in numbers.items():
+            one, two = (values[places] for values in _values(table, "mean"))
+            with np.errstate(all="ignore"):
+                times = abs(float(one[0] / two[0]))
+                same = len(places) == len(kinds) and abs(one.prod() - two.prod()) <= rtol[places[0]] * abs(one.prod())
+            more = max(times, 1 / times) if same and np.isfinite(times) and times > 0 else 0
+            if round(more) > 1 and abs(more / round(more) - 1) < _SURE:
+                rows += places
+                if table.chosen[table.differing][places].any():
+                    units[f"{fqn}{path}"] = times
+        return rows, units
 
     def _sums(self, table: Table, rtol: Floats, learned: Learned) -> Mask:
         """Gradients that the ranks' own add up to, or one rank has, by the factor that all gradients have."""
@@ -118,10 +146,15 @@ class Gathered:
         return np.asarray(np.logical_or.reduce(sums) | (np.abs(one - other) <= rtol * np.abs(one)))
 
     def notes(self, learned: Learned) -> list[str]:
-        """What to say of the factor."""
+        """What to say of the factor, and of outputs that the script scales."""
+        lines = [
+            f"The output {name} of run {'a' if times > 1 else 'b'} is {max(times, 1 / times):.0f} x that of the other, "
+            "and its gradient as much smaller: the script scales one of them. That is taken into account."
+            for name, times in learned.units.items()
+        ]
         factor, times = learned.factor, learned.times
         if factor is None or times is None or abs(factor) == 1 or not learned.flows_back:
-            return []
+            return lines
         small, large = ("b", "a") if factor > 0 else ("a", "b")
         text = f"Gradients inside the backward pass of run {large} are {abs(factor)} x those of run {small}: "
         if self.by_samples and self._is_scaled(learned):
@@ -133,7 +166,7 @@ class Gathered:
             )
         else:
             text += "there the loss is a mean over fewer samples. That is taken into account."
-        return [text]
+        return [*lines, text]
 
 
 def _factor(table: Table, rows: Ids) -> int | None:

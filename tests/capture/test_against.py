@@ -82,7 +82,7 @@ def test_stop_ends_the_script_there_with_the_status_of_diff(place, introspect, t
     assert done.stdout == ""  # the script's last line was not reached
     with open_run(tmp_path / "run") as run:
         assert 3 < len(run.rank(0)) < 4000
-    assert "complete: at its first divergence (--stop)" in introspect("runs", tmp_path).stdout
+    assert "at its first divergence (--stop)" in introspect("runs", tmp_path).stdout
 
 
 EVALUATED = """\

@@ -24,14 +24,14 @@ def runs(tmp_path_factory):
     return launched(folder, RUNS, options=LEAN, script=SCRIPT.parent / "shares.py")
 
 
-@pytest.mark.parametrize(("a", "b", "large", "small"), [("single", "ddp", "a", "b"), ("ddp", "single", "b", "a")])
-def test_a_loss_that_is_divided_by_the_samples_of_all_ranks_is_no_difference(runs, a, b, large, small):
+@pytest.mark.parametrize(("a", "b", "large"), [("single", "ddp", "a"), ("ddp", "single", "b")])
+def test_a_loss_that_is_divided_by_the_samples_of_all_ranks_is_no_difference(runs, a, b, large):
     with open_run(runs / a) as one, open_run(runs / b) as two:
         result = compare_runs(one, two, DiffOptions())
     assert result.verdict is Verdict.SAME, result.sentence
     assert result.counts.steps_compared == 3
     assert any(
-        note.startswith(f"The output Model['loss'] of run {large} is 2 x that of run {small}") for note in result.notes
+        note.startswith(f"The output Model['loss'] of run {large} is 2 x that of the other") for note in result.notes
     ), result.notes
 
 

@@ -60,6 +60,7 @@ class Learned(NamedTuple):
         let_pass: those of which something beyond the tolerance was let pass.
         factor: how many times smaller than those of a the gradients inside the backward pass of b are (negative: how
             many times larger), where ranks or microbatches are put together; None while that was not seen.
+        units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
         flows_back: whether gradients that were chosen are compared by that factor.
         furthest: where b is furthest from a, in what rounding makes.
         left: where b first leaves that.
@@ -69,6 +70,7 @@ class Learned(NamedTuple):
     unsettled: Mapping[str, tuple[int, bool]] = {}
     let_pass: frozenset[str] = frozenset()
     factor: int | None = None
+    units: Mapping[str, float] = {}
     flows_back: bool = False
     furthest: StepReach | None = None
     left: StepReach | None = None
