@@ -365,8 +365,9 @@ class Walk:
         """Count what of a step agrees, what was let pass, and what nothing can be said of."""
         comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
         both = self.counted[table.site] & ~table.one_sided
-        equal, started = int((both & np.isin(table.state, (EQUAL, WITHIN))).sum()), int(self.counted[table.left].sum())
-        recorded = int(self.counted[table.sites_a].sum()) - started
+        equal = int((both & np.isin(table.state, (EQUAL, WITHIN))).sum())
+        recorded = int(self.counted[np.asarray(comparison.a.read(table.step).site)].sum())
+        started = int(self.counted[table.sites_a].sum()) - recorded  # what the step before left, where b lists it
         blind = int(_unseen(table.a, self.counted).sum())
         outcome.tally.update(equal=equal, records=started, opened=recorded, opened_blind=blind)
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:

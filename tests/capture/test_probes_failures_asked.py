@@ -33,9 +33,7 @@ def test_settings_that_cannot_be_read(tmp_path, monkeypatch, capsys, name):
         assert run.state is RunState.COMPLETE
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(RankWriter, "close"), (RankWriter, "_finish"), (StoreWriter, "_close_ranks")]
-)
+@pytest.mark.parametrize(("owner", "name"), [(RankWriter, "close"), (StoreWriter, "_close_ranks")])
 def test_mistake_at_the_very_end(tmp_path, monkeypatch, capsys, owner, name):
     """What fails when all is written is told, and costs none of it."""
     bare = trajectory(train)

@@ -28,27 +28,6 @@ class Net(nn.Module):
         return last(act(first(x) * (1 + self.nudge)))
 
 
-def test_what_was_equal_by_chance_is_no_rename(tmp_path):
-    """Equal in step 0 and not in step 1, in which all that has kept its name agrees."""
-    rng = np.random.default_rng(0)
-    start, kept = rng.normal(size=(3, 3)), [rng.normal(size=(3, 3)) for _ in range(2)]
-
-    def steps(name, later):
-        return [
-            [
-                row("start", "param", f"Net.{name}.weight", value),
-                row("start", "param", "Net.kept.weight", each),
-                row("loss", "loss", "loss", each.sum()),
-            ]
-            for value, each in zip((start, later), kept, strict=True)
-        ]
-
-    write_run(tmp_path / "a", steps("red", rng.normal(size=(3, 3))))
-    write_run(tmp_path / "b", steps("blue", rng.normal(size=(3, 3))))
-    result = compared(tmp_path / "a", tmp_path / "b")
-    assert {change.change for change in result.structure} == {"only"}
-
-
 def test_a_resumed_run_is_aligned_with_the_steps_it_repeats(tmp_path):
     rng = np.random.default_rng(0)
     values = [rng.normal(size=(3, 3)) for _ in range(6)]
