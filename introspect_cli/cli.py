@@ -208,7 +208,7 @@ def _exit_code_of(work: Callable[[], Any]) -> Any:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNDECIDED
     except OSError as error:
-        if isinstance(error.filename, (str, os.PathLike)):
+        if isinstance(error.filename, (str, os.PathLike)) and not scarcity(error):
             return _tell(f"{os.fspath(error.filename)!r} cannot be used: {error.strerror}", UNDECIDED)
         if error.errno not in _FULL:
             return _mistake(error)
