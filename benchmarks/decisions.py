@@ -257,9 +257,13 @@ def write_rows(path: Path, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """Rows by question."""
+    """Rows by question; files are named as where the tree is no repository, and so the fixtures are the project."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        return {name: row for *names, row in map(json.loads, file) for name in names}
+        return {name: row for *names, row in map(json.loads, map(_in_fixtures, file)) for name in names}
+
+
+def _in_fixtures(text: str) -> str:
+    return text.replace("fixtures/", "")
 
 
 # --------------------------------------------------------------------------------------------------------- making
@@ -329,8 +333,7 @@ def make(directory: Path, runs: dict[str, Any], jobs: int, forks: Forks) -> int:
 def compare(now: Path, frozen: Path, accepted: Path, should_be: Path, shown: int) -> int:
     """Print what differs from the frozen set; 1 where anything does that nobody accepted."""
     old, new = read_rows(frozen), read_rows(now)
-    rules = yaml.safe_load(accepted.read_text(encoding="utf-8"))
-    right = yaml.safe_load(should_be.read_text(encoding="utf-8"))
+    rules, right = (yaml.safe_load(_in_fixtures(path.read_text(encoding="utf-8"))) for path in (accepted, should_be))
     counts: Counter[tuple[str, str]] = Counter()
     listed: dict[tuple[str, str], list[str]] = defaultdict(list)
     wrong, not_frozen = set(), 0

@@ -99,7 +99,10 @@ class CopiesProbe(GuardedProbe):
         shapes = [wanted for wanted in shapes if wanted.total() > 1]
         if not shapes:
             return
-        held = {memory for root in trained for one in parameters_in(root) for memory in _memories(one)} - {0}
+        held = {memory_of(one) for root in trained for one in parameters_in(root)}
+        groups = [group for optimizer in clock.trained.of_this_thread() for group in optimizer.param_groups]
+        gradients = [one.grad for group in groups for one in group["params"]]
+        held = (held | {memory_of(one) for one in gradients if one is not None}) - {0}
         fewest, most = min(map(Counter.total, shapes)), 2 * max(map(Counter.total, shapes)) + _MOST_ITEMS
         before, self._seen = self._seen, {}
         for way, found in _objects(fewest, most):
@@ -126,12 +129,6 @@ class CopiesProbe(GuardedProbe):
 
 def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
     return Counter(tuple(tensor.shape) for tensor in tensors.values())
-
-
-def _memories(parameter: torch.Tensor) -> Iterator[int]:
-    yield memory_of(parameter)
-    if parameter.grad is not None:
-        yield memory_of(parameter.grad)
 
 
 def _name(way: Way) -> str:

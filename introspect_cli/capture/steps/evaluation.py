@@ -13,6 +13,7 @@ batch, and what the call before was. What a loader gave is taken back when its b
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ class Trained:
         self._roots: ById[bool] = ById()
         self._by_hand: ById[bool] = ById()
         self._versions: ById[tuple[int, int]] = ById()
+        self._threads: ById[int] = ById()
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """Hear of an optimizer that has been made."""
@@ -62,6 +64,13 @@ class Trained:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that are alive."""
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def of_this_thread(self) -> list[torch.optim.Optimizer]:
+        """Those that this thread stepped last.
+
+        A backward pass of another thread may be writing the gradients of its own, and torch does not guard `.grad`.
+        """
+        return [each for each in self.optimizers() if self._threads.get(each) == threading.get_ident()]
 
     def by_hand(self, module: nn.Module) -> None:
         """A backward pass has begun for a module that ran where no optimizer is."""
@@ -86,6 +95,7 @@ class Trained:
 
     def stepped(self, optimizer: torch.optim.Optimizer, named: int) -> None:
         """Hear of an optimizer that steps; `named` counts how often modules' parameters were named anew."""
+        self._threads.set(optimizer, threading.get_ident())
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
         if zero.is_loaded() or now != self._stepped_with.get(optimizer):
