@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def compare_runs(
     a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = (), work: Work | None = None
 ) -> DiffResult:
-    """Compare two opened runs.
+    """Compare two opened runs, or two checkpoints.
 
     Args:
         a: the reference run.

@@ -40,7 +40,7 @@ class Raised:
 
     @property
     def same_as(self) -> tuple[str, str]:
-        """What it shares with the same exception of another run, whose directory may be another one."""
+        """Key by which two runs' exceptions are one: text without directories, and function."""
         return _DIRECTORIES.sub("/", self.exception), self.function
 
     @property
@@ -65,7 +65,7 @@ def raised(run: Run, side: str) -> Raised | None:
 
 
 def one_raised(one: Raised | None, two: Raised | None) -> Raised | None:
-    """The exception that ended one run and not the other, or not in the same way; b's where both have one."""
+    """The exception of the run that alone ended by one; b's where they differ; None where both are the same."""
     if one is not None and two is not None and one.same_as == two.same_as:
         return None
     return two or one
@@ -82,6 +82,7 @@ def cut_short(scene: View) -> Raised | None:
 
 
 def _cuts(ending: Raised, scene: View) -> bool:
+    """Whether the exception ended its run in the first divergence's step, and the record is missing or the step cut."""
     first, in_b = scene.first, ending.side == "b"
     cut = scene.lacks == ending.side or scene.runs[in_b].manifest.get("remainder") is True
     reader, step = (scene.step.comparison.b, first.step_b) if in_b else (scene.step.comparison.a, first.step)

@@ -1,4 +1,4 @@
-"""What is known of a divergence that code may be near to, how near each change is, and all changes of two runs."""
+"""Clues of a divergence for ranking code changes, the nearness of each change, and all code changes of two runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Line: TypeAlias = tuple[str, int]
 
 
 class Nearness(str, Enum):
-    """How near a change is to a divergence."""
+    """How near a changed statement is to the divergence, the nearest first."""
 
     RECORDED = "recorded"
     """The records name its line."""
@@ -126,10 +126,10 @@ class CodeChanges:
 
     @property
     def likely(self) -> tuple[Ranked, ...]:
-        """Those that can matter to the place where the runs diverge."""
+        """The ranked changes that are not `Nearness.ELSEWHERE`."""
         return tuple(one for one in self.ranked if one.likely)
 
     @property
     def files(self) -> int:
-        """In how many files statements changed."""
+        """Number of files with changed statements."""
         return len({one.change.file for one in self.ranked})
