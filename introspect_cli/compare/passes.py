@@ -737,7 +737,7 @@ def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool
 
 
 def _batches(table: Table, comparison: Comparison) -> Ids:
-    """Batches of which the models are given the same, and whose losses agree."""
+    """Rows of differing batches if root inputs agree, and losses agree or each batch is one-sided or resized."""
     rows = np.flatnonzero(_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
     given = np.flatnonzero(_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
     given = given[["." not in name for name in _names(table, given)]] if len(given) else given
