@@ -312,7 +312,7 @@ class Held:
 
     Attributes:
         owner: whose record each is: a number into `names`.
-        places: int64 (4, n): the place of its step among those looked at, its kind, phase and call.
+        places: int64 (4, n): index of the step, kind code, phase code and call of each record.
         checksum: uint64 (n,).
     """
 
@@ -576,7 +576,7 @@ class Search:
         moving = dict[str, int]()
 
         def together(above: str) -> int:
-            """How many pairs are at or below a name; -1 where a tensor below keeps its name."""
+            """Number of pairs at or below a name; -1 where a tensor below is not among `tensors`."""
             if above not in moving:
                 below = set(self._a.tensor_tree.below(above))
                 moving[above] = len(pairs.keys() & below) + (above in pairs) if below <= tensors else -1
@@ -593,7 +593,7 @@ class Search:
             self.renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
 
     def _better_kept(self, levels: Iterable[NamePair]) -> set[NamePair]:
-        """Of pairs one name of which the other run has too, those where keeping that name shares more values."""
+        """Pairs (x, y) where b has x, or a has y, and an equal name shares more values than the pair."""
         taken = {(one, two) for one, two in levels if self._has(0, two) or self._has(1, one)}
         if not taken:
             return set()

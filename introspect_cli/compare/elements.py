@@ -127,7 +127,7 @@ _MOST_LISTED = 6
 
 @dataclass(frozen=True)
 class Elements:
-    """How two tensors of one shape differ.
+    """Number, size and place of the differences of two tensors of one shape.
 
     Attributes:
         total: elements of each.
@@ -146,7 +146,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How two tensors of one shape differ.
+    """Full element-wise comparison of two tensors of one shape.
 
     Attributes:
         elements: how many differ, and where first and most.
@@ -401,10 +401,7 @@ def _counted_through(places: NDArray[np.intp], shape: tuple[int, ...]) -> str:
 
 
 def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tuple[str, ...]:
-    """How b follows from a, as clauses, each true of every element that differs (`mask`), or of the whole tensors.
-
-    The unit is torch's name of the dtype that both are rounded to; "" where there is none.
-    """
+    """Clauses on how b follows from a, each true of all differing elements (`mask`) or of the whole tensors."""
     one, two = a[mask], b[mask]
     if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf":
         return ()

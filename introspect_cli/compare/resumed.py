@@ -113,6 +113,7 @@ def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
         return kind, fqn, path.partition("@")[0]
 
     def repeats(batch: StepBatch, rows: Ids, sites: Ids, left: dict[Tensor, int]) -> Mask:
+        """Mask of `rows` whose checksum equals the tensor's last one, from `left` or earlier in the step."""
         unions, repeated = sites[rows], np.zeros(len(rows), dtype=np.bool_)
         known = dict(left)
         for of in (starts, written, updated):  # in the order in which they come in a step

@@ -81,7 +81,7 @@ class Lead(NamedTuple):
     """The record that the answer begins with; it may lie in an earlier step.
 
     Attributes:
-        stands_for: which divergence of the step at hand it is; None where it is one of another step.
+        stands_for: position in the current step's divergences; None where it lies in another step.
     """
 
     step: Step

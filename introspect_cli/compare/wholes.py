@@ -342,7 +342,7 @@ def autocasts(run: Run) -> bool:
 
 
 def _in_tf32(run: Run, reader: Reader) -> bool:
-    """Whether a run computes matrix products or convolutions of float32 on a GPU with the ten bits of TF32."""
+    """Whether TF32 is on for matrix products (or convolutions, if there are any), and a CUDA tensor is on record."""
     switches = run.settings.document("runtime")
     convolves = any(module.module_class.startswith("Conv") for module in reader.modules)
     asked = switches.get("matmul_allow_tf32") or (convolves and switches.get("cudnn_allow_tf32"))

@@ -154,7 +154,7 @@ def _diverging(
 
 
 def _first_more(at: View) -> str:
-    """Where the first divergence is rounding, the first listed one of its step that is more; "" for none."""
+    """The first listed divergence of the step beyond rounding, where the first one is rounding; "" for none."""
     listed = at.outcome.listed if at.rounding else []
     more = next((one for one in listed if one.step == at.first.step and one.size is Size.MORE), None)
     return f"First that is more than rounding: {what(more.site, more.module_class)}{how_far(more)}." if more else ""

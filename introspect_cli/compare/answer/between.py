@@ -51,7 +51,9 @@ _MOST = 1 << 19
 
 
 def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> CodeChanges | None:
-    """How the source files of two runs differ; None where either run has no digests of its files.
+    """Changes of source files, ranked by nearness to `scene` or to the exception `ended`.
+
+    None where either run has no digests of its files.
 
     Raises:
         StoreError: the text of a file is damaged.

@@ -43,9 +43,9 @@ def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) ->
 def with_code(
     settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
 ) -> tuple[SettingChange, ...]:
-    """Settings that differ, each changed file as near to the place as the statement of it that is the nearest.
+    """Settings re-sorted by weight, each changed file weighed by its statement nearest to the divergence.
 
-    One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
+    A file changed only in comments or names, or in nothing that can matter, explains nothing.
 
     Args:
         settings: the strongest explanation first.

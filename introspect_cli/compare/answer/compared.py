@@ -92,7 +92,7 @@ class Compared:
 
     @property
     def extent(self) -> str:
-        """How much agrees, in words: `2,410 records of 16 steps`."""
+        """Number of records and steps that agree, in words: `2,410 records of 16 steps`."""
         counts = self.counts
         by = "within the tolerance or noise given"
         if self.as_one:
@@ -202,9 +202,10 @@ class Compared:
 
     @property
     def unchanged(self) -> str:
-        """Of one rank, the sentence on the results that agree in every step; "" where no parameters are among them.
+        """Sentence on results that agree in every step although the runs diverge.
 
-        What is NaN throughout in both runs agrees whatever was computed.
+        "" for several ranks, or where parameters are not among them. Results that are NaN throughout prove nothing,
+        which is said instead.
         """
         outcome = self.outcomes[0]
         first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)

@@ -85,7 +85,7 @@ def _listed(flow: Flow, first: Divergence | None) -> tuple[Divergence, ...]:
 
 
 def _counts(before: Counts, flow: Flow, diverged: int) -> Counts:
-    """What was compared: the values of a's forward pass in one step."""
+    """Counts of the values of a's forward pass in one step, by whether they agree."""
     exact = sum(match.rel_l2 == 0 for match in flow.forward)
     return Counts(
         steps_a=before.steps_a,

@@ -226,7 +226,7 @@ def subject_of(name: str, *, narrowed: bool) -> str:
 
 
 def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
-    """Where training or evaluation diverges; `too` where the other does as well."""
+    """Sentence on where training or evaluation (`name`) diverges; `too` where the other does as well."""
     return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
 
 
@@ -234,7 +234,7 @@ def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
 
 
 def _after_the_end(compared: Compared) -> str:
-    """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
+    """Sentence on exceptions that ended a run after all agreed; "" where none did."""
     ending, same = compared.ending, compared.raised[1]
     if ending is None:
         return "" if same is None else f" Both runs ended by the same exception: {same.words}."

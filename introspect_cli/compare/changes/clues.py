@@ -36,11 +36,11 @@ ORDER = list(Nearness)
 
 @dataclass(frozen=True)
 class Clues:
-    """What is known of a divergence.
+    """Names and lines on record at a divergence, with which changed statements are matched.
 
     Attributes:
         reason: the word of its reason; of a gap, that which would apply if all had been recorded.
-        gap: whether something that it rests on was not recorded.
+        gap: whether evidence is missing.
         classes: of the module it is about and of those around it, the innermost first.
         attributes: what these are called in the module around each.
         inside: classes of the modules inside it whose outputs are not on record.
@@ -51,7 +51,7 @@ class Clues:
         lines: file and line of the user's code that the records of a and of b themselves name.
         spans: files of a and of b, with the lines between which something ran that differs and was not seen itself.
         bounds: of a and of b, the lines that ran the last record that agreed and the first that did not, where known.
-        kind: what was observed.
+        kind: kind of the record; None without one.
         tensor: what the tensor is called in its module.
         roots: classes of the modules that no other holds.
         batch_is_equal: whether the batches of the step are on record and equal.
@@ -87,7 +87,7 @@ class Ranked:
 
     Attributes:
         nearness: how near.
-        depth: statements between it and the code that computes the place, as far as values are followed by name.
+        depth: number of calls or values between it and the code that computes the diverging value.
         hits: how many of the names that the records point to are in what changed.
         can_matter: whether it may change a number: it does not only tell, is no import, and calls take what it gives.
     """

@@ -50,7 +50,7 @@ class Statement:
 
     @cached_property
     def lines(self) -> tuple[int, int]:
-        """Its first and last line."""
+        """(first line, last line), decorators included, without the body."""
         body = getattr(self.node, "body", None)
         last = max(body[0].lineno - 1, self.node.lineno) if body else self.node.end_lineno or self.node.lineno
         return first_line(self.node), last

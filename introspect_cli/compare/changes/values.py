@@ -74,7 +74,7 @@ Environment: TypeAlias = "dict[str, Value]"
 
 
 class Names(NamedTuple):
-    """What the names of a version mean, as far as its files say.
+    """Meaning of a version's names: own modules, renamings, and functions to inline.
 
     Attributes:
         modules: names of the version's own files, as they are imported.
@@ -653,6 +653,7 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
         found.setdefault((spots[0], spots[1]), difference)
 
     def lists(one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]) -> None:
+        """Compare two lists of values: pair what was replaced for comparison, note what was added or removed."""
         keys = [[value.key for value in values] for values in (one, two)]
         for tag, low, high, start, stop in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
             if tag == "equal":

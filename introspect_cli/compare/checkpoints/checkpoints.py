@@ -535,7 +535,7 @@ def _names(tensors: Iterable[Divergence]) -> str:
 
 
 def _differ(differences: Differences) -> list[str]:
-    """Clauses on tensors whose values differ, a kind after the other."""
+    """Clauses on tensors whose values differ, one per group of kinds (model, optimizer state, random states)."""
     clauses = []
     for kinds, one, several in _GROUPS:
         members = [tensor for tensor in differences.differ if tensor.site.kind in kinds]
@@ -567,6 +567,7 @@ def _far(tensor: Divergence) -> str:
 
 
 def _cast(differences: Differences) -> list[str]:
+    """Clauses on tensors whose element types differ, one per pair of types."""
     clauses = []
     for cast in differences.casts:
         number, coarse = len(cast.tensors), max((cast.a, cast.b), key=lambda name: ROUNDING.get(name, 0.0))
@@ -592,6 +593,7 @@ def _shape(tensor: Divergence, side: str) -> str:
 
 
 def _lacking(differences: Differences) -> list[str]:
+    """Clauses on tensors that one side lacks, one per side."""
     return [
         f"{side} lacks {count(len(only), 'tensor')} of {other}: {_names(only)}"
         for only, side, other in zip(differences.only, "ba", "ab", strict=True)
@@ -632,6 +634,7 @@ _LAST = [*sorted(Kind, key=lambda kind: kind is Kind.RNG)]
 
 
 def _alone(differences: Differences) -> list[str]:
+    """Clauses on kinds that one side alone holds."""
     return [
         f"only {side} holds {listed([kind.several for kind in sorted(kinds, key=_LAST.index)])}: not compared"
         for side, kinds in zip("ab", differences.kinds, strict=True)

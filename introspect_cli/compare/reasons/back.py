@@ -42,7 +42,7 @@ _MEASURED, _OF_THE_REST = 1e-4, 0.3
 
 
 class Handling(Enum):
-    """What is done to gradients between the backward pass and the update: its code, and the names that scripts call."""
+    """A treatment of gradients between backward pass and update: (code, names of calls in scripts)."""
 
     CLIPPING = (
         "clipping",

@@ -58,7 +58,7 @@ class Draw:
 
     @property
     def found(self) -> Finding:
-        """Where it was drawn, and in which run alone."""
+        """The finding that names the draw's place and run."""
         sides = {"side": self.side, "other": OTHER[self.side], "after": self.after}
         if self.site.path.endswith(DRAWN_BEFORE):
             return found("draw-between", **sides, before=_next(self.site))

@@ -34,7 +34,7 @@ _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
 @dataclass(frozen=True)
 class Explained:
-    """What is said of a divergence.
+    """The explanation of a divergence, in words and findings.
 
     Attributes:
         head: what differs, when and by how much, or that one run alone has it.

@@ -117,7 +117,7 @@ def _one(peers: Sequence[Divergence]) -> bool:
 
 
 class _Copy(NamedTuple):
-    """What one rank has of a tensor: its checksum, and its sketch as float64 (16,), None where there is none."""
+    """One rank's copy of a tensor: checksum, and sketch as float64 (16,), None without one."""
 
     checksum: int
     sketch: NDArray[np.float64] | None

@@ -72,7 +72,7 @@ class View:
 
     @cached_property
     def union(self) -> int:
-        """Its site's union number."""
+        """Union number of its site."""
         return int(self.step.divergences.site[self.position])
 
     @cached_property

@@ -68,7 +68,7 @@ class Event:
         return self.seed, self.by, self.name
 
     def __str__(self) -> str:
-        """What it is, in short: `normal_ of GPT.wte.weight (model.py:15)`."""
+        """The event in short: `normal_ of GPT.wte.weight (model.py:15)`."""
         return event_words(self.by, self.seed, self.name, self.line, mode=self.by in MODES)
 
 

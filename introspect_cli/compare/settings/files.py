@@ -54,7 +54,7 @@ class ReadFile(NamedTuple):
 
     @property
     def ending(self) -> str:
-        """How its name ends: `.yaml`."""
+        """Lower-case suffix of the name: `.yaml`."""
         return PurePath(self.name).suffix.lower()
 
     def text(self) -> str | None:
@@ -198,6 +198,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _untagged(loader: Any, suffix: str, node: Any) -> Any:
+    """The plain value of a tagged YAML node, under its tag: `{"!tag": value}`."""
     value: Any
     if isinstance(node, yaml.MappingNode):
         value = loader.construct_mapping(node, deep=True)

@@ -135,7 +135,7 @@ def rounds_differently(change: SettingChange) -> bool:
 
 @dataclass(frozen=True)
 class Blame:
-    """What a divergence says of the settings that may have caused it; as it stands where nothing diverged.
+    """Facts of a divergence that decide which settings may have caused it; the default is no divergence.
 
     Attributes:
         reason: why the runs diverge; None where they do not.

@@ -109,7 +109,7 @@ _TENSORS = {Kind.PARAM: Thing.PARAMETERS, Kind.BUFFER: Thing.BUFFERS}
 
 
 class Place(NamedTuple):
-    """Where in a step something is computed.
+    """A place in a step at which something is computed.
 
     Attributes:
         site: what is computed; for a call of a module, an input or output of it.

@@ -97,9 +97,9 @@ class Step:
         of: the sites of a kind, in some phases.
         of_call: the sites of a kind there are for a module call, on all paths.
         divergences: those of the table that diverge, in order; a position is a place among them.
-        carried: what differed before the step began.
+        carried: differences that the step begins with.
         before: the step before, where both runs recorded it.
-        gap: whether what the step began with is not known: the step before was not recorded.
+        gap: whether start values are unknown, since the previous step was not recorded.
         resumed: whether nothing diverged before, and one run began later, with other values than the other had then.
         learned: what the steps so far have shown.
         is_gathered: whether the step is put together from several ranks, whose modules run at the same time.

@@ -143,6 +143,7 @@ def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) ->
     compiled = [(re.compile(old), new) for old, new in patterns]
 
     def rename(fqn: str) -> str:
+        """The name after wrappers, patterns in turn, and the longest prefix."""
         name = strip_wrappers(fqn)
         for pattern, new in compiled:
             name = pattern.sub(new, name)

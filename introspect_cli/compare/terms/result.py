@@ -41,7 +41,7 @@ class Role(str, Enum):
 
 
 class Size(str, Enum):
-    """How large a divergence is, as a class; `size.py` has the rule."""
+    """Size class of a divergence; `size.py` has the rule."""
 
     ROUNDING = "rounding"
     MORE = "more than rounding"
@@ -172,7 +172,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Counts:
-    """How much was compared.
+    """Number of steps and records compared, by outcome.
 
     Attributes:
         steps_a: steps in run a, all ranks' largest.

@@ -57,13 +57,13 @@ class Learned(NamedTuple):
         coarse: the first step that may begin with what was rounded to bfloat16 or float16; None while none may.
         unsettled: parameters whose gradient was seen to be nothing but rounding, each with the step since when, and
             whether that was so of some elements only.
-        let_pass: those of which something beyond the tolerance was let pass.
+        let_pass: those parameters for which a difference beyond the tolerance was marked WITHIN.
         factor: how many times smaller than those of a the gradients inside the backward pass of b are (negative: how
             many times larger), where ranks or microbatches are put together; None while that was not seen.
         units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
         flows_back: whether gradients that were chosen are compared by that factor.
-        furthest: where b is furthest from a, in what rounding makes.
-        left: where b first leaves that.
+        furthest: site with the largest distance of b relative to the perturbed noise.
+        left: first site at which b exceeds it; None while it does not.
     """
 
     coarse: int | None = None
@@ -113,8 +113,8 @@ class Table:
         state: int8 (n,), `EQUAL` and so on.
         because: int8 (n,), which pass decided the state; see `Because`.
         chosen: bool (n,), whether it was selected to be compared.
-        cause: bool (n,), whether it diverges as a cause, which explains and decides nothing.
-        left: sites of tensors at the start of the step of which one run has only what the step before left.
+        cause: bool (n,), whether it diverges but does not count as a divergence (random states, one-sided names).
+        left: sites of start values that were copied from the end of the previous step in one run.
     """
 
     alignment: Alignment

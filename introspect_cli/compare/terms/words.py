@@ -145,6 +145,7 @@ def _collective(site: Site) -> str:
 
 
 def _random_state(site: Site, call: str) -> str:
+    """A random state in words, by whether a module drew from it or it was recorded before a draw."""
     if not site.path:
         return f"the random state of {site.fqn}"
     generator = site.path.removesuffix(DRAWN_BEFORE)
