@@ -95,7 +95,7 @@ def _folded(picture: Picture, most: tuple[int, int], grid: NDArray[np.float64]) 
 
 
 def tile_of(size: int, room: int) -> int:
-    """Rows or columns per cell: the smallest that fits, or a divisor of `size` below twice that."""
+    """Rows or columns per cell, at least n = ceil(size / room): the smallest divisor of `size` below 2n, else n."""
     least = -(-size // room)
     return next((tile for tile in range(least, 2 * least) if size % tile == 0), least)
 

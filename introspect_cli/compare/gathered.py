@@ -178,7 +178,10 @@ def _factor(table: Table, rows: Ids) -> int | None:
 
 
 def _added_up(table: Table, both: Both) -> Mask:
-    """Mask of floating-point rows of equal shape, not at the start of a step, batches or unequal copies."""
+    """Mask of rows that another order of a sum may explain: floats of equal shape.
+
+    Not start values, batches or unequal copies.
+    """
     out = table.alignment.phase[table.site[table.differing]] != phase_code(Phase.START)
     shapes = []
     for layouts, (batch, rows) in zip(map(Layouts, both), table.pairs, strict=True):

@@ -363,7 +363,10 @@ class _Candidates:
         self.squares = np.array([value.moments.squares for value in values])
 
     def near(self, value: Value, close: float) -> list[ValuePair]:
-        """Values that agree: all of equal checksum, else within `close` by sketch, nearest first, else by moments."""
+        """Values that agree with `value`, nearest first.
+
+        All of equal checksum; without any, those within `close` by sketch; without any, those with equal moments.
+        """
         equal = self.checksums.get(value.checksum)
         if equal:
             return [ValuePair(value, other, 0.0) for other in equal]

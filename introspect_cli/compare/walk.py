@@ -78,7 +78,7 @@ _OUTSIDE = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 
 
 class Lead(NamedTuple):
-    """The record that the answer begins with; it may lie in an earlier step.
+    """The record that the answer starts with; may lie in an earlier step.
 
     Attributes:
         stands_for: position in the current step's divergences; None where it lies in another step.
@@ -92,12 +92,12 @@ class Lead(NamedTuple):
 def choose(
     step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
 ) -> Lead | None:
-    """The divergence that leads the answer; None for the earliest of the step.
+    """The record that leads the answer; None for the earliest of the step.
 
-    That is the earliest value, unless a cause stands before it, in the step or in those in which nothing but causes
-    differed: something of one run alone that brings a value which the other lacks, or lets a gradient flow, or a random
-    state that something was drawn from. What a module inside wrote stands for the output of the code around it, which
-    computes with it: that is on record only later.
+    The earliest value leads, unless a cause before it explains it: a one-sided module that brings a value the other run
+    lacks or lets a gradient flow, or a random state that something was drawn from, in this step or in earlier ones in
+    which only causes differed. A submodule's tensor written in the forward pass leads in place of the output of the
+    code around it, since it is recorded later.
 
     Args:
         step: the first step in which a value diverges.
@@ -285,7 +285,7 @@ class Walk:
     """State of the walk over one rank's differing steps."""
 
     def __init__(self, comparison: Comparison, outcome: RankOutcome, counted: Mask) -> None:
-        """Take what is compared, what comes out of it, and which of a's sites are counted."""
+        """Start at no step; `counted` masks the sites of a that count."""
         self.counted = np.append(counted, np.zeros(comparison.alignment.size - len(counted), np.bool_))
         self.comparison, self.options, self.outcome = comparison, comparison.options, outcome
         self.structure = outcome.structure = Structure(comparison.alignment, comparison.match)
@@ -302,10 +302,10 @@ class Walk:
             outcome.resumption = comparison.resumption()
 
     def run(self, places: Sequence[int]) -> None:
-        """Walk the steps at these places, filling in the outcome.
+        """Walk the steps at these indices and fill the outcome.
 
-        Of training or evaluation alone, up to the first divergence. The answer needs no step after that: they are
-        counted as long as it takes seconds.
+        Stops at the first divergence for training or evaluation alone; else after `options.later` records beyond it,
+        unless a map or all divergences are wanted.
         """
         outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
         one, two = self.comparison.a, self.comparison.b

@@ -1,13 +1,11 @@
-"""Two runs compared rank by rank, wherever there is a processor; or all ranks of each as one.
+"""Two runs compared rank by rank, in other processes where there are many; or all ranks of each as one.
 
-Thousands of ranks are compared in groups, each by a task that opens those ranks alone. What comes back of a rank is
-small: how much was compared and counted, and its first divergence. The answer is made of these; only of the rank that
-diverges first more is needed, steps and names, so that one is compared once more by whoever asks.
+Thousands of ranks are compared in groups, each by a task that opens those ranks alone and returns only counts and the
+first divergence. The rank that diverges first is then compared once more, with all its steps and names.
 
-One run that evaluates another way may train the same, and a reader who is told "diverged" looks for a fault in
-training that is not there. Evaluation touches training only through what training's own records show: random states,
-parameters, buffers. So the steps are walked once for each, with the other's records masked, though a reason still
-knows of all of them. The first divergence is the earlier of the two.
+Training and evaluation are also compared alone: one run that evaluates another way may train the same. Steps are walked
+once for each, with the other's records masked, though reasons know of all of them. The first divergence is the earlier
+of the two.
 """
 
 from __future__ import annotations
@@ -70,7 +68,10 @@ class RunPair:
 
     @classmethod
     def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
-        """Two open runs with all their ranks; `ends` is set for a run whose ranks all ended at one step."""
+        """Two open runs with all their ranks.
+
+        A run's last step counts as its end where it notes how ranks ended and they ended evenly; else None.
+        """
         one, two = (run.last_step if run.endings and not ended_unevenly(run) else None for run in (a, b))
         return cls(a, b, noise, (one, two), (tensor_files(a), tensor_files(b)))
 

@@ -1,8 +1,7 @@
-"""A run that ended by an exception where the other went on: with its line, and whether it cut off the first divergence.
+"""Exceptions that ended a run where the other went on, and whether one cut off the first divergence.
 
-Without it the answer would be that a module does not run in a step of b, or that the runs have no step in common, which
-is true and hides what a person sees at once in the terminal. An exception in a step after the first divergence is a
-consequence, or another fault, and is told as a note.
+Without them the answer would be that a module does not run in a step of b, which is true and hides what the terminal
+shows. An exception in a step after the first divergence is told as a note.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def one_raised(one: Raised | None, two: Raised | None) -> Raised | None:
 def cut_short(scene: View) -> Raised | None:
     """The exception that cut off the step of the first divergence; None where none did.
 
-    Where another one ended the other run later, it is not this one.
+    None also where both runs ended by the same exception.
     """
     one, two = (raised(run, side) for run, side in zip(scene.runs, "ab", strict=True))
     endings = () if one_raised(one, two) is None else (two, one)

@@ -86,7 +86,7 @@ def _has_results(compared: Compared) -> bool:
 
 
 def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:
-    """Verdict and sentence where all compared records agree; UNDECIDED if structure differs and results are missing."""
+    """Verdict and sentence where no compared value differs; UNDECIDED if structure differs and results are missing."""
     counts, options, outcomes, reach = compared.counts, compared.options, compared.outcomes, compared.reach
     if results and (compared.best is not None or compared.tally["blind"]):
         return Verdict.SAME, _by_results(compared)
@@ -152,7 +152,7 @@ def _one_saw_more(compared: Compared, *, results: bool) -> str:
 
 
 def _by_results(compared: Compared) -> str:
-    """The sentence where all results are equal, with what else differs or was not seen."""
+    """Sentence where all results agree, with the first other difference and unobserved records."""
     names, until = compared.results, compared.until
     text = f"The runs have the same results: the {names} are equal {until}."
     if compared.within and compared.reach is not None:

@@ -122,7 +122,7 @@ def _no_factor(at: View) -> bool:
 
 
 def recomputed(at: View) -> Iterator[Finding]:
-    """Found where the module was recomputed in the step (activation checkpointing)."""
+    """Finding where the module was recomputed in the step (activation checkpointing)."""
     step, alignment = at.step, at.step.alignment
     unions = alignment.by_fqn.get(at.site.fqn, [])
     if any(step.state[union] and PHASES[alignment.phase[union]] is Phase.RECOMPUTE for union in unions):
@@ -153,14 +153,14 @@ def of_gradient(step: Step, position: int) -> Cause | None:
 
 
 def sparse(at: View) -> Iterator[Finding]:
-    """Found where the gradient is sparse in one run alone."""
+    """Finding where the gradient is sparse in one run alone."""
     sides = _sparse_sides(at)
     if len(sides) == 1:
         yield found("sparse", side=sides, other=OTHER[sides])
 
 
 def stale(at: View) -> Iterator[Finding]:
-    """Found where one run's gradient contains the previous step's (a missing `zero_grad`)."""
+    """Finding where one run's gradient contains the previous step's (a missing `zero_grad`)."""
     side, share = stale_share(at.step, at.position)
     if side:
         times, ranks = share_of_ranks(at.runs[side == "b"], share)
@@ -168,7 +168,7 @@ def stale(at: View) -> Iterator[Finding]:
 
 
 def summed(at: View) -> Iterator[Finding]:
-    """Found where the factor between the runs is a number of ranks or batches: a sum instead of a mean."""
+    """Finding where the factor between the runs is a number of ranks or batches: a sum instead of a mean."""
     factor = reduction_factor(at)
     if factor and at.first.scale is not None:
         code = "summed" if at.first.scale > 1 else "averaged"

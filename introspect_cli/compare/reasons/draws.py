@@ -167,7 +167,7 @@ def drawn_otherwise(at: View) -> bool:
 
 
 def one_sided_draw(at: View) -> Iterator[Finding]:
-    """Found for the first draw of one run alone before the divergence; for a random state, of its generator."""
+    """Finding for the first draw of one run alone before the divergence; for a random state, of its generator."""
     generator = generator_of(at.site) if at.cause.reason == "rng" else ""
     draws = [draw for draw in draws_before(at) if generator in {"", generator_of(draw.site)}]
     yield from (draw.found for draw in draws[:1])
@@ -243,7 +243,7 @@ _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 
 
 def unseeded_generators(at: View) -> Iterator[Finding]:
-    """Found where a generator was drawn from without a seed."""
+    """Finding where a generator was drawn from without a seed."""
     if names := unseeded(at):
         yield found(
             "unseeded",

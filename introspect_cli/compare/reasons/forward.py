@@ -126,7 +126,7 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
 
 
 def other_class(at: View) -> Iterator[Finding]:
-    """Found where the module, or the tensor's owner, has another class in b."""
+    """Finding where the module, or the tensor's owner, has another class in b."""
     if classes := at.classes_of(at.module):
         yield found("class", module=at.module, a=classes[0], b=classes[1])
     elif other := at.step.alignment.b_class.get(at.union, ""):
@@ -170,13 +170,13 @@ def of_losses(at: View) -> Iterator[Finding]:
 
 
 def precision(at: View) -> Iterator[Finding]:
-    """Found where the dtypes differ."""
+    """Finding where the dtypes differ."""
     if at.dtypes is not None:
         yield found("dtype", a=at.dtypes[0], b=at.dtypes[1])
 
 
 def returns_input(at: View) -> Iterator[Finding]:
-    """Found where the output equals an input in one run alone, and the attributes agree.
+    """Finding where the output equals an input in one run alone, and the attributes agree.
 
     Not where b is a multiple of a: a dropout that dropped nothing returns its input too.
     """
@@ -190,7 +190,7 @@ def returns_input(at: View) -> Iterator[Finding]:
 
 
 def draws(at: View) -> Iterator[Finding]:
-    """Found where one run alone draws random numbers in the module, or for own code just before it."""
+    """Finding where one run alone draws random numbers in the module, or for own code just before it."""
     if side := side_that_draws(at, before=at.cause.reason == "own_code"):
         yield found("draws", side=side, other=OTHER[side])
 
@@ -263,7 +263,7 @@ _GPU: Final = re.compile(r"^cuda\b")
 
 
 def nondeterministic(at: View) -> Iterator[Finding]:
-    """Found where the operator is on torch's list of nondeterministic ones and ran on CUDA in both runs."""
+    """Finding where the operator is on torch's list of nondeterministic ones and ran on CUDA in both runs."""
     on_gpu = all(side is not None and _GPU.match(side.layout.device) for side in (at.first.a, at.first.b))
     if on_gpu and re.match(_LISTED, at.site.path):
         yield found("nondeterministic")
@@ -284,7 +284,7 @@ def batch_is_fed(step: Step, position: int) -> bool:
 
 
 def batch_findings(at: View) -> Iterator[Finding]:
-    """Found where draws between start and batch differ, or the batch has the same values in another order."""
+    """Finding where draws between start and batch differ, or the batch has the same values in another order."""
     if drawn_otherwise(at):
         yield found("drew-before-batch")
     elif same_values(at.first) and at.dtypes is None and not at.reshaped:
@@ -336,7 +336,7 @@ def of_script(step: Step, position: int) -> Cause | None:
 
 
 def calls(at: View) -> Iterator[Finding]:
-    """Found where a module runs a different number of times in the step; not for a one-sided record."""
+    """Finding where a module runs a different number of times in the step; not for a one-sided record."""
     if at.calls and at.cause.reason != "structure":
         name, one, two = at.calls
         yield found("calls", module=name, a=often(one), b=often(two))
@@ -371,7 +371,7 @@ def loss_is_fed(step: Step, position: int) -> bool:
 
 
 def scaler(at: View) -> Iterator[Finding]:
-    """Found where the losses differ exactly by the ratio of `GradScaler`'s scales."""
+    """Finding where the losses differ exactly by the ratio of `GradScaler`'s scales."""
     table = at.table
     sites = table.alignment.by_fqn.get(SCALER, [])
     scales = [next((value for site in sites if (value := table.plain(site, side))), "") for side in "ab"]

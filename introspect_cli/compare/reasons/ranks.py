@@ -133,7 +133,7 @@ def with_copies(first: Divergence) -> str:
 
 
 def unequal_copies(at: View) -> Iterator[Finding]:
-    """Found where copies of a parameter, gradient or state differ between ranks of one run alone."""
+    """Finding where copies of a parameter, gradient or state differ between ranks of one run alone."""
     first, side = at.first, with_copies(at.first)
     if first.site.kind not in _COPIED:
         return
@@ -218,7 +218,7 @@ def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
 
 
 def collective_findings(at: View) -> Iterator[Finding]:
-    """Found where a collective is missing or another one, and where their numbers differ."""
+    """Finding where a collective is missing or another one, and where their numbers differ."""
     first, site = at.first, at.site
     if side := first.only:
         yield found(
@@ -241,7 +241,7 @@ def left_in_collective(at: View) -> Iterator[str]:
 
 
 def _counted(at: View) -> Iterator[Finding]:
-    """Found where the runs have different numbers of collectives of this group in the step."""
+    """Finding where the runs have different numbers of collectives of this group in the step."""
     table, calls = at.table, (set[int](), set[int]())
     for number, *rows in zip(table.site.tolist(), table.row_a.tolist(), table.row_b.tolist(), strict=True):
         site = table.alignment.site(number)

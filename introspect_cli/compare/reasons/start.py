@@ -40,7 +40,7 @@ def late(at: View) -> bool:
 
 
 def perturbed(at: View) -> Iterator[Finding]:
-    """Found where one capture moved the initial parameters by one rounding (`--perturb`), and no more differs."""
+    """Finding where one capture moved the initial parameters by one rounding (`--perturb`), and no more differs."""
     seeds = [perturbed_by(run.manifest) for run in at.runs]
     if seeds[0] != seeds[1] and at.is_first_step and at.first.size is not Size.MORE:
         for seed, side in zip(seeds, "ab", strict=True):
@@ -49,7 +49,7 @@ def perturbed(at: View) -> Iterator[Finding]:
 
 
 def children(at: View) -> Iterator[Finding]:
-    """Found where the script runs another, unrecorded process."""
+    """Finding where the script runs another, unrecorded process."""
     names = {str(name): None for run in at.runs for name in run.manifest.get("children", [])}
     if names:
         yield found("children", names=", ".join(names))
@@ -65,7 +65,7 @@ def drawn(at: View) -> Iterator[Finding]:
 
 
 def tied(at: View) -> Iterator[Finding]:
-    """Found where one run alone ties this parameter to another module that both have."""
+    """Finding where one run alone ties this parameter to another module that both have."""
     for tree, other, side in zip(at.step.modules, at.step.modules[::-1], "ab", strict=True):
         for fqn in sorted(tree.keys() & other.keys()):
             for name, target in sorted(tree[fqn].tied.items() - other[fqn].tied.items()):
@@ -115,7 +115,7 @@ def of_outside(step: Step, position: int) -> Cause | None:
 
 
 def changed_between(at: View) -> Iterator[Finding]:
-    """Found where one run alone changed it after the step, or no optimizer steps in a run."""
+    """Finding where one run alone changed it after the step, or no optimizer steps in a run."""
     if at.first.only:
         yield found("changed-outside", side=at.first.only, step=at.first.step - (not at.site.call))
     hand = [side for side, by_hand in zip("ab", at.step.comparison.by_hand, strict=True) if by_hand]
@@ -163,7 +163,7 @@ def of_resumed(step: Step, position: int) -> Cause | None:
 
 
 def not_restored(at: View) -> Iterator[Finding]:
-    """Found with up to three tensors that the later run began with differently."""
+    """Finding with up to three tensors that the later run began with differently."""
     carried = at.step.carried
     names = [*sorted(carried.params | carried.buffers), *(f"{path} of {fqn}" for fqn, path in sorted(carried.states))]
     if names:
@@ -177,6 +177,6 @@ def of_propagated(step: Step, position: int) -> Cause | None:
 
 
 def upstream(at: View) -> Iterator[Finding]:
-    """Found with the first record of the step that differs, unless that is this one."""
+    """Finding with the first record of the step that differs, unless that is this one."""
     if at.step.sites[0] != at.site:
         yield found("upstream", name=what(at.step.sites[0]))

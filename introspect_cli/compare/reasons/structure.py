@@ -85,26 +85,26 @@ def why_one_sided(at: View) -> Iterator[Finding]:
 
 
 def _only_saves(at: View) -> Iterator[Finding]:
-    """Found where the other run's step has saved files only."""
+    """Finding where the other run's step has saved files only."""
     sites = at.table.sites_a if at.lacks == "a" else at.table.sites_b
     if (at.step.alignment.kind[sites] == kind_code(Kind.PRODUCT)).all():
         yield found("only-saves", other=at.lacks)
 
 
 def _operator(at: View) -> Iterator[Finding]:
-    """Found with the line of an operator that one run alone runs."""
+    """Finding with the line of an operator that one run alone runs."""
     yield found("other-operators", line=at.first.source, other=at.lacks)
 
 
 def _not_optimized(at: View) -> Iterator[Finding]:
-    """Found where one run's optimizers hold the parameter and the other's do not."""
+    """Finding where one run's optimizers hold the parameter and the other's do not."""
     has, lacks = (at.setup.has(side, at.site.fqn) for side in (at.first.only, at.lacks))
     if has is True and lacks is False:
         yield found("not-in-optimizer", other=at.lacks)
 
 
 def _tied(at: View) -> Iterator[Finding]:
-    """Found where the run that lacks the tensor has it tied to another name."""
+    """Finding where the run that lacks the tensor has it tied to another name."""
     tied = {side: tied_to(tree.values(), at.site.fqn) for side, tree in zip("ab", at.step.modules, strict=True)}
     target = tied[at.lacks]
     if target and target != tied[at.first.only]:
@@ -112,14 +112,14 @@ def _tied(at: View) -> Iterator[Finding]:
 
 
 def _losses(at: View) -> Iterator[Finding]:
-    """Found where the numbers of losses in the step differ."""
+    """Finding where the numbers of losses in the step differ."""
     one, two = at.losses
     if one != two:
         yield found("losses", a=often(one), b=often(two))
 
 
 def _no_forward(at: View) -> Iterator[Finding]:
-    """Found where one run alone has no forward records in the step."""
+    """Finding where one run alone has no forward records in the step."""
     forward = np.flatnonzero(at.step.alignment.phase == phase_code(Phase.FORWARD)).tolist()
     lacking = _side_without(at, forward) if Kind.OUTPUT in at.step.comparison.kinds else ""
     if lacking:
@@ -128,7 +128,7 @@ def _no_forward(at: View) -> Iterator[Finding]:
 
 
 def _did_not_run(at: View) -> Iterator[Finding]:
-    """Found where the module exists in both runs but did not run in one."""
+    """Finding where the module exists in both runs but did not run in one."""
     alignment, fqn = at.step.alignment, at.site.fqn
     of_forward = (union for union in alignment.by_fqn.get(fqn, []) if PHASES[alignment.phase[union]] in FORWARD)
     lacking = _side_without(at, of_forward)
@@ -144,7 +144,7 @@ def _side_without(at: View, unions: Iterable[int]) -> str:
 
 
 def _merged(at: View) -> Iterator[Finding]:
-    """Found where modules of one run are one in the other, with how the first shared value differs."""
+    """Finding where modules of one run are one in the other, with how the first shared value differs."""
     structure, shared = at.outcome.structure, at.outcome.shared
     for merge in structure.merges if structure is not None else ():
         parts, whole = tuple(map(owner_of, merge.parts)), owner_of(merge.whole)
@@ -159,7 +159,7 @@ def _merged(at: View) -> Iterator[Finding]:
 
 
 def _subject(at: View) -> Iterator[Finding]:
-    """Found where the subject has another class, or exists or runs in one run alone."""
+    """Finding where the subject has another class, or exists or runs in one run alone."""
     subject, side = at.cause.subject, at.first.only
     if not _missing(at):
         if classes := at.classes_of(subject):
@@ -201,7 +201,7 @@ def _missing(at: View, name: str = "") -> bool:
 
 
 def _calls(at: View) -> Iterator[Finding]:
-    """Found where a module runs a different number of times, or optimizers step in another order."""
+    """Finding where a module runs a different number of times, or optimizers step in another order."""
     if not at.calls:
         return
     name, one, two = at.calls
@@ -215,7 +215,7 @@ def _calls(at: View) -> Iterator[Finding]:
 
 
 def _paths(at: View) -> Iterator[Finding]:
-    """Found where one call has values at different paths, or runs a different number of times inside."""
+    """Finding where one call has values at different paths, or runs a different number of times inside."""
     alignment, site = at.step.alignment, at.site
     given: list[list[str]] = []
     for side in "ab":
@@ -233,7 +233,7 @@ def _paths(at: View) -> Iterator[Finding]:
 
 
 def _unused(at: View) -> Iterator[Finding]:
-    """Found where the optimizers step in another order, or the gradient exists but no optimizer takes it."""
+    """Finding where the optimizers step in another order, or the gradient exists but no optimizer takes it."""
     setup, (one, two) = at.setup, at.optimizers
     if not one or not two:  # then by whose parameters' gradients are there
         one, two = (setup.holders(side, _graded(at, side)) for side in "ab")
@@ -258,7 +258,7 @@ def _graded(at: View, side: str) -> set[str]:
 
 
 def _other_class(at: View) -> Iterator[Finding]:
-    """Found where the stepping optimizers are of other classes."""
+    """Finding where the stepping optimizers are of other classes."""
     one, two = ({name.partition("#")[0] for name in names} for names in at.steppers)
     if one != two:
         yield from other_optimizer(at)
@@ -277,7 +277,7 @@ def _batches(_: View) -> Iterator[Finding]:
 
 
 def _not_stepped(at: View) -> Iterator[Finding]:
-    """Found where no optimizer steps the parameter in one run, or its model has not run there yet."""
+    """Finding where no optimizer steps the parameter in one run, or its model has not run there yet."""
     root, alignment = at.site.fqn.partition(".")[0], at.step.alignment
     sites = at.table.sites_a if at.lacks == "a" else at.table.sites_b
     before = sites[alignment.phase[sites] != phase_code(Phase.OPTIMIZER)]

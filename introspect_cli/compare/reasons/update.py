@@ -81,7 +81,7 @@ def of_optimizer(step: Step, position: int) -> Cause | None:
 
 
 def other_optimizer(at: View) -> Iterator[Finding]:
-    """Found where other optimizers step, or another of the same optimizers holds the parameter."""
+    """Finding where other optimizers step, or another of the same optimizers holds the parameter."""
     a, b = at.steppers
     if a and b and a != b:
         yield found("other-optimizer", a=", ".join(a), b=", ".join(b))
@@ -90,13 +90,13 @@ def other_optimizer(at: View) -> Iterator[Finding]:
 
 
 def changed_hands(at: View) -> Iterator[Finding]:
-    """Found where both runs have the same optimizers, and another one holds the parameter."""
+    """Finding where both runs have the same optimizers, and another one holds the parameter."""
     if hands := at.setup.other_for(at.site.fqn):
         yield found("changed-hands", a=", ".join(hands[0]), b=", ".join(hands[1]))
 
 
 def owed(at: View) -> Iterator[Finding]:
-    """Found where one run's ranks had not summed the gradient before the optimizer step."""
+    """Finding where one run's ranks had not summed the gradient before the optimizer step."""
     if at.cause.rests_on(Thing.GRADIENT_SUM):
         sites = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), at.site.fqn)
         yield found("owed", side=with_copies(at.first) or owing_side(at.step, sites.tolist()))
@@ -119,7 +119,7 @@ def on_ranks(at: View) -> Iterator[Finding]:
 
 
 def untouched(at: View) -> Iterator[Finding]:
-    """Found where one run's step leaves the parameter unchanged and the other's does not."""
+    """Finding where one run's step leaves the parameter unchanged and the other's does not."""
     side = at.step.untouched_side(at.union)
     if side:
         has = at.setup.has(side, at.site.fqn)
@@ -129,7 +129,7 @@ def untouched(at: View) -> Iterator[Finding]:
 
 
 def fresh_state(at: View) -> Iterator[Finding]:
-    """Found where one run's optimizer counts step 1 and the other's more, or a resumed run lost state."""
+    """Finding where one run's optimizer counts step 1 and the other's more, or a resumed run lost state."""
     table, fqn = at.table, at.site.fqn
     alignment = table.alignment
     for union in alignment.by_fqn.get(fqn, []):
@@ -161,7 +161,7 @@ def hyperparameters(at: View) -> Iterator[Finding]:
 
 
 def amplified(at: View) -> Iterator[Finding]:
-    """Found where inputs agree only within tolerance and no hyper-parameter differs."""
+    """Finding where inputs agree only within tolerance and no hyper-parameter differs."""
     if at.cause.grown and not changes(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
         yield found("amplified", optimizer=", ".join(at.steppers[0]))
 
@@ -265,7 +265,7 @@ def by_hand_is_fed(step: Step, position: int) -> bool:
 
 
 def changed_in_one(at: View) -> Iterator[Finding]:
-    """Found where one run alone changes the tensor in the step."""
+    """Finding where one run alone changes the tensor in the step."""
     left = at.step.untouched_side(at.union)
     if side := at.first.only or (OTHER[left] if left else ""):
         yield found("changed-in-one", side=side)
@@ -317,7 +317,7 @@ def of_buffer(step: Step, position: int) -> Cause | None:
 
 
 def buffer_findings(at: View) -> Iterator[Finding]:
-    """Found where DDP overwrites it, one run does not update it, or module attributes differ."""
+    """Finding where DDP overwrites it, one run does not update it, or module attributes differ."""
     overwritten = _overwritten(at.step)
     if overwritten[0] != overwritten[1]:
         side = "a" if overwritten[0] else "b"

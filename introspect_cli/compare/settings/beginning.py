@@ -73,7 +73,7 @@ class Event:
 
 
 def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
-    """Found for the first seeding or draw before the first step that differs; nothing without records."""
+    """Finding for the first seeding or draw before the first step that differs; nothing without records."""
     a, b = (_events(run, rank, generator) for run in runs)
     if a is None or b is None:
         return
@@ -105,7 +105,7 @@ def _may_be_one(one: Event | None, two: Event | None) -> bool:
 
 
 def begins_later(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
-    """Found where one run alone ran models without gradients before its step."""
+    """Finding where one run alone ran models without gradients before its step."""
     ran = [passes_over(run.manifest, step) for run, step in zip(runs, steps, strict=True)]
     if ran[0] != ran[1]:
         yield found("begins-later", side="a" if ran[0] else "b")
@@ -141,7 +141,7 @@ def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[
 
 
 def script_generators(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> Iterator[Finding]:
-    """Found for generators created by the script: seeds that differ, else states; with `seeds`, seeds alone."""
+    """Finding for generators created by the script: seeds that differ, else states; with `seeds`, seeds alone."""
     one, two = ([*events, None][0] for events in seedings_that_differ(runs, rank))
     if one is not None and two is not None and one.by == two.by:
         yield seedings_change(one.by, one.seed, two.seed, two.line)
@@ -227,7 +227,7 @@ def _place(event: Event | None, events: Sequence[Event]) -> int:
 
 
 def filled(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
-    """Found where a parameter was filled by another function, from another state, or with other arguments."""
+    """Finding where a parameter was filled by another function, from another state, or with other arguments."""
     one, two = ([None, *_fillings(_events(run, rank, "") or [], name)][-1] for run in runs)
     if one is None or two is None:
         if one or two:

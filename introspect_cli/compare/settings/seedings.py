@@ -91,7 +91,7 @@ def set_at(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Setting], lis
 
 
 def set_finding(one: list[Setting], two: list[Setting]) -> Iterator[Finding]:
-    """Found where a state was set in one run only, by another function, or with another seed."""
+    """Finding where a state was set in one run only, by another function, or with another seed."""
     if one and two and one[0].by == two[0].by:
         yield seedings_change(one[0].by, one[0].seed, two[0].seed, two[0].line)
     elif one and two:

@@ -243,7 +243,10 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
 
 
 def outputs(step: Step, place: Place) -> list[Evidence]:
-    """Edge: all module outputs before the place; LEFT_OUT where a capture left modules out."""
+    """Edge: all module outputs before the place.
+
+    LEFT_OUT where a capture chose modules and root outputs are missing.
+    """
     state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
     return [LEFT_OUT if _is_left_out(step, state, place.order) else Evidence(Thing.OUTPUTS, state, needed=True)]
 

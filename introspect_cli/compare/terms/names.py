@@ -94,10 +94,9 @@ class Renamed(NamedTuple):
 
 
 def strip_wrappers(fqn: str) -> str:
-    """An FQN without the attributes that compile, FSDP and checkpointing insert.
+    """An FQN without `_orig_mod`, `_fsdp_wrapped_module` and `_checkpoint_wrapped_module`.
 
-    DDP's `.module` is a name that models use too, so that one is stripped directly below a root whose class is
-    a known wrapper only, which capture does.
+    DDP's `.module` is a name that models use too: capture strips it below a known wrapper.
     """
     return _WRAPPED.sub("", fqn) if "._" in fqn else fqn
 

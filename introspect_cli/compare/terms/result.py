@@ -277,7 +277,7 @@ class Separate:
 
 @dataclass(frozen=True)
 class Origin:
-    """A divergence all of whose inputs agree.
+    """A divergence that rests on nothing that differs.
 
     Attributes:
         sentence: what differs and why, as a clause.
@@ -368,7 +368,7 @@ class DiffResult:
 
     @property
     def structure(self) -> tuple[StructureChange, ...]:
-        """Structural changes."""
+        """Structural changes: names, modules, calls and random states."""
         return self.every(StructureChange)
 
     @property
@@ -388,5 +388,5 @@ class DiffResult:
 
     @property
     def reach(self) -> Reach | None:
-        """Distance of b relative to perturbed noise; None without perturbed runs."""
+        """Distance of b from a relative to runs perturbed by one rounding; None without such runs as noise."""
         return next(iter(self.every(Reach)), None)

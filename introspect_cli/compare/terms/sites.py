@@ -79,7 +79,7 @@ class Columns:
 
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
-    """The columns of a store's site table, FQNs renamed and keys recomputed where a name changed.
+    """Columns of a store's site table, with FQNs renamed and keys recomputed where a name changed.
 
     Raises:
         StoreError: a phase or kind is not one.

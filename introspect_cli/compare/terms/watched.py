@@ -116,7 +116,9 @@ def covered(
 ) -> tuple[Mask, Mask]:
     """Masks of sites that are divergences if a alone, or b alone, has them.
 
-    Start values are not where the captures began at different steps.
+    None are if a capture failed or a run lists values. Left out are kinds that the other run did not record,
+    recomputation, draws, accelerator states, sites that differing options explain, and start values if `same_start` is
+    False.
     """
     masks = []
     broken = failed(manifest_a) or failed(manifest_b)
