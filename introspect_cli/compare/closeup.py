@@ -1,7 +1,7 @@
-"""A divergence looked at element by element, with what went into it.
+"""A divergence compared element by element, with the inputs of its operator.
 
-A run that was captured with `--per-sample` keeps a checksum and a sketch for each index of a tensor's first dimension,
-so that no whole tensor is needed to know whether one sample is wrong or all of them.
+A run captured with `--per-sample` keeps a checksum and sketch for each index of the first dimension, so that single
+wrong samples show without whole tensors.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def matched_by_value(
     back = {new: old for old, new in roots.items()}
 
     def in_a(name: str) -> str:
-        """A name as it is before the roots have theirs."""
+        """The name with its root as a names it, before `roots` is applied."""
         head, dot, rest = name.partition(".")
         return back.get(head, head) + dot + rest
 
@@ -201,7 +201,7 @@ class Side:
     """One run's records in a few steps, under the names that are compared; only distinctive values count."""
 
     def __init__(self, reader: RankReader, rename: Rename | None, steps: Sequence[int]) -> None:
-        """Take a run, how its names are read, and steps, of which the first has to be told from the others."""
+        """Take a run, the function that renames its names, and the steps to read."""
         self.reader, self.steps, self._rename = reader, steps, rename
         self._asked: tuple[AbstractSet[str], Mask] | None = None
 

@@ -1,4 +1,4 @@
-"""Two runs in, one answer out: every rank compared, the first divergence explained, settings beside it."""
+"""The comparison of two runs: every rank compared, the first divergence explained, settings listed."""
 
 from __future__ import annotations
 

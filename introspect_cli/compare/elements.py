@@ -39,7 +39,7 @@ _NARROW = 8
 
 @dataclass(frozen=True)
 class Picture:
-    """A grid of cells.
+    """A grid of cells over a tensor laid out as rows and columns.
 
     Attributes:
         rows: what the rows are: the dimensions of the tensor that are counted through.
@@ -254,12 +254,7 @@ def _largest(
 
 
 def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple[tuple[tuple[int, int], ...], str]:
-    """Differing finite elements by their distance in representable numbers: 1, 2, 3 to 4, 5 to 8, ... .
-
-    Returns:
-        The lowest number of each bin that has any, with its count, and the dtype that is counted in: the coarser one.
-        Elements that are equal in that dtype are not counted.
-    """
+    """Numbers of differing finite elements by distance in ULPs, in bins 1, 2, 3 to 4, 5 to 8 and so on."""
     if dtypes[0] not in MANTISSA or dtypes[1] not in MANTISSA:
         return (), ""
     unit = min(dtypes, key=MANTISSA.__getitem__)

@@ -35,7 +35,7 @@ class Gathered:
     """Compares gathered values of two runs: by extrema and means, by sums, and by the factor of their gradients."""
 
     def __init__(self, sides: Sides) -> None:
-        """Take both runs; the readers know how often either computes its loss in a step."""
+        """Take both runs, their rank ratio, and the largest number of losses of each in a step."""
         a, b, splits = sides.a, sides.b, sides.splits
         self._ranks = shares(b) / shares(a)
         self.by_samples = splits is not None and splits.differ

@@ -298,7 +298,7 @@ class Goes:
         return (whole, late) if self.late == "b" else (late, whole)
 
     def change(self, late: str, whole: str) -> str:
-        """The values of a and b: `5 -> 1`."""
+        """The two values in the order of a and b: `5 -> 1`."""
         return " -> ".join(self.ab(late, whole))
 
 
@@ -388,7 +388,7 @@ def _read_more(sides: Sides, late: str) -> list[str]:
 
 
 def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
-    """By how much a's number of a step is larger than b's of the step with the same `global_step`; 0 where unknown."""
+    """Offset (a's step number minus b's) by equal `global_step`; 0 where a run has no constant difference."""
     offsets: list[int] = []
     for labels in (a, b):
         counted = {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}

@@ -172,7 +172,7 @@ class Microbatches:
 
     @property
     def words(self) -> str:
-        """`4 microbatches of 2 samples`, `8 samples at once`."""
+        """`4 microbatches of 2 samples`, `8 samples at once`, `4 samples, one at a time`."""
         sizes = list(dict.fromkeys(self.sizes))
         if self.singly:
             return f"{len(self.sizes)} samples, one at a time"

@@ -1,4 +1,4 @@
-"""The ranks' outcomes as one answer: the earliest divergence with what explains it, settings beside it, notes below."""
+"""The answer from all ranks' outcomes: the earliest divergence explained, with settings, findings and notes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _by_chance(at: View) -> bool:
 def _diverging(
     compared: Compared, at: View, code: CodeChanges | None, separate: tuple[Separate | None, Separate | None]
 ) -> DiffResult:
-    """The answer where something diverged: why, and what else a reader needs to check it."""
+    """The answer where the runs diverge: sentence, evidence, causes, listed divergences and overviews."""
     options, reach, first, best = compared.options, compared.reach, at.first, at.outcome
     training, evaluation = separate
     told = explained(at)
@@ -161,7 +161,7 @@ def _first_more(at: View) -> str:
 
 
 def _likely(at: View, told: Explained, causes: Sequence[Candidate]) -> list[str]:
-    """The likeliest causes in words; none where a resumed run did not restore something."""
+    """The likeliest causes in words; [] where a resumed run lost a part that matters."""
     resumed = at.outcome.resumption
     settled = {"hyperparameter", "optimizers"} if at.cause.reason == "optimizer" else set()
     strong = {(one.source, one.name) for one in at.settings if one.explains and one.weight >= _STRONG}
@@ -173,7 +173,10 @@ _SCHEDULED = frozenset({"lr", "momentum", "betas"})
 
 
 def _nothing_changed(at: View, code: CodeChanges | None) -> tuple[str, ...]:
-    """A sentence that nothing on record differs that could explain it, and what the evidence leaves; none else."""
+    """One sentence that no recorded source, setting or package differs, and the causes that remain.
+
+    () where anything of weight differs, sources are unread, or documents are missing.
+    """
     kept = [run.settings for run in at.runs]
     if code is None or any(name not in settings for settings in kept for name in ("sources", "packages", "command")):
         return ()
@@ -199,7 +202,7 @@ def _stepped(at: View) -> bool:
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:
-    """Divergences of all ranks, the first of all before the others: each rank in its own order, by step.
+    """Divergences of all ranks: `first`, then sorted by step, rank and sequence; at most `limit`.
 
     No order between ranks within a step is meant.
     """

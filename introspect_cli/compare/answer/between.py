@@ -1,8 +1,8 @@
-"""How the source files of two runs differ, the most likely cause of their divergence first.
+"""Changes between the source files of two runs, the most likely cause of their divergence first.
 
-Files are laid beside one another by name; the two scripts, too, where they have other names. A text comes from the run,
-or, where the run did not keep it, from the git clone in the current directory, if that has the very file. What a line
-of code can be held against (names, classes, lines on record) is what the first divergence tells.
+Files are paired by name, the two scripts also under different names. A text comes from the run, or from the git clone
+in the current directory, if that has the file with the recorded digest. Names, classes and lines that changes are
+matched with come from the first divergence.
 """
 
 from __future__ import annotations

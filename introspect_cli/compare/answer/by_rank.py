@@ -51,7 +51,7 @@ _LEAST = 4_000
 
 @dataclass(frozen=True)
 class RunPair:
-    """Two runs, and what of all their ranks the comparison of one needs.
+    """Two runs, with what the comparison of a single rank needs to know of all ranks.
 
     Attributes:
         noise: runs that should equal a.

@@ -1,4 +1,4 @@
-"""What may have caused the first divergence: changed statements and settings that differ, in one ranked list."""
+"""Possible causes of the first divergence in one ranked list: changed statements and differing settings."""
 
 from __future__ import annotations
 

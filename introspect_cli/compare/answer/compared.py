@@ -1,7 +1,7 @@
-"""Two runs and what came out of comparing each of their ranks: how much was compared, what agrees, what was not seen.
+"""Two runs with the outcomes of all ranks: how much was compared, agrees, or was not observed.
 
-Where all results of both runs (what training is for) are on record and agree, the runs are the same, and what else
-differs is told beside it. Nothing unseen becomes equal by that: it rests on results that both recorded.
+Where all results (losses, gradients, parameters) of both runs are recorded and agree, the runs are the same, and other
+differences are told beside it. Unobserved values do not become equal by that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """Two runs, and what came out of comparing them.
+    """Two runs with the outcome of each rank.
 
     Attributes:
         outcomes: of each rank, or of all ranks as one.
@@ -87,7 +87,7 @@ class Compared:
 
     @property
     def as_one(self) -> bool:
-        """Whether all ranks were compared as one."""
+        """Whether all ranks of each run were compared as one."""
         return any(outcome.gathered is not None for outcome in self.outcomes)
 
     @property

@@ -44,7 +44,7 @@ class Raised:
 
     @property
     def words(self) -> str:
-        """`ValueError: bad shape at model.py:41 in forward`."""
+        """Exception with place: `ValueError: bad shape, at model.py:41 in forward`; cut to `_LONGEST` characters."""
         text = " ".join(self.exception.split())
         text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
         inside = f" in {self.function}" if self.function not in {"", "<module>"} else ""

@@ -77,7 +77,7 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
 
 
 def _listed(flow: Flow, first: Divergence | None) -> tuple[Divergence, ...]:
-    """The first divergence, and the modules with equal parameters whose outputs differ after it."""
+    """`first`, then divergences of modules with equal parameters whose outputs differ; () where `first` is None."""
     if first is None:
         return ()
     rest = [_divergence(flow, pair.a, pair.b, "propagated") for pair in flow.modules if not pair.agree]
@@ -100,7 +100,7 @@ def _counts(before: Counts, flow: Flow, diverged: int) -> Counts:
 
 
 def _farthest(flow: Flow) -> str:
-    """The modules whose agreeing outputs are farthest apart, and how far the ones before them are."""
+    """Clause on the agreeing module outputs with the largest distance, and the largest before them; "" without any."""
     measured_pairs = [(pair.rel_l2, pair) for pair in flow.modules if pair.agree and pair.rel_l2 is not None]
     if not measured_pairs:
         return ""

@@ -66,7 +66,7 @@ def _origins(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin
 
 
 def with_head(answer: DiffResult, resumed: Resumption) -> str:
-    """The sentence, and before it what a resumed run did not restore, or that it restored all."""
+    """The answer's sentence preceded by `head_of`; UNDECIDED: followed by it."""
     head = head_of(resumed)
     if answer.verdict is Verdict.UNDECIDED:
         return f"{answer.sentence} {head}"
@@ -77,7 +77,7 @@ def with_head(answer: DiffResult, resumed: Resumption) -> str:
 
 
 def head_of(resumed: Resumption) -> str:
-    """What a resumed run did not restore, or that it restored all, in one sentence."""
+    """Sentence naming up to `_NAMED` parts that a resumed run lost, or that it restored all on record."""
     run = f"Run {resumed.run}, resumed after step {resumed.at - 1} of {resumed.whole},"
     if not resumed.lost:
         return f"{run} restored all that is on record{_but(resumed)}{_unseen(resumed)}."

@@ -1,7 +1,7 @@
-"""The verdict where nothing diverged, of all or of training or evaluation alone.
+"""Verdict and sentence where nothing diverged, for all records, or for training or evaluation alone.
 
-"Same" is said of what both runs recorded and both saw; where one ends earlier, or was blind, the answer is that it
-cannot be told. Where a run ended by an exception, that is told with what agreed until then.
+"Same" covers what both runs recorded and observed; where one ends earlier or was blind, the verdict is UNDECIDED. An
+exception that ended a run is told with what agreed until then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def agreeing(compared: Compared) -> DiffResult:
-    """The answer where nothing diverged, or nothing that a result rests on."""
+    """The answer where no result diverges; `compared.results_agree` lets other differences pass."""
     split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
     subject = "Over the samples of each step, the runs are" if split else "The runs are"
     verdict, text = undiverged(compared, subject, results=compared.results_agree)
@@ -197,7 +197,7 @@ def _emptied(outcomes: Sequence[RankOutcome]) -> str:
 
 
 def separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
-    """The answers for training and for evaluation alone, of runs that diverge; None without an evaluation."""
+    """(training, evaluation) answers of runs that diverge; (None, None) without a recorded evaluation."""
     parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
     for outcome in compared.outcomes:
         parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)

@@ -101,13 +101,13 @@ class Ranked:
 
     @property
     def likely(self) -> bool:
-        """Whether it can matter to the place where the runs diverge."""
+        """Whether it is nearer than `Nearness.ELSEWHERE`."""
         return self.nearness is not Nearness.ELSEWHERE
 
 
 @dataclass(frozen=True)
 class CodeChanges:
-    """How the source files of two runs differ.
+    """Changed statements and files between two runs.
 
     Attributes:
         ranked: changed statements, the most likely cause first.

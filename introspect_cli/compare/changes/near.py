@@ -62,7 +62,7 @@ class Statement:
 
     @property
     def can_matter(self) -> bool:
-        """Whether it may change a number by itself: it does not only print or log, and imports nothing."""
+        """Whether it can change a number: no import, `pass`, assertion, dunder assignment, or call in `_LOGS`."""
         if isinstance(self.node, ast.Expr) and isinstance(self.node.value, ast.Call):
             return last_name(self.node.value.func) not in _LOGS
         if self.gives and all(name.startswith("__") for name in self.gives):  # `__version__`
@@ -77,7 +77,7 @@ Depths: TypeAlias = dict[Statement, int]
 
 
 def last_name(node: ast.AST) -> str:
-    """`AdamW` of `torch.optim.AdamW`; "" of what has no name."""
+    """Last component of a name, subscripts dropped: `AdamW` of `torch.optim.AdamW`; "" for other nodes."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -265,7 +265,7 @@ class Code:
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
 
     def callees(self, statements: Iterable[Statement]) -> set[Place]:
-        """The functions that some statements call."""
+        """Places of functions that the statements call (`called`)."""
         return {place for s in statements for name in s.calls for place in self.called(name, s.place)}
 
     def within(self, places: Iterable[Place], depth: int = 0) -> Depths:
@@ -336,7 +336,7 @@ _MOST_VALUES = 7
 
 
 def _as_script(statement: Statement) -> bool:
-    """Whether it stands behind `if __name__ == "__main__"`."""
+    """Whether a statement stands under an `if` on `__name__`."""
     return any("__name__" in head.takes for head in (*statement.around, statement) if isinstance(head.node, ast.If))
 
 

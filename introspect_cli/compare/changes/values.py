@@ -1,11 +1,11 @@
-"""What functions compute: each as its effects over values, so that another way to write it is no change.
+"""Effects of functions as values, so that equal computations written differently are equal.
 
-A local name stands for the value last given to it. So a renamed variable, a new temporary, merged or moved lines, a
-lambda that became a function, a loop that became a comprehension, a branch written the other way round leave the
-effects of a function as they were: what it returns, stores and calls, under which conditions, how often. Values are
-interned: two are equal if they have one key, whatever their lines and the names of their variables.
+A local name stands for the value last given to it. A renamed variable, a new temporary, moved lines, a lambda made a
+function, a loop made a comprehension, or an inverted branch leave the effects of a function unchanged: what it returns,
+stores and calls, under which conditions, how often. Values are interned: equal values have one key, whatever their
+lines and variable names.
 
-Where effects differ, the smallest parts in which they do are what changed, each with the syntax that wrote it.
+Where effects differ, the smallest differing parts are the changes, each with the syntax that wrote it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def anything_before(step: Step, position: int) -> bool:
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason that a record can differ for.
+    """One kind of cause: when it applies, its evidence, its findings and the settings that explain it.
 
     Attributes:
         word: its name in `--format json`.

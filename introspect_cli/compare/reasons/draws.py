@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draw:
-    """Draws that one run made and the other did not.
+    """A draw that one run made and the other did not.
 
     Attributes:
         side: of the run.

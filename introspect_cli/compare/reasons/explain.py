@@ -51,12 +51,12 @@ class Explained:
     more: tuple[str, ...] = ()
 
     def sentence(self, likely: Sequence[str] = ()) -> str:
-        """All of it in one sentence or a few, with causes that are likely beside those that were found."""
+        """The full sentence: subject, findings, likely causes (`likely` appended), further sentences."""
         return say.sentence(self.subject, self.findings, likely, self.more)
 
     @property
     def proved(self) -> tuple[Finding, ...]:
-        """The findings that are on record."""
+        """The findings of certainty PROVED."""
         return tuple(one for one in self.findings if one.certainty is Certainty.PROVED)
 
 

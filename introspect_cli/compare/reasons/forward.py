@@ -1,4 +1,4 @@
-"""The forward pass: what modules and operators compute, and what the script gives them and makes of it."""
+"""Reasons of the forward pass: modules, operators, batches, the script's inputs and losses."""
 
 from __future__ import annotations
 

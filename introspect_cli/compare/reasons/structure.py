@@ -1,4 +1,4 @@
-"""A record that only one run has: a module, a parameter, a call, a gradient that the other does not have."""
+"""Causes of a one-sided record: a module, parameter, call or gradient that the other run lacks."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class View:
     """
 
     def __init__(self, outcome: RankOutcome, peers: Sequence[RankOutcome]) -> None:
-        """Take the rank that diverges first, and what came out of all."""
+        """Take the outcome of one rank, which must have a first divergence, and the outcomes of all ranks."""
         self.outcome = outcome
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
@@ -89,7 +89,7 @@ class View:
 
     @property
     def reshaped(self) -> bool:
-        """Whether the shapes differ."""
+        """Whether both runs have the record, with different shapes."""
         a, b = self.first.a, self.first.b
         return a is not None and b is not None and a.layout.shape != b.layout.shape
 

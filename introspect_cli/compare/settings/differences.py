@@ -84,7 +84,7 @@ def _cut(text: str | None, start: int) -> str | None:
 
 
 def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value in a, value in b) of what is not equal in two mappings; None for what one lacks."""
+    """(name, value in a, value in b) of unequal entries in order of a; None for a missing one."""
     return ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name))
 
 

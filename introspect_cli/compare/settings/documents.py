@@ -71,10 +71,9 @@ def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) 
 
 
 def on_some_ranks(a: Run, b: Run) -> list[str]:
-    """Sentences on optimizers and flags that differ on some ranks and not on the lowest, whose settings are the run's.
+    """Notes on optimizers and flags that differ on ranks but not on the lowest, whose settings stand for the run.
 
-    Another rank's learning rate may have changed without a trace in any number, where gradients are zero or NaN: then
-    nothing diverges, and nothing else would tell of it.
+    At most `MOST_RANKS` ranks are compared. With zero or NaN gradients nothing else would show such a change.
     """
     ranks = [rank for rank in a.recorded if rank in b.recorded][:MOST_RANKS]
     notes: dict[SettingChange, list[int]] = {}

@@ -69,7 +69,7 @@ class ReadFile(NamedTuple):
 
 
 def files_of(run: Run) -> dict[str, ReadFile]:
-    """The single files that a run read, by name."""
+    """Read files by name; entries that stand for many files are left out."""
     return {
         str(name): ReadFile(run, str(name), document.get("digest"), document.get("size"))
         for name, document in run.settings.document(FILES).items()
@@ -146,7 +146,7 @@ def _of_file(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
 
 
 def parsed(text: str, ending: str) -> Any:
-    """A configuration file as nested plain data; None where it is of no format that is read, or is malformed."""
+    """JSON, YAML, TOML or INI as nested data; None for another ending, malformed text, or over `_MOST_NODES` values."""
     try:
         if ending == ".json":
             content = json.loads(text)

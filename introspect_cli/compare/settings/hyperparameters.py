@@ -92,7 +92,7 @@ class Optimizers:
     """
 
     def __init__(self, a: Any, b: Any, rename: Callable[[str], str] = str) -> None:
-        """Take both runs' documents, whatever they hold; `rename` gives what a names the name that it has in b."""
+        """Take both runs' settings documents; `rename` maps parameter names of a to those of b."""
         one, two = _by_name(a, rename), _by_name(b)
         self.named = {"a": one, "b": two}
         keys = [{(name.partition("#")[0], *sorted(held)): name for name, held in run.items()} for run in (one, two)]
@@ -106,7 +106,7 @@ class Optimizers:
         return None if not names or all(name.startswith("group ") for name in names) else parameter in names
 
     def holders(self, side: str, parameters: set[str]) -> list[str]:
-        """The optimizers of a run that have any of some parameters."""
+        """Names of a run's optimizers that hold any of `parameters`."""
         return [name for name, held in self.named[side].items() if parameters & held.keys()]
 
     def as_in_a(self, names: list[str]) -> list[str]:

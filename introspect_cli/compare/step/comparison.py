@@ -85,7 +85,7 @@ class Comparison(Sides):
 
     @cached_property
     def gathered(self) -> Gathered | None:
-        """Compares what was gathered from several ranks; None where ranks are compared one by one."""
+        """The `Gathered` of ranks put together; None where ranks are compared one by one."""
         if not (self.a.is_whole or self.b.is_whole):
             return None
         from introspect_cli.compare.gathered import Gathered

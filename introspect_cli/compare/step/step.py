@@ -48,7 +48,10 @@ class Calls:
         return None if place < 0 else (starts[calls[place]], calls[place])
 
     def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
-        """The innermost call of another module that runs at a place: name, when it began, call index; None for none."""
+        """(name, start, call index) of the innermost call of another module at `order`.
+
+        None for none, and with ranks put together.
+        """
         if self._is_gathered:
             return None
         calls, begun, ended = self._spans

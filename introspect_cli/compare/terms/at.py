@@ -34,7 +34,7 @@ BatchValues = tuple[tuple[str, int], ...]
 
 
 class Number(NamedTuple):
-    """A record that is one number, or a tensor with its mean.
+    """A record as a number; of a tensor its mean.
 
     Attributes:
         value: the number; None where it is not known.

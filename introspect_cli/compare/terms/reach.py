@@ -99,7 +99,7 @@ class NoiseFloor:
 
 
 def _units(table: Table, layouts: Layouts) -> Floats:
-    """One rounding of each differing row's dtype in a."""
+    """Rounding unit of a's dtype for each DIFFERENT row."""
     return np.asarray(layouts.unit[table.a.layout[table.rows_a]])
 
 

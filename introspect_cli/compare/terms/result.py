@@ -105,7 +105,7 @@ class Divergence:
 
     @property
     def step_words(self) -> str:
-        """The step as its framework calls it, too; of both runs, where they differ."""
+        """The step with framework labels, in both runs where they differ: `step 3 (epoch 1)`."""
         return both_words(self.step, self.labels, self.step_b, self.labels_b)
 
 

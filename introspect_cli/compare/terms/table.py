@@ -310,7 +310,7 @@ class Table:
         return None if row is None else int(batch.sequence[row])
 
     def sketch(self, site: int, side: str) -> Any:
-        """A site's sketch, float64 (16,); None where there is none, or where it is not finite."""
+        """Sketch of a site in one run as float64 (16,); None without one, or where not finite."""
         row, batch = self._record(site, side)
         sketch = None if row is None or batch.sketch is None else batch.sketch[row].astype(np.float64)
         return sketch if sketch is not None and np.isfinite(sketch).all() else None
