@@ -73,7 +73,7 @@ class BackgroundProcess:
             os.close(answer)
 
     def read(self) -> bytes:
-        """What it has answered since it was last asked, without waiting; nothing where it is gone."""
+        """Output since the last call, at most 64 KiB, without waiting; empty where there is none."""
         if not self._answer.is_ours():
             return b""
         with suppress(OSError):  # BlockingIOError: it has nothing to say
@@ -81,7 +81,7 @@ class BackgroundProcess:
         return b""
 
     def rest(self, patience: float) -> tuple[bytes, bool]:
-        """Wait for its end, for a while: what it says until then, and whether it has ended."""
+        """Wait up to `patience` seconds for its end; its last 64 KiB of output, and whether it has ended."""
         said, until, ended = b"", time.monotonic() + patience, False
         try:
             while self._answer.is_ours() and not ended:
@@ -98,7 +98,7 @@ class BackgroundProcess:
         return said, ended
 
     def abandon(self) -> None:
-        """Hear no more of it, as in a forked child."""
+        """Close the descriptor; the process goes on."""
         with suppress(OSError):
             self._answer.close()
 
@@ -125,6 +125,7 @@ class Publishers:
         self._start([place for place in places if place != LOGGER])
 
     def _start(self, places: list[str]) -> None:
+        """Start one process that publishes to all `places`; nothing where there are none."""
         if places:
             of_rank = () if self._rank is None else ("--rank", str(self._rank))
             with self._guard.around("publishing", "the run is"):
@@ -132,7 +133,7 @@ class Publishers:
                 self._running.append((places, BackgroundProcess("introspect_cli.cli", words, "what publishes")))
 
     def first_step_over(self, say: Callable[[str], None]) -> None:
-        """A framework that logs has its loggers by now."""
+        """Start publishing to the framework's loggers, which exist once the first step is over."""
         if not self._waits_for_logger:
             return
         with self._guard.around("publishing", "the run is"):
@@ -142,7 +143,7 @@ class Publishers:
                 say("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
 
     def finish(self) -> list[str]:
-        """Wait for their end, for a while; what came of it, in sentences."""
+        """Wait up to 30 seconds for each process; sentences on its outcome."""
         said: list[str] = []
         with self._guard.around("publishing", "the end of the run is"):
             for places, process in self._running:
@@ -150,13 +151,13 @@ class Publishers:
         return said
 
     def abandon(self) -> None:
-        """Forget them, in a forked child."""
+        """Close the descriptors of all processes, in a forked child."""
         for _, process in self._running:
             process.abandon()
 
 
 def _outcome(places: list[str], said: bytes, ended: bool) -> list[str]:
-    """What came of publishing to some places, by what the process said until it ended, or nobody waited longer."""
+    """Sentences on one process's publishing: its result lines, else its last line, or that it still runs."""
     if not ended:
         return [f"still publishing to {', '.join(places)}, in the background"]
     lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
@@ -165,7 +166,7 @@ def _outcome(places: list[str], said: bytes, ended: bool) -> list[str]:
 
 
 def logger_places() -> list[str]:
-    """Where the trainer of a script logs to, as places to publish to; none where no trainer runs, or none is known.
+    """Places that a running Lightning or transformers trainer logs to, as `tensorboard:DIR`, `wandb:PROJECT@RUN`.
 
     What is published joins the run that the framework's own logger has begun: another event file in TensorBoard's
     directory, more metrics in MLflow's run. A run of Weights & Biases is written by one process, so there it is a run

@@ -35,7 +35,7 @@ _LAST = 2**64 - 1
 
 
 class OpCall:
-    """One call of an operator in a module: the same in every step, so its sites are made once."""
+    """One call of an operator in a module, by module, phase, operator and number; the same object in every step."""
 
     __slots__ = ("facts", "fqn", "given", "known", "module_class", "number", "phase", "sites", "source")
 
@@ -55,7 +55,7 @@ class OpCall:
 
 
 class _Repeated:
-    """One operator in one module and phase: how often it has run in this step, and its calls by number."""
+    """Calls of one operator in one module and phase: the count in this step, and call objects by number."""
 
     __slots__ = ("calls", "count", "step")
 
@@ -71,7 +71,7 @@ class _Repeated:
 
 
 class Scope:
-    """One module in one phase."""
+    """One module in one phase, and its operators."""
 
     __slots__ = ("fqn", "module_class", "operators", "phase", "watched")
 
@@ -85,7 +85,7 @@ class Scope:
 
 
 class Calls:
-    """Tells which call an operator is, and which forward operator a node of autograd's was made for."""
+    """Finds the call object of an operator, and the forward operator of an autograd node."""
 
     def __init__(
         self, context: Context, modules: ModuleProbe, optimizers: OptimizerProbe, places: Places, *, into_compiled: bool
@@ -112,11 +112,11 @@ class Calls:
         self.by_node: dict[int, OpCall | None] = {}
 
     def clear(self) -> None:
-        """Let go of the step's nodes."""
+        """Drop the autograd nodes of the step."""
         self.by_node.clear()
 
     def of(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
-        """Which call this is; None for one that is not looked at.
+        """The call object; None where unrecorded: unwatched module, optimizer step, compiled region.
 
         Args:
             facts: the operator.
@@ -165,6 +165,7 @@ class Calls:
         return call
 
     def _repeated(self, scope: Scope, facts: OpFacts) -> _Repeated:
+        """Counter of one operator in a scope, reset as a step begins."""
         repeated = scope.operators.get(facts)
         if repeated is None:
             repeated = scope.operators[facts] = _Repeated()
@@ -174,7 +175,7 @@ class Calls:
         return repeated
 
     def _hidden(self) -> None:
-        """An operator that is not looked at; nor are those that its autograd node runs."""
+        """Mark the operator's autograd node so that its backward operators are not recorded either."""
         self.by_node.setdefault(private_api.next_node() - 1, None)
 
     def origin(self, node: Any) -> OpCall | None:
@@ -192,13 +193,14 @@ class Calls:
             return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
 
     def _accumulating(self, node: Any) -> OpCall | None:
+        """The parameter's module as a call, for a node that accumulates its gradient; None where unwatched."""
         name = self._names.parameters.of(node.variable) if hasattr(node, "variable") else None
         if name is None or not name.watched:
             return None
         return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
 
     def scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
-        """A module in a phase; `watched` None where its name has to be asked."""
+        """The module's scope in a phase; `watched` None to ask the name filter."""
         scope = self.scopes.get((fqn, phase))
         if scope is None:
             wanted = self._names.wanted(fqn) if watched is None else watched

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class Watching(Protocol):
-    """Looks at operators; see `OpProbe`."""
+    """Interface of `OpProbe` that the mode uses."""
 
     live: bool
 
     @property
     def record_results(self) -> Callable[..., None]:
-        """What is called with each operator that has run."""
+        """Called with each operator that has run."""
 
 
 class OpMode(TorchDispatchMode):
-    """Tells the probe of every operator, and changes nothing."""
+    """Dispatch mode that reports every operator to the probe."""
 
     supports_higher_order_operators = True
 
@@ -58,7 +58,7 @@ class OpMode(TorchDispatchMode):
         return result
 
     def enter_stack(self) -> None:
-        """Put it on this thread's stack, unless modes of the script's are there."""
+        """Push the mode onto this thread's stack if that is empty."""
         if private_api.modes_pushed() == 0:
             private_api.push_mode(self)
             self._pushed.mode = self

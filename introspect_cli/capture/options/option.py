@@ -87,7 +87,7 @@ class Option:
     most: int | None = None
 
     def named(self, name: str, default: object) -> Option:
-        """The option with what its field says: its flag, and whether it may be repeated."""
+        """A copy with the flag from the field's name, and `repeated` where the default is a tuple or frozenset."""
         flags = self.flags
         if not any("/" in flag for flag in flags):
             flag = f"--{name.replace('_', '-')}"
