@@ -90,7 +90,7 @@ class _Verbs(click.Group):
 
 
 def command_of(verb: str) -> click.Command:
-    """The command of a verb."""
+    """Import and return the click command of a verb."""
     name = f"{verb}_" if keyword.iskeyword(verb) else verb  # `import`
     command = getattr(import_module(f"introspect_cli.commands.{_TOGETHER.get(verb, verb)}"), name)
     assert isinstance(command, click.Command)
@@ -109,6 +109,7 @@ def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None
 
 
 def _version(distribution: str) -> str:
+    """`torch 2.7.0`, or `torch not installed`."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -154,6 +155,7 @@ def main() -> NoReturn:
 
 
 def _verb() -> int | Work:
+    """Run the verb: its exit code, or the work to do once click is out of the way."""
     if _COMPLETE in os.environ:
         from click.shell_completion import shell_complete
 
@@ -192,7 +194,7 @@ def _few_collections() -> Iterator[None]:
 
 
 def _exit_code_of(work: Callable[[], Any]) -> Any:
-    """What `work` returns; where it raises, the exit code of an error that has been told, or -SIGINT."""
+    """The result of `work`; if it raises, the exit code after the error was printed, -SIGINT for an interrupt."""
     try:
         return work()
     except click.exceptions.Exit as leaving:
@@ -219,7 +221,7 @@ def _exit_code_of(work: Callable[[], Any]) -> Any:
 
 
 def _mistake(error: Exception) -> int:
-    """Report an exception that nobody foresaw; that something has run out is no mistake."""
+    """Print the traceback of an unforeseen exception; for exhausted memory, files or threads only a sentence."""
     lacking = scarcity(error)
     if lacking:
         return _tell(f"this could not be finished: {lacking}", UNDECIDED)
@@ -232,6 +234,7 @@ def _mistake(error: Exception) -> int:
 
 
 def _sentence(error: click.ClickException) -> str:
+    """Message of a click error on one line, with a hint at the verb's `--help`."""
     message = " ".join(map(str.strip, error.format_message().strip().splitlines()))
     context = getattr(error, "ctx", None)
     if context is None or context.command is introspect:
@@ -240,6 +243,7 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _tell(sentence: str, code: int) -> int:
+    """Print a sentence to stderr; returns the code."""
     from introspect_cli.commands.shared import say
 
     say(f"introspect: {abridged(sentence)}", err=True)

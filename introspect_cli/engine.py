@@ -34,7 +34,7 @@ class Engine:
 
     @property
     def elsewhere(self) -> Callable[..., Iterator[Any]] | None:
-        """`run`, begun at once; None where work runs in this process, which has read what it works on already."""
+        """`run` of another engine; None where work runs in this process, which has read the runs already."""
         return None if type(self) is Engine else self.run
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
@@ -62,7 +62,7 @@ class Engine:
 
 
 def engine_of(text: str) -> Engine:
-    """The engine that is meant by `here`, `processes:N` or `dask:ADDRESS`.
+    """The engine for `here`, `processes:N` or `dask:ADDRESS`.
 
     Raises:
         UsageError: none is.

@@ -149,7 +149,7 @@ class Site:
 
     @property
     def evaluates(self) -> bool:
-        """Whether it belongs to evaluation: a call or batch of it, or what a copy holds that is only evaluated."""
+        """Whether phase or root name belongs to evaluation."""
         return self.phase is Phase.EVAL or EVALUATED in self.fqn.partition(".")[0]
 
     def key(self) -> int:
@@ -328,13 +328,13 @@ class ModuleInfo:
 
     @property
     def tied(self) -> dict[str, str]:
-        """The FQNs that its tied parameters are recorded by, by their names here."""
+        """FQN of each tied parameter by its name in this module."""
         parts = (alias.partition("=") for alias in self.aliases)
         return {name: target for name, equals, target in parts if equals}
 
 
 def perturbed_by(manifest: Mapping[str, object]) -> int | None:
-    """The seed of a run's `--perturb`; None where it has none, or where nothing was moved."""
+    """Seed of a run's `--perturb`; None without it, or where nothing was moved."""
     options, done = manifest.get("options"), manifest.get("perturbed")
     seed = options.get("perturb") if isinstance(options, dict) else None
     moved = not isinstance(done, dict) or done.get("elements") != 0

@@ -43,7 +43,7 @@ except ImportError as error:
 
 
 def new_lock() -> Any:
-    """A reentrant lock, which compiled code takes without a call of Python."""
+    """A reentrant lock that compiled code takes without Python."""
     return KERNELS.lock()
 
 
@@ -62,12 +62,12 @@ SKETCH: Final = 2
 
 
 def new_numbers() -> Any:
-    """A list of numbers that keeps its room when it is cleared, for compiled code to fill."""
+    """A list of integers that compiled code fills; `clear` keeps its memory."""
     return KERNELS.numbers()
 
 
 def numbers_of(numbers: Iterable[int]) -> Any:
-    """Such a list with some numbers in it, for compiled code that is handed it in each step."""
+    """Such a list with these numbers."""
     made = new_numbers()
     made.extend(numbers)
     return made

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Facts(NamedTuple):
-    """One operator: what people call it, and which of its arguments are what; -1 for none.
+    """One operator: its common name, and the positions of its arguments; -1 for none.
 
     Attributes:
         word: its name.

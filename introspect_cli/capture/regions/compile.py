@@ -43,7 +43,7 @@ NO_STANCE = (
 
 
 class InputTap:
-    """A forward pre-hook: looks at every tensor that goes in."""
+    """Forward pre-hook that compiles a look at every input tensor."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -58,7 +58,7 @@ class InputTap:
 
 
 class OutputTap:
-    """A forward hook: taps every tensor that comes out."""
+    """Forward hook that compiles a tap of every output tensor; a look where the module `writes` in place."""
 
     def __init__(self, module: str, *, writes: bool) -> None:
         self.module = module
@@ -151,7 +151,7 @@ class CompileProbe(GuardedProbe):
             self._stance = None
 
     def _backend(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands in for the call of a backend: it is given the graph with taps where gradients are wanted."""
+        """Wrapper of a backend's call that rewrites the graph for gradients, and reports when the region ends."""
         probe = self
 
         @functools.wraps(original)
@@ -177,7 +177,7 @@ class CompileProbe(GuardedProbe):
         return __call__
 
     def _prepared(self, graph_module: Any) -> Ends | None:
-        """Number the taps of a graph, and have them see gradients; None where there is nothing to do when it runs."""
+        """Number a graph's taps and rewrite it for gradients; None without taps."""
         with self._context.guard.around(self.name, "calls and gradients inside compiled regions are"):
             tapped = number_calls(graph_module)
             ends = rewrite(graph_module)
@@ -185,6 +185,7 @@ class CompileProbe(GuardedProbe):
         return None
 
     def _compiling(self, model: Any) -> None:
+        """Switch to eager mode, or tap the modules that are compiled, by `--compile`."""
         if self._mode == "eager":
             self._run_as_python()
             return
@@ -200,7 +201,7 @@ class CompileProbe(GuardedProbe):
             torch.compiler.set_stance("force_eager")
 
     def _late(self, function: Any, compiled: Any) -> Any:
-        """A compiled function that looks for the modules it reaches once more at its first call.
+        """A wrapper of a compiled function that taps the modules it reaches at its first call.
 
         A function is often decorated before the model that it uses is made.
         """
@@ -219,7 +220,7 @@ class CompileProbe(GuardedProbe):
         return first
 
     def tap(self, modules: Iterable[nn.Module]) -> None:
-        """Put taps on modules; once each."""
+        """Put taps on modules, once each."""
         if not self._guarded.on:
             return
         for module in modules:
@@ -233,12 +234,12 @@ class CompileProbe(GuardedProbe):
 
 
 def _below(model: nn.Module) -> list[nn.Module]:
-    """The modules inside one that is compiled; it is itself recorded at its boundary."""
+    """All modules below one, without itself."""
     return [module for module in modules_in(model) if module is not model]
 
 
 def _reached(function: Any) -> list[nn.Module]:
-    """The modules that a function or method can reach by its own object, its closure, and the globals it names."""
+    """Modules that a function reaches by `self`, its closure, and the globals that it names."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, nn.Module):
         return _below(owner)
@@ -249,6 +250,7 @@ def _reached(function: Any) -> list[nn.Module]:
 
 
 def _modules_among(values: Iterable[Any]) -> Iterator[nn.Module]:
+    """Modules among values and, up to 64, in their attributes, with all below them."""
     for value in values:
         if isinstance(value, nn.Module):
             yield from modules_in(value)

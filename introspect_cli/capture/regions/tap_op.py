@@ -44,6 +44,7 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 
 def _register() -> None:
+    """Define `introspect::tap` and `introspect::look`, once in a process."""
     tap = torch.library.custom_op("introspect::tap", mutates_args=(), schema="(Tensor x, str site) -> Tensor")(_tap)
     tap.register_fake(_shape_of_tap)
     tap.register_autograd(_gradient, setup_context=_save)
