@@ -188,6 +188,7 @@ def compare_transformed(
     record = CaptureOptions().record
 
     def run(what: Any, path: Path, only: frozenset[Site] | None = None) -> frozenset[Site]:
+        """Capture one pass of a model into `path`; returns the sites that were observed."""
         asked = CaptureOptions(
             output=path,
             record=record | {Kind.OP_OUTPUT} if level == "op" else record,

@@ -82,6 +82,7 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name, command and arguments; an unknown verb is an error with the nearest one."""
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
             hint = did_you_mean(name, VERBS, cutoff=0.7) or f"; choose from {', '.join(VERBS)}"
@@ -99,6 +100,7 @@ def command_of(verb: str) -> click.Command:
 
 
 def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    """Print the versions of `_REPORTED`, python and the platform, and exit."""
     if not asked or ctx.resilient_parsing:
         return
     import platform
@@ -169,7 +171,7 @@ def _verb() -> int | Work:
 
 @contextmanager
 def _any_text() -> Iterator[None]:
-    """Let standard output take any name: a file's may hold bytes that are no text, and a script's stream is its own."""
+    """Escape undecodable bytes on standard output for a block, unless a script has replaced the stream."""
     out = sys.stdout
     if not isinstance(out, io.TextIOWrapper) or out.errors != "strict":
         yield

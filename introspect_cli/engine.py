@@ -87,10 +87,11 @@ class Processes(Engine):
         self._pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"))
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """As `Engine.run`."""
+        """Results in order, from the pool of processes."""
         return self._results(self._pool.map(work, tasks))
 
     def _results(self, done: Iterator[Any]) -> Iterator[Any]:
+        """The results; a StoreError if a process was killed."""
         from concurrent.futures.process import BrokenProcessPool
 
         try:
@@ -113,12 +114,12 @@ class Dask(Engine):
         self._client: Any = None
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """As `Engine.run`."""
+        """Results in order, from the cluster."""
         futures = self._client.map(work, tasks, pure=False)
         return (self._gathered(futures.pop(0)) for _ in tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """As `Engine.total`: a tree, of which no worker holds more than a few results."""
+        """Sum of all results as a tree, in which no worker holds more than 8."""
         futures = self._client.map(work, tasks, pure=False)
         while len(futures) > 1:
             groups = [futures[at : at + _TOGETHER] for at in range(0, len(futures), _TOGETHER)]
@@ -127,6 +128,7 @@ class Dask(Engine):
         return total
 
     def _gathered(self, future: Any) -> Any:
+        """Result of a future; a StoreError if its workers were killed."""
         from distributed import KilledWorker
 
         try:

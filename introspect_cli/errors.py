@@ -24,19 +24,19 @@ class IntrospectError(Exception):
 
 
 class UsageError(IntrospectError):
-    """What was asked for cannot be meant: an unknown kind, a bad schedule, no such script."""
+    """Invalid arguments: an unknown kind, a bad schedule, no such script."""
 
 
 class StoreError(IntrospectError):
     """A store that is missing, damaged, newer than this reader, or cannot be written."""
 
     def __reduce__(self) -> tuple[type[StoreError], tuple[str]]:
-        """What another process raises comes back as its sentence."""
+        """Pickle the sentence alone, for errors from another process."""
         return StoreError, (str(self),)
 
 
 class NoRunError(StoreError):
-    """What was named is no run; the sentence ends with what to name."""
+    """A path that is no run; the sentence ends with what to name."""
 
 
 class DocumentTooLargeError(StoreError):

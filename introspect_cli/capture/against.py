@@ -192,7 +192,7 @@ class Reference:
         launch: Launch | None,
         guarded: AbstractContextManager[None],
     ) -> None:
-        """Begin to compare; of several ranks, the first compares all. `store` is this rank's part of the run."""
+        """Start the comparison, on the first rank alone; `store` is this rank's part of the run."""
         self._options, self._guarded = options, guarded
         self._rank = launch.rank if launch is not None else 0
         self._against: Against | None = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guarded
 
     class ReadFiles(Protocol):
-        """What is told of files that are read."""
+        """Interface that is told of files read by libraries."""
 
         guarded: Guarded
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
             """Whether the script is running, and no code of introspect."""
 
         def path(self, frame: FrameType, path: object) -> None:
-            """A library has opened a file itself."""
+            """Note a file that a library has opened by path."""
 
 
 _READERS: Final = (
@@ -81,6 +81,7 @@ class Readers:
 
         @functools.wraps(original)
         def read(*args: Any, **kwargs: Any) -> Any:
+            """Call the original and report its file while the script runs."""
             result = original(*args, **kwargs)
             if watch.is_on:
                 with watch.guarded:

@@ -88,6 +88,7 @@ class Patches:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
+            """Call the original between `entering` and what that returned."""
             leaving: Callable[[Any], None] | None = None
             if (compiling is None or not compiling()) and guarded.on:
                 with guarded:

@@ -53,7 +53,7 @@ FAKE_TENSOR: Any = _there("torch._subclasses.fake_tensor", "FakeTensor")
 
 
 def scale_of(scaler: Any) -> torch.Tensor | None:
-    """What a gradient scaler multiplies losses by; None where it does not. Its public getter waits for the device."""
+    """Scale of a gradient scaler; None before its first use. Its public getter waits for the device."""
     scale = getattr(scaler, "_scale", None)
     return scale if isinstance(scale, torch.Tensor) else None
 
@@ -69,7 +69,7 @@ def take_out(library: Any) -> None:
 
 
 def writes_to(tensor: torch.Tensor) -> int:
-    """How often a tensor's memory has been written to through torch; -1 where torch does not count.
+    """Version counter of a tensor; -1 for an inference tensor, which has none.
 
     Without it, what comes out of collectives is recorded although it has been written to since.
     """
@@ -123,7 +123,7 @@ def node_number(node: Any) -> tuple[int, int] | None:
 
 
 def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
-    """Have a node call a hook with the gradient of a tensor that it made, and leave no trace on the tensor.
+    """Register a gradient hook on the tensor's autograd node without a trace on the tensor.
 
     Without it, the script sees our hooks among its own.
     """

@@ -22,7 +22,7 @@ class Terminal:
     """Writes sentences to stderr."""
 
     def __init__(self, launch: Launch | None, *, quiet: bool) -> None:
-        """Say nothing where `quiet`."""
+        """Write nothing if `quiet`."""
         self._quiet = quiet
         self._who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
 

@@ -74,7 +74,7 @@ def reduction_of(boxed: Any) -> str:
 
 
 def reduction_asked(given: Iterable[Any]) -> str:
-    """The same from what a method of a group was given, itself or in its options; "" where it has none.
+    """`sum`, `avg`, `max` from the arguments of a group's method or its options; "" without one.
 
     torch 2.4 gives its operators a reduction that python cannot read.
     """
@@ -253,7 +253,7 @@ _IN_STAGE = {
 
 
 class InStage(NamedTuple):
-    """What a stage of a pipeline is doing.
+    """Activity of a pipeline stage in this thread.
 
     Attributes:
         what: `inference` of the shapes of what it passes on, on memory without values; `forward`, `backward`, or
@@ -268,7 +268,7 @@ class InStage(NamedTuple):
 
 
 def in_stage() -> InStage | None:
-    """What a pipeline stage is doing in this thread; None outside of stages.
+    """Activity of the pipeline stage in this thread; None outside of stages.
 
     Without it, two equal runs of a pipeline differ in step 0, and calls are counted instead of microbatches.
     """

@@ -35,7 +35,7 @@ def introspect(request: Any) -> Checks:
 
 
 class Checks:
-    """What a test may assert.
+    """Assertions of the `introspect` fixture.
 
     Args:
         folder: golden runs are looked for below it.

@@ -265,6 +265,7 @@ def _when(condition: str, text: str) -> Rule:
         pass  # other numbers may do
 
     def expiry(_step: int, values: Mapping[str, float] | None) -> int:
+        """`ALWAYS` where the condition holds or the step has not ended, else `NEVER`."""
         if values is None:
             return ALWAYS
         known = {**values, "loss": math.inf} if math.isnan(values.get("loss", 0.0)) else values

@@ -70,7 +70,7 @@ class Engine:
         return self._team
 
     def _make_room(self, count: int) -> None:
-        """Have room for the rows of all chunks of `count` elements, of however many tensors.
+        """Allocate rows for all chunks of `count` elements in any number of tensors.
 
         A tensor has a chunk that is not full, so there are more chunks than fit into the elements; one of a single
         chunk needs no room, so there are less than twice as many.

@@ -67,7 +67,7 @@ def new_numbers() -> Any:
 
 
 def numbers_of(numbers: Iterable[int]) -> Any:
-    """Such a list with these numbers."""
+    """A list as of `new_numbers` with these numbers."""
     made = new_numbers()
     made.extend(numbers)
     return made

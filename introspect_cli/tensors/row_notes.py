@@ -77,7 +77,7 @@ class RowNotes:
         self.clear()
 
     def clear(self) -> None:
-        """Begin the next step."""
+        """Drop the notes, as the next step begins."""
         self._kinds: dict[int, Status] = {}
         self.texts: dict[int, str] = {}
         self.fixed: dict[int, int] = {}
@@ -103,6 +103,7 @@ class RowNotes:
         return last
 
     def _made(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
+        """Facts of the step's rows, as arrays."""
         count, layout_index = len(layout_of), np.array(layout_of, np.uint32)
         headers = layouts.headers()[layout_index]
         for slot, own in self.header_of.items():

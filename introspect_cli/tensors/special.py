@@ -181,6 +181,7 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def _sparse(tensor: torch.Tensor) -> Parts:
+    """Parts of a sparse tensor: values for statistics, values and indices for the checksum."""
     common = _common(tensor)
     if tensor.layout == torch.sparse_coo:
         with suppress(RuntimeError):  # not implemented for each dtype
@@ -199,6 +200,7 @@ def _sparse(tensor: torch.Tensor) -> Parts:
 
 
 def _nested(tensor: Any) -> Parts:
+    """Parts of a nested tensor: values for statistics, values and offsets for the checksum."""
     if tensor.layout == torch.jagged:
         values = tensor._values.detach()  # noqa: SLF001  # values() would go through the subclass, which is switched off here
         lengths = tensor._lengths  # noqa: SLF001  # as above

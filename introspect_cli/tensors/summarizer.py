@@ -161,6 +161,7 @@ class Summarizer:
         return self._intake
 
     def _launch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
+        """Launch a batch on a GPU; if that fails, its rows become NOT_OBSERVED with the error."""
         try:
             engine.many(entries)
         except Exception as error:

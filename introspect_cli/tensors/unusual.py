@@ -25,7 +25,7 @@ class UnusualTensors:
     """Summarises tensors of any sort by torch; the summarizer's lock is held."""
 
     def __init__(self, slots: Slots) -> None:
-        """Begin without a thread."""
+        """Start without a helper thread."""
         self._slots, self._stand = slots, parallel.Stand()
 
     def add(self, tensor: torch.Tensor) -> None:

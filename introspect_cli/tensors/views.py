@@ -112,6 +112,7 @@ def cut(tensor: torch.Tensor, limit: int) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _cut(tensor: torch.Tensor, limit: int, offset: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Views of at most `limit` elements with their index plus `offset`."""
     numel = tensor.numel()
     if numel == 0:
         return
@@ -172,7 +173,7 @@ _MOST: Final = 1 << 12
 
 
 class Pieces(NamedTuple):
-    """What the kernels are told of tensors of one shape and one set of strides.
+    """Pieces and copy plans for tensors of one shape and strides.
 
     Attributes:
         pieces: int64 (n, 5): place in memory in elements, elements, index of the first, dimensions and plan of each.

@@ -43,6 +43,7 @@ def git(directory: str) -> dict[str, Any]:
         return {}
 
     def ask(*arguments: str) -> str | None:
+        """Output of a git command; None where it fails or takes 10 seconds."""
         try:
             answer = subprocess.run(  # noqa: S603 - the user's own git with fixed arguments, no shell
                 [program, "-C", directory, *arguments],

@@ -42,7 +42,7 @@ class OpCall:
     def __init__(
         self, phase: Phase, fqn: str, module_class: str, facts: OpFacts, number: int = 0, source: str = ""
     ) -> None:
-        """Say which call it is; sites come with results."""
+        """Set what identifies the call; sites are added with results."""
         self.number = number
         self.phase = phase
         self.fqn = fqn

@@ -57,7 +57,7 @@ RUN, AGAINST, WHAT, WHEN, HOW, AGAIN, SETTINGS = HEADINGS = (
 
 @dataclass(frozen=True)
 class Option:
-    """How one option is written on a command line and what it means for a comparison.
+    """One capture option: its flags, and whether a difference in it can explain a divergence.
 
     Attributes:
         heading: of the help.

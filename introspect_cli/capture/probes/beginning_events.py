@@ -90,7 +90,7 @@ def seed_word(seed: object) -> object:
 
 
 def arguments_word(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What an initialiser is given besides its tensor: `(0.0,std=0.02)`."""
+    """Arguments of an initialiser that are numbers or texts: `(0.0,std=0.02)`."""
     every = [(f"{name}=" * bool(name), value) for name, value in (*(("", value) for value in args), *kwargs.items())]
     given = [f"{name}{value}" for name, value in every if isinstance(value, (int, float, str))]
     return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"

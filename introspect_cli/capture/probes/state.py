@@ -223,7 +223,7 @@ class StateProbe(GuardedProbe):
         self._record(changed, phase, again=True)
 
     def _rewritten(self, contents: Contents) -> Contents:
-        """Those of the tensors written to since their record; not a rounded copy of what an optimizer holds."""
+        """Tensors written to since their record, without rounded copies of what an optimizer holds."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
         since, parts = self._written.since(contents[1]), self._context.parts
         changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}

@@ -46,12 +46,12 @@ class VjpProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Stop, and let go of the step's values."""
+        """Stop, and drop the step's values."""
         super().remove()
         self._earlier.clear()
 
     def on_tick(self) -> None:
-        """Let go of the step's values."""
+        """Drop the step's values and counts."""
         self._earlier.clear()
         self._calls.clear()
 

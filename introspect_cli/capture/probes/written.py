@@ -64,7 +64,7 @@ class Loose:
         self._references: list[weakref.ref[torch.Tensor]] = []
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those alive; empty where parameters are not recorded or lie in flat tensors."""
+        """Live parameters of this sort; empty where parameters are not recorded or lie in flat tensors."""
         names = self._context.names.parameters
         if Kind.PARAM not in self._context.kinds or self._context.parts.active:
             return []

@@ -195,7 +195,7 @@ class BlackBox:
         self.clear()
 
     def _tell(self, tensors: Mapping[int, torch.Tensor]) -> None:
-        """Say once what holding costs, and what there is no room for."""
+        """Print once the memory that a step takes, and note the values that do not fit."""
         if not self._said:
             self._said = True
             size = sum(map(_size, tensors.values()))

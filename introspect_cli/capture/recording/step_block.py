@@ -91,7 +91,7 @@ class StepBlock:
         self._given: Mapping[int, Given] | None = None
 
     def take(self, ended: EndedStep, summarizer: Summarizer) -> None:
-        """Begin to fill the columns with a step's summaries."""
+        """Give the summarizer the columns to fill with a step's summaries."""
         self.ended, self._beside = ended, None
         wanted = [(self.columns, ended.slots)]
         beside = [saved.slot for saved in ended.saved]
@@ -112,6 +112,7 @@ class StepBlock:
         return {checksum: value for checksum, value in self._saved(always=False).items() if checksum}
 
     def _saved(self, *, always: bool) -> dict[int, torch.Tensor]:
+        """Saved tensors by checksum, those with this `always`."""
         if self._beside is None:
             return {}
         checksums = self._beside.arrays["checksum"].tolist()

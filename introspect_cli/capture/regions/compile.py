@@ -76,6 +76,7 @@ class OutputTap:
 
 
 def _look(value: Any, module: str, kind: Kind, path: str) -> None:
+    """Compile a look at every tensor in a value, also in tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         gradient = "gradient" if value.requires_grad and torch.is_grad_enabled() else ""
         torch.ops.introspect.look(value, ORDER, text_of(module, kind, path, "", gradient))
@@ -91,6 +92,7 @@ def _look(value: Any, module: str, kind: Kind, path: str) -> None:
 
 
 def _tapped(value: Any, module: str, path: str) -> Any:
+    """The value with each tensor in tuples, lists and dicts replaced by a tap's copy."""
     if isinstance(value, torch.Tensor):
         return torch.ops.introspect.tap(value, text_of(module, Kind.OUTPUT, path))
     if type(value) is tuple:
@@ -193,6 +195,7 @@ class CompileProbe(GuardedProbe):
         self.tap(_below(model) if isinstance(model, nn.Module) else _reached(model))
 
     def _run_as_python(self) -> None:
+        """Switch torch to eager mode for all regions, once; a note where torch cannot."""
         if not self.runs_as_python:
             self._context.guard.note(NO_STANCE)
         elif self._stance is None:
@@ -211,6 +214,7 @@ class CompileProbe(GuardedProbe):
 
         @functools.wraps(compiled)
         def first(*args: Any, **kwargs: Any) -> Any:
+            """Call the compiled function; before the first call, tap the modules that it reaches."""
             nonlocal looked
             if not torch.compiler.is_compiling() and not looked:
                 looked = True

@@ -98,7 +98,7 @@ class Moments:
 
 
 class StepClock(Moments):
-    """Begin, end and purpose of the current step.
+    """Clock that decides when a step begins and ends, and calls listeners.
 
     Attributes:
         evaluation: tells evaluation from training.

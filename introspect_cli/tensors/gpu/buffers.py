@@ -122,6 +122,7 @@ class DeviceRows:
             self._streams[handle] = stream or self._cuda.current_stream(self._device)
 
     def _allocate(self) -> Block:
+        """A new block, allocated on the side stream: not from the script's pool."""
         if self._cuda is None:
             return Block(self._device, pinned=False)
         # Not from the script's pool: memory that was freed on one stream is not for another stream's use yet.

@@ -75,6 +75,7 @@ class Devices:
         return launch.TritonLauncher(device)
 
     def _made(self, device: torch.device, rows: DeviceRows, launcher: launch.Launcher) -> DeviceEngine:
+        """Kernels of a device with their launcher."""
         handle: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001  # what torch's compiled code calls
         return DeviceEngine(
             device, rows, launcher, stream=handle, cuda=torch.cuda, stats=self._stats, sketch=self._sketch

@@ -92,7 +92,7 @@ def integers(
 
 @triton.jit
 def number_of(bits, lookup, KIND: tl.constexpr):
-    """What bits stand for, as float32 or float64."""
+    """Value of stored bits as float32, or as float64 from F64 on."""
     if KIND == _F32:
         return bits.to(tl.float32, bitcast=True)
     elif KIND == _F16:

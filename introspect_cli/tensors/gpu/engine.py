@@ -183,6 +183,7 @@ class DeviceEngine:
             return made
 
     def _prepare(self, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]) -> Prepared | None:
+        """Launch parameters of dtype, shape and strides; None for expanded tensors and unknown types."""
         made = None if in_memory(shape, strides) else plan(str(dtype).removeprefix("torch."), shape, strides)
         if made is None:
             return None

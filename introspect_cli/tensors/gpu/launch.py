@@ -288,6 +288,7 @@ class TritonLauncher:
         run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *variant)
 
     def _compile(self, variant: Variant | Transposing) -> tuple[Any, Any, Any]:
+        """Compile and load a variant; its run function, handle and metadata."""
         from triton.compiler import compile as compiled
         from triton.runtime import driver
 

@@ -162,7 +162,7 @@ def merge_programs(
 
 @triton.jit
 def write_no_order(row):
-    """What a row says of the statistics that take a sort, which no kernel computes."""
+    """Write NaN for median and mode, which no kernel computes."""
     real = row.to(tl.pointer_type(tl.float64))
     tl.store(real + MEDIAN, float("nan"))
     tl.store(real + MODE, float("nan"))
@@ -170,7 +170,7 @@ def write_no_order(row):
 
 @triton.jit
 def write_no_statistics(row):
-    """What a row says of no element."""
+    """Write the statistics of an empty tensor."""
     out = row.to(tl.pointer_type(tl.int64))
     real = row.to(tl.pointer_type(tl.float64))
     for word in tl.static_range(FINITE, ZEROS + 1):
