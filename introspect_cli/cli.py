@@ -52,13 +52,13 @@ _TOGETHER = {
     **dict.fromkeys(("export", "import", "merge", "pack", "verify"), "stores"),
     **dict.fromkeys(("bisect", "golden", "zoom"), "reruns"),
 }
-"""Of verbs that share a file, its name."""
+"""Name of the file, for verbs that share one."""
 
 _COMPLETE = "_INTROSPECT_COMPLETE"
 """Environment variable by which a shell asks for click's script (`bash_source`), and the script what comes next."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Why a file that our output goes to takes no more of it."""
+"""Errors of a file that takes no more output."""
 
 Work = Callable[[], int]
 

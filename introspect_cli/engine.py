@@ -26,7 +26,7 @@ HERE = "here"
 _PROCESSES = re.compile(r"processes:([1-9]\d{0,3})")
 _PATIENCE = "10s"
 _TOGETHER = 8
-"""How many results are added up by one task of a tree."""
+"""Results added up by one task of a tree."""
 
 
 class Engine:

@@ -27,7 +27,7 @@ NAMES: tuple[str, ...] = ("framework", "stage", "global_step", "epoch", "batch",
 """All labels there are, in the order in which they are shown."""
 
 NUMBERED: tuple[str, ...] = ("global_step", "epoch", "batch", "accumulation")
-"""Those that are numbers."""
+"""Labels that are numbers."""
 
 LABELS_HELP = "give names of a framework for steps, such as epoch=3,batch=12 or epoch=2:5"
 

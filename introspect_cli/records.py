@@ -83,22 +83,22 @@ KIND_CODES = {kind.value: code for code, kind in enumerate(Kind)}
 """The small integer that stands for each kind in arrays, and in the totals of a store: a new kind goes to the end."""
 
 GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
-"""Of what flows forward through a module, what flows back."""
+"""Kind of the gradient, by kind of the value."""
 
 SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})
 """Kinds that explain a divergence and never are one; digests leave them out."""
 
 SCALER = "GradScaler"
-"""What the scale of a gradient scaler is recorded under, beside the optimizers' hyper-parameters."""
+"""Name under which a gradient scaler's scale is recorded, as a hyper-parameter."""
 
 USUAL_PHASES = {kind: kind.phase for kind in Kind if kind.phase is not None}
 """The kinds of tensors that have one."""
 
 
 EXPANDED_TEXT = "expanded"
+"""Prefix of the text of a record of a tensor's memory only, since its shape would take hours to read."""
 UNPLACED = "unplaced"
-"""The strides of what a rank holds of a tensor, where in the whole is not known."""
-"""How the text of a record begins that tells of a tensor's memory only, since its shape would take hours to read."""
+"""Strides of a shard whose place in the whole is not known."""
 
 
 class Status(int, Enum):
@@ -167,7 +167,7 @@ DRAWN_BEFORE = " before"
 """End of the path of an `rng` record within a step whose draws came before what it is named after, not from it."""
 
 EVALUATED = "#eval"
-"""What the name of a root module has beside its class where it is a copy that is only evaluated."""
+"""Suffix of the name of a root module that is a copy and only evaluated."""
 
 OTHERS = "(others)"
 """Path of an `op_output` that stands for operators of a module and phase of which not even the number is known."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MOST = 1 << 16
 _SHELL = "/bin/sh"
 _BEGIN = "import sys; sys.path[:] = [path for path in sys.path if path]; from {} import main; main()"
-"""As `python -m` does, but that no file beside the script is taken for a module of somebody else's."""
+"""Runs a module's `main`; no file in the current directory is imported in a library's place."""
 
 
 class BackgroundProcess:
@@ -104,10 +104,10 @@ class BackgroundProcess:
 
 
 UNPUBLISHED = " was not published to "
-"""What a sentence says of a place that failed."""
+"""Words in the sentence on a place that failed."""
 
 LOGGER = "logger"
-"""Stands for whatever Lightning or transformers' Trainer log to."""
+"""Place that means the loggers of Lightning's or transformers' Trainer."""
 
 
 class Publishers:

@@ -47,7 +47,7 @@ class Draws:
         self._thread = 0
         self._shared = False
         self.fingerprint = self._generators.mark
-        """What tells whether a generator is as it was when an earlier step began; None where nothing does."""
+        """Fingerprint of a generator's state; None where nothing tells changes."""
         self.moved = self._generators.moved
         """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
 

@@ -58,7 +58,7 @@ class Pause:
         """This thread's callback."""
         self._set: Callable[[Any], Any] = lambda _callback: None
         self.taken: dict[int, list[Any]] = {}
-        """By thread, callbacks that are to be put back."""
+        """Callbacks to restore, by thread."""
 
     def learn(self, asked: Callable[[], Any], put: Callable[[Any], Any]) -> None:
         """Set the functions that get and exchange this thread's callback."""
@@ -82,7 +82,7 @@ class Pause:
 
 
 PAUSE = Pause()
-"""The one of this process: the callback is torch's, of a thread."""
+"""Shared by the process."""
 
 
 def pass_by() -> None:

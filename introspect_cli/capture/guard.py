@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _UNCOUNTED = " (as importlib's _bootstrap)"
 _MISSING = object()
 RAISED = object()
-"""Stands for the result of a function that gave none."""
+"""Result of a function that raised."""
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 

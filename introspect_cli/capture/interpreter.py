@@ -148,7 +148,7 @@ def _handler_of(handler: Any) -> Any:
 
 
 _RUNNER = PACKAGE + "script/run.py"
-"""Where the script's first frame is called from; python alone has nothing below it."""
+"""File whose frame calls the script's first one; python alone has none below that."""
 _WALKS = ("walk_tb", "_walk_tb_with_full_positions")
 """Functions that walk a traceback; the second is new in Python 3.11, and what the module itself uses from then on."""
 

@@ -41,7 +41,7 @@ no_torch_function: Any = getattr(_C, "DisableTorchFunction", contextlib.nullcont
 """Hides what runs inside from the script's own torch-function modes and tensor subclasses. Without it, they see us."""
 
 functions_watched: Callable[[], int] = getattr(_C, "_len_torch_function_stack", lambda: 1)
-"""How many torch-function modes the script has switched on. Without it, every call of a module takes the slow path."""
+"""Number of active torch-function modes. Without it, every call of a module takes the slow path."""
 
 compile_flags: Any = (
     torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else SimpleNamespace(_is_compiling_flag=False)
@@ -177,7 +177,7 @@ push_mode: Callable[[Any], None] = getattr(_C, "_push_on_torch_dispatch_stack", 
 _pop: Callable[..., Any] = getattr(_C, "_pop_torch_dispatch_stack", lambda _key: None)
 
 modes_pushed: Callable[[], int] = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
-"""How many dispatch modes are on this thread's stack. Without it, operators are not observed."""
+"""Number of dispatch modes on this thread's stack. Without it, operators are not observed."""
 
 _mode_at: Callable[[int], Any] = getattr(_C, "_get_dispatch_stack_at", lambda _index: None)
 

@@ -249,7 +249,7 @@ _IN_STAGE = {
     "backward_weight_one_chunk": ("weight", _STAGE, "self", "bwd_chunk_id"),
     "_maybe_compute_loss": ("loss", _SCHEDULES, "stage", "mb_index"),
 }
-"""By functions of torch's: what a stage does in them, where they are, and what holds it and its microbatch."""
+"""torch's functions: activity, module, and variables that hold the stage and its microbatch."""
 
 
 class InStage(NamedTuple):
@@ -285,7 +285,7 @@ def in_stage() -> InStage | None:
 
 
 Style = tuple[str, Any, tuple[Any, ...]]
-"""What a module takes an input for, or gives: its path, a mesh, and a placement for each dimension of the mesh."""
+"""Style of an input or output: path, mesh, and a placement for each dimension of the mesh."""
 
 
 def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | None:

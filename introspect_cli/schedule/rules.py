@@ -229,7 +229,7 @@ _PARTS = (
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context),
 )
 _ENDLESS = (ast.Pow, ast.LShift)
-"""What takes any time and memory with numbers that are written in a few digits."""
+"""Operators that can take any time and memory."""
 
 
 def _when(condition: str, text: str) -> Rule:

@@ -14,7 +14,7 @@ from types import CodeType, ModuleType
 from introspect_cli.errors import UsageError
 
 COMPILED: dict[str, bytes] = {}
-"""What each script held when it was compiled: it may be a pipe, and be edited while it runs."""
+"""Bytes of each script as compiled: it may be a pipe, or be edited while it runs."""
 
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 

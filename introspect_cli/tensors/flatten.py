@@ -26,7 +26,7 @@ MAX_OBJECT_DEPTH: Final = 4
 _ATOMS: Final = frozenset({int, float, complex, bool, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
 
 _CODE: Final = (torch.nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, functools.partial)
-"""What is called and is no value, whatever it holds; a distribution may be called, too."""
+"""Classes of callables that are leaves, whatever they hold."""
 
 _PLAIN: Final = (bool, int, float, str)
 

@@ -55,7 +55,7 @@ class Generators:
         self.unwatched: list[str] = []
         self.moved = NEVER
         self._kept: dict[str, Callable[[object], Hashable]] = {}
-        """Of generators: what they keep beside words and position; None where the owner is not the one watched."""
+        """Functions that return a generator's state beside words and position; None for another owner."""
         # Found before the script runs: inside its function transforms, no state can be read.
         self._places = {"torch": _torch(), "python": _python()}
 

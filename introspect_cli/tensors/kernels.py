@@ -55,7 +55,7 @@ MAX_DIMS: Final = 16
 """Dimensions of a strided copy, at most; torch's own limit for most operations is 64, of which few are used."""
 
 COLUMNS: Final = ("checksum", *STATISTICS, "sketch")
-"""What `columns` computes of a row, in the order of columns.h. What each means is said in columns.cpp."""
+"""Columns that `columns` computes from rows, in the order of columns.h; defined in columns.cpp."""
 
 STATS: Final = 1
 SKETCH: Final = 2
@@ -81,7 +81,7 @@ address of the table, and two that the kernels use."""
 ITEMS: Final = 4
 """Address of the items."""
 COUNT: Final = 5
-"""How many."""
+"""Number of items."""
 FLAGS: Final = 6
 PARTS: Final = 7
 """Address of room for the chunks' rows."""

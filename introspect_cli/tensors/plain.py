@@ -23,7 +23,7 @@ LARGEST_COPY: Final = 1 << 28
 """Bytes of the largest tensor on a GPU that is read by way of a copy where it is not contiguous."""
 
 HostItem = tuple[int, int, int, int, int]
-"""Of a tensor in a batch: address of its row, its address, elements, type code, table address."""
+"""Tensor in a batch: address of its row, its address, elements, type code, table address."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class PlainTensors:
         size = k.SIZES[code]
         offset = tensor.storage_offset()
         if tensor.untyped_storage().nbytes() < (offset + count) * size or (count and address == offset * size):
-            return False  # freed, with the tensor still there, or without memory of its own; the long way says so
+            return False  # freed, with the tensor still there, or without memory of its own; the slow path says so
         if intake is not None:
             intake.learn(tensor, index)
         row = self.slots.arena.address(slot)
@@ -98,7 +98,7 @@ class PlainTensors:
         if code >= k.OPAQUE8 or not tensor.numel() or not has_memory(tensor):
             return False
         if address_of(tensor) == tensor.storage_offset() * k.SIZES[code] or in_memory(tensor.shape, tensor.stride()):
-            return False  # without memory of its own, or very much larger than its memory; the long way says so
+            return False  # without memory of its own, or very much larger than its memory; the slow path says so
         row, table = self.slots.arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
         if not self.slots.engine.strided(row, tensor, code, table, self.slots.flags):
             return False

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 ALL_OF_IT, BITS_ALONE, NOTHING = range(3)
-"""How much of a row counts: checksum and values, the checksum alone, or neither."""
+"""Valid part of a row: checksum and values, the checksum alone, or neither."""
 
 _WITHOUT_ROW: Final = frozenset({Status.NOT_OBSERVED, Status.VALUE})
-"""What has nothing in its row."""
+"""Statuses without a row."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,9 +57,9 @@ _SHORTEST_TOKEN = 15
 _WORDS = bytes(
     place if place >= 128 or chr(place).isalnum() or chr(place) in "_-.:+/=" else ord(" ") for place in range(256)
 )
-"""What a token is made of, and spaces for all else."""
+"""Translation table: characters of tokens stay, all others become spaces."""
 _FORMS = ("bearer", "authorization", "private key", "hooks.slack.com", "api/webhooks")
-"""What stands, in small letters, in each form of a credential but a token and a login in a URL."""
+"""Lower-case words, one of which each credential contains but tokens and logins in URLs."""
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL)
 _WEBHOOK = re.compile(
     r"(https://(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks)/)[\w/-]+"

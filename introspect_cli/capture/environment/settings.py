@@ -82,7 +82,7 @@ def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[s
 
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
-"""What NVIDIA's kernel module says of itself."""
+"""File in which NVIDIA's kernel module tells its version."""
 
 
 def switches() -> dict[str, Any]:

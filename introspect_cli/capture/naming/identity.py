@@ -38,7 +38,7 @@ class ById(Generic[Value]):
 
     def __init__(self) -> None:
         self.entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
-        """By identity; only ever changed in place."""
+        """Reference and value by `id`; the dict object stays the same."""
         entries = self.entries
 
         def forget(reference: Keyed[Any]) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LONGEST_VARIABLE = 80
 
 _PASSING_PARENTS = ("torch.export", "torch._export", "torch._dynamo")
-"""Where classes are defined whose instances hold a model for a moment and are no part of it."""
+"""Modules with classes that hold a model temporarily and are not part of it."""
 
 
 def class_name(module: nn.Module) -> str:
@@ -81,7 +81,7 @@ class Names:
         self.wanted = wanted
         """Says whether what has a name is to be recorded."""
         self.states: dict[int, ModuleState] = {}
-        """By the module's identity, each with a reference to the module that it is of; only ever changed in place."""
+        """States by `id` of the module; the dict object stays the same."""
         self._parents: ById[weakref.ref[nn.Module]] = ById()
         self._holders: ById[bool] = ById()
         self._free = FreeNames()

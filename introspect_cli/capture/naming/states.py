@@ -60,9 +60,9 @@ class ModuleState(Named):
         self.compiled = False
         self.step = -1
         self.styles: list[Style] | None = None
-        """What tensor parallelism takes its inputs for; None before that was looked at."""
+        """Tensor parallel styles of the inputs; None before the first call."""
         self.gives: list[Style] = []
-        """What plain tensors tensor parallelism makes of its outputs."""
+        """Tensor parallel styles of the outputs."""
         self.tagged = False
         """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}

@@ -28,7 +28,7 @@ SCRIPT = "script"
 """FQN of operators that run outside every module."""
 
 _NO_OPERATOR = OpFacts("", recorded=False, unwritten=False, each=False, written=())
-"""Stands for the forward operator of nodes that have none: those that accumulate into parameters."""
+"""Forward operator of nodes that have none, which accumulate into parameters."""
 
 _LAST = 2**64 - 1
 """Sequence number of the nodes that accumulate into parameters."""

@@ -13,16 +13,16 @@ KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.
 """Kinds that can be asked for; values that a script records itself always are."""
 
 DEFAULT_KINDS: tuple[str, ...] = tuple(kind for kind in KINDS if kind != Kind.COLLECTIVE.value)
-"""Those that are recorded by default."""
+"""Kinds recorded by default: all but collectives."""
 
 COMPILE_MODES: tuple[str, ...] = ("boundary", "keep", "eager")
-"""What can be done with compiled regions."""
+"""Values of `--compile`."""
 
 CHILDREN: tuple[str, ...] = ("none", "script", "all")
-"""Which processes are followed."""
+"""Values of `--children`."""
 
 LEVELS: tuple[str, ...] = ("module", "op")
-"""How deep a capture looks."""
+"""Values of `--level`."""
 
 SHORT: tuple[str, ...] = ("first", "last")
 """Short forms of rules in `steps`: the first, or the last N of a run."""

@@ -116,7 +116,7 @@ def _check_rule(options: CaptureOptions) -> None:
 
 
 _NEEDED = {**dict.fromkeys(("loss", "median", "mean", "previous"), Kind.LOSS), "grad_norm": Kind.GRAD}
-"""What a condition asks for, and the kind that has to be recorded for it."""
+"""Kind that must be recorded for each name in a condition."""
 
 
 _CHOSEN: dict[str, Callable[[Iterable[str]], Any]] = {

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset({bool, int, float, str, complex, type(None)})
 _CHILDREN = (dict, OrderedDict)
-"""What holds a module's children; older versions of torch have the second."""
+"""Types of `_modules`; older versions of torch have the second."""
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _NAMED = (torch.dtype, torch.device)
 _TORCHS = frozenset(vars(nn.Module())) - {"training"}
-"""What every module holds for torch itself."""
+"""Attributes that every module has."""
 
 _HOOKS = {
     "_forward_pre_hooks": "forward pre",
@@ -53,7 +53,7 @@ _MOST_ITEMS = 8
 _LARGEST = 256  # bits of an integer
 _OFTEN = 8
 CHANGES_OFTEN = "(changes often)"
-"""Stands for the value of an attribute that has changed many times, a counter: it is followed no further."""
+"""Recorded for an attribute that has changed 8 times, such as a counter, which is not followed further."""
 
 
 class HeldBefore(NamedTuple):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.naming.names import Names
 
 FIRST, LAST = 2000, 200
-"""How many events are kept from the beginning, and how many from the end, of a model of many thousand layers."""
+"""Numbers of events kept from the beginning and from the end."""
 
 
 class TensorMark(NamedTuple):

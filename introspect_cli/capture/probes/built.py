@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 _MOST = 64
-"""How many things of a kind are described: some scripts build a loader in every step."""
+"""Loaders described at most, and as many other objects: some scripts build a loader in every step."""
 
 _LOADER = (
     "batch_size", "drop_last", "num_workers", "sampler", "batch_sampler", "collate_fn", "generator", "worker_init_fn",
@@ -54,7 +54,7 @@ _MADE: tuple[tuple[str, Any, str], ...] = (
     ),
     ("scalers", torch.amp, "GradScaler"),
 )
-"""What is described, and the class whose `__init__` all of them go through."""
+"""Kind in the document, and module and name of a class whose `__init__` is watched."""
 
 
 class BuiltProbe(GuardedProbe):

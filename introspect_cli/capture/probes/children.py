@@ -41,7 +41,7 @@ class ChildrenProbe(GuardedProbe):
         self._followed = followed
         self._spawning: tuple[int, str] | None = None  # how many processes are being spawned, and a name for all
         self.started: list[str] = []
-        """What the processes run, each function once."""
+        """Names of functions that unrecorded processes run, each once."""
 
     def install(self) -> None:
         """Watch the functions that start processes."""

@@ -47,7 +47,7 @@ class Held:
         self._large: list[int] | None = None
         self.all_watched = all(name.watched for name in names)
         self.plans: dict[Phase, Plan] = {}
-        """Where everything of every parameter is recorded, as it was the last time."""
+        """Plan of the last recording in each phase."""
 
     def large(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         """Parameters of `parallel.SHARED_OUT` elements or more, whose operations torch shares out among threads."""

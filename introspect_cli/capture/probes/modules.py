@@ -45,15 +45,15 @@ class ModuleProbe(GuardedProbe):
         self.stack = self._calls.stack
         """The module calls under way in this thread."""
         self.values = self._calls.values
-        """What goes in and comes out."""
+        """Recorder of inputs and outputs."""
         self._names = context.names
         self._own_calls = OwnCalls(self._guarded, self._patches, self._own, self._by_name)
         self.unseen = Unseen(context, self._own_calls.see_forward)
-        """What of the models ran without being seen."""
+        """Methods that ran unseen."""
         self.entry: Callable[..., Any] | None = None
-        """What stands in for `nn.Module.__call__`."""
+        """Replacement of `nn.Module.__call__`."""
         self.around: Callable[[Called], Called] | None = None
-        """Stands around every call, recorded or not; `surround` says that it has changed."""
+        """Wrapper of every call, recorded or not; call `surround` after a change."""
         self.surround: Callable[[], None] = lambda: None
 
     def phase(self) -> Phase | None:

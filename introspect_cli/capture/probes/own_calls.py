@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _MOST_FRAMES = 40
 _MOST_UNSEEN = 1000
 _IN_MODULES = "torch.distributions."
-"""Of torch's classes, those that others make modules of by inheriting from both."""
+"""torch package whose classes libraries combine with `nn.Module` in one class."""
 
 
 class OwnCalls:

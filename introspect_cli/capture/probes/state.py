@@ -68,9 +68,9 @@ class StateProbe(GuardedProbe):
         self.outer: Callable[[], Phase] = lambda: Phase.FORWARD
         """The phase of the outermost call that begins."""
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-        """What a model holds that `functional_call` runs with other tensors: where, under which key, its own one."""
+        """Tensors that `functional_call` has replaced in a model: dict, key and own tensor."""
         self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
-        """The tensors that such a model is about to run with."""
+        """Names and tensors that such a model is about to run with."""
 
     def install(self) -> None:
         """Listen, and watch what runs a module with other tensors than its own."""

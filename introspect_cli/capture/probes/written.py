@@ -1,4 +1,4 @@
-"""How tensors stood when they were recorded, so that what is written to afterwards is seen."""
+"""Fingerprints of recorded tensors, by which later writes are noticed."""
 
 from __future__ import annotations
 

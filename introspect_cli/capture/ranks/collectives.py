@@ -48,7 +48,7 @@ FACTS = {
 """Operators by name; others (checks of memory, waits) move nothing."""
 
 FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-"""How the names of torch's functional collectives begin; they differ from version to version in how they end."""
+"""Prefixes of torch's functional collectives, whose endings differ between versions."""
 
 
 # fmt: off

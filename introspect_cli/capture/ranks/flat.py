@@ -49,7 +49,7 @@ class Turn(NamedTuple):
 
 
 ALL = Turn(0, is_last=True)
-"""All of its groups: no other has it step some."""
+"""Turn of an optimizer that steps all of its groups at once."""
 
 
 class FlatParts:

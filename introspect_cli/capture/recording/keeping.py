@@ -36,7 +36,7 @@ _FEW = 5
 """Losses that must be known before anything is said of what is usual."""
 
 _TELLING = [kind.value for kind in (Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER)]
-"""Where a NaN ends a run that was to go on until one. A gradient scaler meets NaN gradients by design."""
+"""Kinds in which a NaN ends a run with `--until-nan`. A gradient scaler meets NaN gradients by design."""
 
 _LEAST_DROPPED = 16
 _SHARE = 2 / 3

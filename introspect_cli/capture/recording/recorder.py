@@ -72,7 +72,7 @@ class Recorder:
         self.wanted = keeping.wants(0)
         self.resumed = True
         self.labels: Callable[[], Labels] = dict
-        """What the script's framework calls the step that ends."""
+        """Labels of the ending step by the script's framework."""
         self._rank = rank
         self._lock = new_lock()
         self._keeping = keeping

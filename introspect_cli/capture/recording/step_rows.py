@@ -32,7 +32,7 @@ class Sites:
     Attributes:
         of: the sites by number.
         whole: numbers of those whose tensors are stored whole.
-        secret: numbers of those whose path says that their values are nobody's business.
+        secret: numbers of those with a secret name in their path, whose values are redacted.
     """
 
     def __init__(self, rank: RankWriter, lock: threading.RLock, save_tensors: tuple[str, ...]) -> None:

@@ -63,7 +63,7 @@ if not hasattr(torch.ops.introspect, "tap"):
     _register()
 
 ORDER = torch.zeros(())
-"""What `look` says it writes to, so that it is kept, and kept in order."""
+"""Tensor that `look` declares to write to, so that compilers keep it, in order."""
 
 NOTHING = torch.zeros(())
-"""What `look` is given where there is a value, but no tensor."""
+"""Argument of `look` for a value that is no tensor."""

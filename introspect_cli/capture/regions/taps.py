@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NUMBERED = "#"
-"""How a module that is known by number begins."""
+"""Prefix of a module's number, in the place of its name."""
 
 PLAIN = "plain"
 """Marks a value that is no tensor."""
@@ -28,13 +28,13 @@ WANTED = "gradient"
 """Marks a value whose gradient no tap will see."""
 
 NUMBER = "."
-"""How the mark of a value begins whose gradient a tap will see; the rest is the tap's number."""
+"""Prefix of a tap's number, which marks a value whose gradient the tap will see."""
 
 GRADIENT = "gradient of "
-"""How the text of a gradient begins; the rest names the value it is the gradient of."""
+"""Prefix of a gradient's text; the rest is the text of the value."""
 
 OUTSIDE = "*"
-"""How the text of a gradient begins that is told from inside a graph for a tensor outside."""
+"""Prefix of the text of a gradient reported from inside a graph for a tensor outside."""
 
 _SEPARATOR = "|"
 

@@ -31,11 +31,11 @@ TABLE_PROGRAMS: Final = 16384
 DIMS: Final = (2, 4, 6)
 """Numbers of dimensions that there are kernels for."""
 ALIGNMENT: Final = 16
-"""What address, count and first index are multiples of where elements are read in vectors."""
+"""Divisor of address, count and first index where elements are read in vectors."""
 EDGE: Final = 64
 """Rows and columns of a tile that is transposed."""
 EVEN: Final = 4
-"""What rows and columns of a matrix are multiples of where elements are read and written in vectors."""
+"""Divisor of a matrix's rows and columns where elements are read and written in vectors."""
 NARROW: Final = 16
 """Rows and columns below which a tile would be mostly empty."""
 LARGEST_ELEMENT: Final = 8
@@ -194,7 +194,7 @@ ELEMENTS: Final = {
     **{name: Element(code, SIZES[code], parts=2) for name, code in _PARTS.items()},
     **{name: Element(code, SIZES[code], values=False) for name, code in _OPAQUE.items()},
 }
-"""By torch's name without the prefix."""
+"""Element types by torch's name without the prefix."""
 
 
 # --- launching
