@@ -67,7 +67,7 @@ _REPORTED = ("torch", "numpy", "pyarrow", "click")
 
 
 class _Verbs(click.Group):
-    """The verbs of the table, each imported when it is needed."""
+    """Click group of `VERBS`; each command is imported when needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(VERBS)
@@ -186,7 +186,7 @@ def _any_text() -> Iterator[None]:
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Look for garbage less often: what is imported stays, and looking at it is some hundredths of a small diff."""
+    """Collect garbage less often during a block: imported objects stay, and scanning them is slow."""
     before = gc.get_threshold()
     gc.set_threshold(500_000, *before[1:])
     try:

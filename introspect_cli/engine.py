@@ -30,7 +30,7 @@ _TOGETHER = 8
 
 
 class Engine:
-    """Runs work in this process; a context manager that gives back what it took."""
+    """Runs work in this process."""
 
     @property
     def elsewhere(self) -> Callable[..., Iterator[Any]] | None:
@@ -46,7 +46,7 @@ class Engine:
         return map(work, tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """The results of all tasks, at least one, added up by `add`, which takes several and the order is no matter.
+        """Sum of all results, at least one, by `add`, which takes two or more in any order.
 
         Raises:
             StoreError: as above.

@@ -40,7 +40,7 @@ class NoRunError(StoreError):
 
 
 class DocumentTooLargeError(StoreError):
-    """A document larger than any reader takes, which leaves the store as it was."""
+    """A document above the size that readers accept; the store is unchanged."""
 
 
 _LONGEST_WORD = 300

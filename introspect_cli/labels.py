@@ -33,7 +33,7 @@ LABELS_HELP = "give names of a framework for steps, such as epoch=3,batch=12 or 
 
 
 def step_words(step: int, labels: Labels) -> str:
-    """A step with what its framework calls it: `step 412 (epoch 3, batch 12)`."""
+    """A step with its labels: `step 412 (epoch 3, batch 12)`."""
     words = label_words(step, labels)
     return f"step {step} ({words})" if words else f"step {step}"
 
@@ -77,7 +77,7 @@ def shown(label: Label) -> str:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Steps by their labels (`epoch=3,batch=12`): which they are, only a run can tell.
+    """Steps selected by labels (`epoch=3,batch=12`), to be looked up in a run.
 
     Attributes:
         text: as it was written.

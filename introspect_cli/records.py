@@ -242,7 +242,7 @@ class Layout:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the tensor keeps entries and where they stand."""
+        """Whether the layout is one of torch's sparse ones."""
         return self.strides.startswith("sparse")
 
 

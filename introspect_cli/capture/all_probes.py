@@ -219,7 +219,7 @@ class Probes:
             self._guard.note(sentence)
 
     def close(self) -> None:
-        """Join the kernels' threads, and let go of the script's classes."""
+        """Stop recording, end the summarizer's threads, and drop references to the script's modules."""
         self.recorder.stop()
         self.summarizer.close()
         self.names.clear()

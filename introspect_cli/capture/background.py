@@ -37,7 +37,7 @@ _BEGIN = "import sys; sys.path[:] = [path for path in sys.path if path]; from {}
 
 
 class BackgroundProcess:
-    """A process that looks at a run.
+    """A process of introspect beside the script, not its child, that reads the run's directory.
 
     Attributes:
         patience: seconds to wait for it at the end of a script.
@@ -111,7 +111,7 @@ LOGGER = "logger"
 
 
 class Publishers:
-    """The processes that publish one run: for places that are named, and for what the script's framework logs to."""
+    """Processes that publish one run: to named places, and to the loggers of the script's framework."""
 
     def __init__(self, path: Path, places: Sequence[str], guard: Guard, rank: int | None = None) -> None:
         """Start to publish to places that are known before the script runs; each rank sends its part to storage."""

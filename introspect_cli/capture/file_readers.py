@@ -57,7 +57,7 @@ class Readers:
         self._imports = ImportWatch({**callbacks, "safetensors": self._safetensors_imported})
 
     def install(self) -> None:
-        """Stand in for a library's reader when it is imported."""
+        """Replace each library's readers once it is imported."""
         self._imports.install()
 
     def remove(self) -> None:

@@ -70,7 +70,7 @@ class Patches:
         compiling: Callable[[], bool] | None = None,
         raised: bool = False,
     ) -> Callable[..., Any]:
-        """Watch calls of a function: the original does its work, with what it was given, between two guarded sections.
+        """Replace a function by one that calls it between two guarded sections, with unchanged arguments.
 
         Args:
             owner: the class or module that has it.
@@ -111,7 +111,7 @@ class Patches:
         return watched
 
     def remove(self) -> None:
-        """Put the originals back, the last replaced first, and take the hooks out.
+        """Restore the attributes, the last replaced first, and remove the hooks.
 
         If the script has replaced an attribute since, its replacement stays: it may call ours, and ours passes
         everything through once its probe is off.

@@ -241,7 +241,7 @@ class Documents:
             self._put(name, self._asked.pop(name))
 
     def begin(self) -> None:
-        """Take the script's text as it was compiled, just before its first line."""
+        """Keep the script's text as compiled, just before its first line."""
         target = self._target
         if self._options.source and target is not None and target.script in COMPILED:
             with self._guard.around("settings sources", "the text of the script is"):

@@ -76,7 +76,7 @@ class Session:
     """
 
     def __init__(self, target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> None:
-        """Make the run's directory and take hold of it.
+        """Create the run's directory, open its store, and prepare all that is installed later.
 
         Args:
             target: what will run; None where the caller runs it (the Python API).
@@ -148,7 +148,7 @@ class Session:
         self._torch_imported()
 
     def adopt(self, model: Any) -> None:
-        """Name a model that exists already, and hear of optimizers that were built before this capture."""
+        """Name an existing model, and expect optimizer steps if any optimizer exists."""
         if (probes := self.probes) is None:
             return
         import gc

@@ -148,7 +148,7 @@ MADE: Final = _MadeGenerators()
 
 
 class Start:
-    """Notes what a process starts from, seeds python and numpy, and says when torch has been imported.
+    """Notes initial generator states, seeds python and numpy, and calls back when torch is imported.
 
     Attributes:
         states: of the generators of python and numpy before the script could seed them, by library.

@@ -42,7 +42,7 @@ def ranks_of_group(group: Any) -> list[int]:
 
 
 def rank_in(group: Any) -> int:
-    """This process's number within a group."""
+    """This process's rank within a group."""
     return int(group.rank())
 
 
@@ -52,7 +52,7 @@ def group_of(boxed: Any) -> Any:
 
 
 def group_named(group: Any) -> Any:
-    """The process group that a functional collective was given, in most of the ways it takes one; None for others.
+    """Process group from a functional collective's argument: group, name, mesh or (mesh, dim); None for others.
 
     Without it, functional collectives are not recorded.
     """
@@ -88,7 +88,7 @@ def reduction_asked(given: Iterable[Any]) -> str:
 
 
 def on_its_way(value: Any) -> bool:
-    """Whether a tensor is the result of a functional collective that nobody has waited for: it must not be read.
+    """Whether a tensor is an unfinished result of a functional collective, which must not be read.
 
     Without it, what goes on into another collective may be recorded before it is there.
     """

@@ -17,13 +17,13 @@ class Listener(Protocol):
     """Interface of a capture that receives a script's calls."""
 
     def stepped(self) -> None:
-        """The script ends its step."""
+        """End the step."""
 
     def recorded(self, name: str, value: object) -> None:
-        """The script gives a value."""
+        """Record a value."""
 
     def entered(self, name: str) -> None:
-        """The script begins a phase of its own; "" ends it."""
+        """Begin a phase of the script's; "" ends it."""
 
 
 _listeners: list[Listener] = []

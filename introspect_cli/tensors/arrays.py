@@ -52,7 +52,7 @@ _KEPT: Final = tuple(name for name, own in STATISTICS.items() if not own.on_requ
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """A tensor that lies on disk, or is put together when it is asked for.
+    """A tensor on disk, or computed when asked for, as an iterator of pieces.
 
     Attributes:
         dtype: torch's name of the element type without the prefix.

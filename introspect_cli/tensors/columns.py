@@ -39,7 +39,7 @@ class Columns:
     """
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        """Take over arrays of the types that the store keeps; they stay where they are."""
+        """Use these arrays, of the store's types; they are never moved."""
         self.arrays = arrays
         self.slots: list[int] = []
         self.layout = np.zeros(0, np.uint32)

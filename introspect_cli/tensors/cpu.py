@@ -131,7 +131,7 @@ class Engine:
         return threads if threads > 1 and parallel.may_call_workers(threads) else 1
 
     def _call(self, function: str, count: int, *arguments: int) -> int:
-        """Call a kernel for `count` elements in all, in which several threads take part if that pays."""
+        """Call a kernel for `count` elements in all, with as many threads as `_threads` allows."""
         if count > self._room:
             self._make_room(count)
         threads = self._threads(count)

@@ -24,7 +24,7 @@ _LOW: Final = 0xFFFFFFFF
 
 
 def _signed(value: int) -> int:
-    """A 64-bit pattern as torch's int64 takes it."""
+    """An unsigned 64-bit integer as the int64 of the same bits."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

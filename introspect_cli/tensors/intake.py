@@ -104,7 +104,7 @@ _TENSOR: Final = 24 * _WORD
 
 @functools.cache
 def functions() -> bytes | None:
-    """`Functions` of tensor.h: where things lie and what tells a lazy negation, and nine addresses; None without."""
+    """Bytes of `Functions` in tensor.h (offsets and nine addresses); None if anything is missing or differs."""
     try:
         asked = _functions_of_torch()
         with unobserved():

@@ -115,7 +115,7 @@ def _start(life: Callable[..., None], *args: object) -> None:
 
 
 def _answer(calls: SimpleQueue[Callable[[], object] | None], answers: SimpleQueue[BaseException | None]) -> None:
-    """Make calls until there is a None, and answer each with what it raised."""
+    """Run calls from a queue until None, and answer each with its exception or None."""
     while True:
         call = calls.get()
         if call is None:

@@ -28,7 +28,7 @@ HostItem = tuple[int, int, int, int, int]
 
 @dataclass
 class Batch:
-    """Tensors of one `add_all` that are summarised together: those in CPU memory, and those of each GPU."""
+    """Tensors of one `add_all` to be summarised together, on the CPU and on each GPU."""
 
     items: list[HostItem] = field(default_factory=list)
     entries: dict[DeviceEngine, list[tuple[int, list[Item]]]] = field(default_factory=dict)

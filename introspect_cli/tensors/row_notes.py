@@ -85,7 +85,7 @@ class RowNotes:
         self.unmeasured: list[int] = []
 
     def note(self, slot: int, status: Status, text: str) -> None:
-        """Note how much of a value was seen, and why, or what it is."""
+        """Set a row's status and text."""
         self._kinds[slot] = status
         self.texts[slot] = text
 
@@ -171,7 +171,7 @@ class LayoutNumbers:
 
 @dataclass(frozen=True)
 class Slots:
-    """The rows of the current step, by number, and what fills them; the summarizer's lock is held.
+    """Rows of the current step and what fills them; the summarizer's lock is held.
 
     Attributes:
         engine: for CPU memory.

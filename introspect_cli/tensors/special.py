@@ -120,7 +120,7 @@ def unseen(tensor: torch.Tensor, reason: str) -> Parts:
 
 
 def parts_of(tensor: torch.Tensor | places.Placed) -> Parts:
-    """The plain tensors that stand for any tensor.
+    """Take any tensor apart into plain tensors for its checksum and statistics.
 
     Raises:
         Exception: whatever torch raises for a tensor that is none of the known sorts.

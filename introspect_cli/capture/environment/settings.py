@@ -86,7 +86,7 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 def switches() -> dict[str, Any]:
-    """Torch's flags for accelerators, None where this torch has none or cannot tell."""
+    """Flags of torch for accelerators; None for one that this torch lacks or refuses to tell."""
     backends = torch.backends
     cuda, cudnn = backends.cuda, backends.cudnn
     matmul = cuda.matmul

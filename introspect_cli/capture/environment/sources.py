@@ -88,7 +88,7 @@ def packages() -> dict[str, str]:
 
 
 class Project:
-    """The root of the user's code, to which paths are told relative."""
+    """Root directory of the user's code; displayed paths are relative to it."""
 
     root = ""
 

@@ -33,7 +33,7 @@ SITE = str(Path(__file__).with_name("site"))
 
 
 def run_followed(command: Sequence[str], target: Target, options: CaptureOptions, words: Sequence[str]) -> int:
-    """Run a command and record what trains below it.
+    """Run a command, and record each python process below it that imports torch.
 
     Args:
         command: its command line.

@@ -166,7 +166,7 @@ class Names:
         self._made[named.fqn] = named
 
     def name_root(self, module: nn.Module, name: str) -> None:
-        """Name a module and all in it before it is first called, under a name of the caller's choosing."""
+        """Name a module `name`, and all below it by path, before its first call."""
         with self._lock:
             self.any_module = True
             self._adopt(module, name)
@@ -210,7 +210,7 @@ class Names:
             return trees
 
     def refresh(self, root: nn.Module) -> None:
-        """Name what has been added below a root since it was named (adapters, lazy parameters)."""
+        """Name modules and tensors added below a root since it was named (adapters, lazy parameters)."""
         state = self.find(root)
         if state is not None:
             with self._lock:

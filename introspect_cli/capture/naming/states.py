@@ -27,7 +27,7 @@ class Named:
     __slots__ = ("fqn", "module_class", "sites", "watched")
 
     def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start without sites; of a parameter, the class is that of the module that owns it."""
+        """Set the name; for a parameter, `module_class` is the class of the module that owns it."""
         self.fqn = fqn
         self.module_class = module_class
         self.watched = watched
@@ -205,7 +205,7 @@ class ParameterNames(dict[int, ParameterName]):
     """
 
     def __init__(self, wanted: Callable[[str], bool]) -> None:
-        """Start with none; `wanted` says whether what has a name is to be recorded."""
+        """Start empty; `wanted(fqn)` tells whether a name is to be recorded."""
         super().__init__()
         self.changes = 0
         self.replaced = 0
@@ -259,7 +259,7 @@ class ParameterNames(dict[int, ParameterName]):
         self[id(tensor)] = state.tensors[id(tensor)] = name
 
     def take_back(self, module: nn.Module, fqn: str) -> None:
-        """Take back the names that a module of that name has given."""
+        """Drop the names `<fqn>.<attribute>` of a module's own tensors."""
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - as above
             for attribute, tensor in group.items():
                 name = None if tensor is None else self.of(tensor)

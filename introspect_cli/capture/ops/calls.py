@@ -65,7 +65,7 @@ class _Repeated:
         self.calls: dict[int, OpCall] = {}
 
     def make(self, scope: Scope, facts: OpFacts, number: int, source: str) -> OpCall:
-        """A call that was not met before."""
+        """Create and keep the call object of a number."""
         call = self.calls[number] = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
         return call
 
@@ -183,7 +183,7 @@ class Calls:
         return self.by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
 
     def _forward_of(self, node: Any) -> OpCall | None:
-        """The forward operator whose gradient a node computes; None where that operator was not looked at."""
+        """The forward call of an autograd node; None where it is not recorded, a nameless one where unknown."""
         number = node._sequence_nr()  # noqa: SLF001 - as above
         if number == _LAST:
             return self._accumulating(node)

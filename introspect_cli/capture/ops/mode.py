@@ -46,7 +46,7 @@ class OpMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator; then look at what it gave."""
+        """Run the operator, then report it to the probe."""
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
@@ -64,7 +64,7 @@ class OpMode(TorchDispatchMode):
             self._pushed.mode = self
 
     def leave_stack(self) -> None:
-        """Take the mode off this thread's stack if it is on top; under the script's modes it stays, doing nothing."""
+        """Pop the mode if it is on top of this thread's stack; below the script's modes it stays, inactive."""
         if getattr(self._pushed, "mode", None) is None:
             return
         if private_api.top_mode() is self:

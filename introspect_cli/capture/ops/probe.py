@@ -83,7 +83,7 @@ class OpProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Stop, and take the mode off the stack."""
+        """Stop, and pop the mode."""
         super().remove()
         self.live = False
         self._mode.leave_stack()

@@ -159,7 +159,7 @@ class ValueName:
 
     @classmethod
     def parse(cls, text: str) -> ValueName:
-        """A name as it is written.
+        """The name from its text.
 
         Raises:
             UsageError: it names no module.

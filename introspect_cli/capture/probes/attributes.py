@@ -105,7 +105,7 @@ class AttributeProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Stop, and let go of what was seen."""
+        """Stop, and drop the snapshots."""
         super().remove()
         self._watched.clear()
         self._context.names.made_on_the_fly = lambda _module: None

@@ -61,7 +61,7 @@ _BY_HAND = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cau
 
 
 class BeginningProbe(GuardedProbe):
-    """Notes what happens to random generators before the first step."""
+    """Records seedings, and draws from generators, before the first step."""
 
     name = "beginning"
     lost = "draws before the first step are"
@@ -81,7 +81,7 @@ class BeginningProbe(GuardedProbe):
         self._outermost = Outermost()
 
     def install(self) -> None:
-        """Note what is read; look at the generators, where states of generators are recorded."""
+        """Watch `torch.load`; watch draws too, if random states are recorded."""
         self._patches.watch(torch, "load", self._guarded, self._reading)
         if Kind.RNG in self._context.kinds:
             self._generators = Generators()
@@ -109,7 +109,7 @@ class BeginningProbe(GuardedProbe):
         patches.watch(owner, name, self._guarded, self._outermost(entering), raised=True)
 
     def remove(self) -> None:
-        """Put back what was replaced."""
+        """Restore the replaced functions."""
         super().remove()
         self._put_back()
 

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class _Source:
-    """Stands for a loader as long as it or one of its iterators lives; `zip(DataLoader(...), ...)` drops the loader."""
+    """Identity of a loader while it or an iterator of it lives; `zip(DataLoader(...), ...)` drops the loader."""
 
     __slots__ = ("__weakref__", "class_name", "number", "settings")
 
     def __init__(self, number: int, class_name: str, settings: dict[str, Any]) -> None:
-        """Keep a number of its own, the loader's class, and what it was built with."""
+        """Set the loader's number, class and settings."""
         self.number = number
         self.class_name = class_name
         self.settings = settings

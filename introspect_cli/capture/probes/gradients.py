@@ -36,13 +36,13 @@ def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
 
 
 class GradientProbe(GuardedProbe):
-    """Registers tensor hooks and records what they are given."""
+    """Records gradients by hooks on tensors."""
 
     name = "gradients"
     lost = "gradients of module inputs and outputs are"
 
     def __init__(self, context: Context) -> None:
-        """Start without hooks; these come with the tensors, stay on those that live on, and then do nothing."""
+        """Start without hooks; hooks on tensors that outlive the capture do nothing."""
         super().__init__(context)
         self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
@@ -51,7 +51,7 @@ class GradientProbe(GuardedProbe):
         self._new_hook: Any = KERNELS.gradients(self.record, self._guarded, recorder, recorder.intake).hook
 
     def remove(self) -> None:
-        """Stop, and let go of the step's tensors."""
+        """Stop, and drop the step's tensors."""
         super().remove()
         self.on_tick()
 

@@ -40,7 +40,7 @@ class Held:
     """Names of an optimizer's parameters, and sites of their gradients and state."""
 
     def __init__(self, names: list[ParameterName], replaced: int = 0) -> None:
-        """Take the names, in the order of the parameters, and how many of all had been replaced by then."""
+        """Set the names in the order of the parameters, and `ParameterNames.replaced` at the time."""
         self.names = names
         self.replaced = replaced
         self._gradients: dict[int, Sequence[int]] = {}
@@ -109,7 +109,7 @@ class Plan:
     """Sites of all optimizer state, valid while the keys and their number stay the same."""
 
     def __init__(self, sites: list[int], positions: Sequence[int], states: list[dict[str, Any]]) -> None:
-        """Remember the keys, not what is kept under them."""
+        """Keep the states' keys, not their values."""
         self.sites = numbers_of(sites)
         self._are_all = positions == range(len(states))
         self._keys = list(chain.from_iterable(states))

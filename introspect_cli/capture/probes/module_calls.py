@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Stack(threading.local):
-    """The module calls under way in one thread. `None` stands for a call that is not recorded, nor what is in it."""
+    """Running module calls of one thread; None for one that is not recorded, nor anything inside it."""
 
     def __init__(self) -> None:
         """Start outside every module."""

@@ -46,7 +46,7 @@ class ModuleValues:
     """
 
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
-        """Start with nothing met; `gradients` watches the gradients of inputs and outputs."""
+        """Start empty; `gradients` records the gradients of inputs and outputs."""
         self._context = context
         self._recorder = context.recorder
         self._gradients = gradients
@@ -159,7 +159,7 @@ class NestedClasses:
     """Class of each container in nested values, by module, kind and path: the document `settings/nested`."""
 
     def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
-        """Start with nothing noted; `facts` are told of what is."""
+        """Start empty; `facts["nested"]` is set when something is noted."""
         self._document: dict[str, dict[str, dict[str, str]]] = {}
         self._facts = facts
         self._seen: set[tuple[str, Kind, str]] = set()

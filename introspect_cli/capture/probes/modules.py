@@ -57,7 +57,7 @@ class ModuleProbe(GuardedProbe):
         self.surround: Callable[[], None] = lambda: None
 
     def phase(self) -> Phase | None:
-        """The phase of the calls under way in this thread; None where none is, or they are not recorded."""
+        """Phase of the running calls of this thread; None outside of calls or in an unrecorded one."""
         calls = self.stack.calls
         return self.stack.phase if calls and calls[-1] is not None else None
 

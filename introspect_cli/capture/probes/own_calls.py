@@ -46,7 +46,7 @@ _IN_MODULES = "torch.distributions."
 
 
 class OwnCalls:
-    """Replaces `__call__` and `forward` of classes that are called past `nn.Module.__call__`, also of those to come."""
+    """Replaces `__call__` and `forward` of module classes that bypass `nn.Module.__call__`."""
 
     def __init__(
         self, guarded: Guarded, patches: Patches, called: Callable[..., Any], by_name: Callable[..., Any]
@@ -142,7 +142,7 @@ class Unseen:
     """
 
     def __init__(self, context: Context, see_forward: Callable[[type[nn.Module]], None]) -> None:
-        """Start with nothing; `see_forward` is told of a class whose `forward` may run again."""
+        """Start empty; `see_forward` is called with a class whose `forward` ran unseen."""
         self._see_forward = see_forward
         self.document: dict[str, dict[str, list[str]]] = {}
         self._context = context

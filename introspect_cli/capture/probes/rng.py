@@ -31,7 +31,7 @@ class _Recorded(NamedTuple):
 
 
 class RngProbe(GuardedProbe):
-    """Records generator states. It patches nothing: the clock tells it when."""
+    """Records generator states as a step begins; patches nothing."""
 
     name = "rng"
     lost = "states of random generators are"

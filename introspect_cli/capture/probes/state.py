@@ -73,7 +73,7 @@ class StateProbe(GuardedProbe):
         """Names and tensors that such a model is about to run with."""
 
     def install(self) -> None:
-        """Listen, and watch what runs a module with other tensors than its own."""
+        """Listen to the clock, and watch `functional_call`."""
         self._patches.watch(
             stateless, "_functional_call", self._guarded, self._swapping, compiling=torch.compiler.is_compiling,
             raised=True,
@@ -81,7 +81,7 @@ class StateProbe(GuardedProbe):
         super().install()
 
     def _swapping(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None] | None:
-        """Record the tensors with which `functional_call` runs a module, and after it those that the module holds."""
+        """Record the tensors that `functional_call` puts into a module, and afterwards the module's own."""
         given = dict(zip(("module", "parameters_and_buffers"), args, strict=False)) | kwargs
         module, values = given["module"], given["parameters_and_buffers"]
         if not self._recorder.wanted or not isinstance(values, dict):

@@ -21,7 +21,7 @@ class Written:
     """Fingerprints of tensors when they were recorded, by `id`."""
 
     def __init__(self, summarizer: Summarizer) -> None:
-        """Start with nothing recorded; the summarizer looks at tensors."""
+        """Start empty; the summarizer makes the fingerprints."""
         self._summarizer = summarizer
         self._marks: dict[int, Hashable] = {}
         # Of those recorded last, who are asked for next as a rule.

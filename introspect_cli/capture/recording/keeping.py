@@ -139,7 +139,7 @@ class Keeping:
         number: int = 0,
         ranks: int = 1,
     ) -> None:
-        """Start with no step in the store; `note` is told once what cannot be done, `number` is the rank of `ranks`."""
+        """Start without steps; `note` is called with what cannot be done, `number` is this rank of `ranks`."""
         self.box = box
         self.copies: Callable[[], list[int]] = list
         self.nan_at: int | None = None

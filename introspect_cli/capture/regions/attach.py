@@ -44,7 +44,7 @@ _SCOPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Spec:
-    """Where a hook sits and what passes by it.
+    """Place of a hook, and the types of the values that it taps.
 
     Attributes:
         kind: `input` for a hook that runs before the module, `output` for one that runs after.
@@ -101,7 +101,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
 
 
 def detach(model: nn.Module) -> None:
-    """Take every tap off a model again."""
+    """Remove every tap from a model."""
     for module in model.modules():
         for registry in (module._forward_pre_hooks, module._forward_hooks):  # noqa: SLF001 - no public way to others' handles
             for key in [key for key, hooked in registry.items() if _is_tap(hooked)]:

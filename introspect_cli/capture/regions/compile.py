@@ -49,7 +49,7 @@ class InputTap:
         self.module = module
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002 - torch's signature
-        """Compile the looks in; do nothing where the module runs as python."""
+        """Compile a look at each argument; nothing where the module runs as python."""
         if torch.compiler.is_compiling():
             for position, value in enumerate(args):
                 _look(value, self.module, Kind.INPUT, f"[{position}]")
@@ -106,7 +106,7 @@ def _tapped(value: Any, module: str, path: str) -> Any:
 
 
 class CompileProbe(GuardedProbe):
-    """Watches for what is compiled.
+    """Watches `torch.compile`.
 
     Attributes:
         runs_as_python: whether compiled regions are run as python.
@@ -146,7 +146,7 @@ class CompileProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Put `torch.compile` back and take the hooks off; what has been compiled keeps its taps, which do nothing."""
+        """Restore `torch.compile` and remove the hooks; taps in compiled code do nothing from then on."""
         super().remove()
         if self._stance is not None:
             torch.compiler.set_stance("default")

@@ -96,12 +96,12 @@ class TapProbe(GuardedProbe):
         self._guarded_ends = context.guard.around(self.name, "gradients at the ends of compiled regions are")
 
     def install(self) -> None:
-        """Take what taps see."""
+        """Receive what taps report."""
         Sink.take = self._take
         super().install()
 
     def remove(self) -> None:
-        """Take nothing more."""
+        """Stop receiving."""
         self._take_nothing()
         super().remove()
 
@@ -204,7 +204,7 @@ class TapProbe(GuardedProbe):
             self._recorder.emit_at(sites, value)
 
     def end_region(self, ends: Ends, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        """A compiled graph has run forward.
+        """Finish a forward run of a compiled graph: order its records, watch gradients of its inputs and outputs.
 
         What it recorded is put in the order of the program, whatever order the compiler made of it; what came in is
         watched, and of what went out is told from inside.

@@ -59,7 +59,7 @@ def _call_all(listeners: list[Callable[[], None]]) -> None:
 
 
 class Running(threading.local):
-    """Optimizers (by `id`) inside whose step this thread is, outermost first."""
+    """Stack of optimizers (by `id`) whose step this thread is in, outermost first."""
 
     def __init__(self) -> None:
         self.optimizers: list[int] = []
@@ -265,7 +265,7 @@ class StepClock(Moments):
             self.evaluation.has_training = True
 
     def _leave_out_evaluation(self, *, keep: bool) -> None:
-        """Take out what a model computed before anything showed that one would be trained, without gradients or idly.
+        """Drop the steps before training, if they were an evaluation: no gradients, or graphs that are gone.
 
         Only then is it known to have been an evaluation, and not what the script is for. Its records were steps. What
         it computed with gradients is for nothing once the graph is gone: no backward pass can begin there. Where an

@@ -133,7 +133,7 @@ def _is_live(module: nn.Module) -> bool:
 
 
 def _in_function() -> bool:
-    """Whether the forward of an `autograd.Function` is under way, which runs without gradients what is trained.
+    """Whether the forward of an `autograd.Function` is running, within 100 frames.
 
     Known by the code of its frame: since torch 2.15 `apply` is not written in Python and leaves no frame.
     """
@@ -166,7 +166,7 @@ class Draw:
 
 
 class Evaluation:
-    """Tells the phase of outermost calls, and keeps batches of an evaluation out of training."""
+    """Decides the phase of outermost calls, and moves batches of evaluations out of training."""
 
     def __init__(self, recorder: Recorder, *, wanted: bool) -> None:
         """Start in training, without loaders; `wanted` says whether evaluation is recorded."""

@@ -119,7 +119,7 @@ def number_of(bits, lookup, KIND: tl.constexpr):
 
 @triton.jit
 def transpose(null, address, target, rows, columns, SIZE: tl.constexpr, ALIGNED: tl.constexpr, EDGE: tl.constexpr):
-    """Copy matrices that lie one behind the other to where each lies transposed, a tile in each program.
+    """Copy adjacent matrices transposed, one tile in each program.
 
     A copy that follows the strides of one side reads or writes elements far apart, each with the memory around it for
     nothing: torch's reaches a sixth of this one, which reads along rows and writes along columns.
