@@ -47,21 +47,13 @@ def unmix(checksum: Number) -> Number:
     return cast("Number", value ^ (value >> 30) ^ (value >> 60))
 
 
-_SAMPLES: Final = 0x5A5A1E5
-
-
-def samples_key(checksum: int) -> int:
-    """Key under which a store keeps the summaries of a tensor's samples, from its checksum."""
-    return mix(checksum ^ _SAMPLES)
-
-
 def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
     """64-bit digest of dtype and shape, added to a checksum's sum.
 
     Args:
         dtype: torch's name without the prefix.
         shape: sizes of the whole tensor.
-        extra: what else makes the value: a quantized tensor's scales and zero points.
+        extra: what else makes the value: a quantized tensor's scheme.
     """
     text = f"{dtype}{[int(size) for size in shape]}".encode()
     return int.from_bytes(hashlib.blake2b(text + extra, digest_size=8).digest(), "little")
