@@ -53,10 +53,10 @@ SHARES: dict[Kind, Share] = {
 
 
 def kinds_that(are: str) -> frozenset[Kind]:
-    """The kinds of which a field of the table says so."""
+    """The kinds whose `Share` has the field named `are` set, such as `flows`."""
     return frozenset(kind for kind, share in SHARES.items() if getattr(share, are))
 
 
 def codes_that(are: str) -> list[int]:
-    """The codes of these kinds, in order."""
+    """Codes of the kinds whose `Share` has the field named `are` set, sorted."""
     return sorted(KIND_CODES[kind] for kind in kinds_that(are))

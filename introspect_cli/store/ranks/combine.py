@@ -43,7 +43,7 @@ _FIRST = np.zeros(1, np.int64)
 
 
 class Combiner:
-    """Puts steps together, and remembers how."""
+    """Combines the records of all ranks step by step, reusing the plan of the last step where the rows are the same."""
 
     def __init__(self, places: LayoutTables, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
         """Start without a plan.
@@ -62,11 +62,11 @@ class Combiner:
 
     @property
     def rows(self) -> Rows | None:
-        """The rows of the step that was put together last; None before."""
+        """`Rows` of the step that was combined last; None before the first."""
         return None if self.plan is None else self.plan.basis
 
     def combine(self, step: StackedStep) -> StepBatch:
-        """The records of a step of all ranks, as one rank's."""
+        """Combine a step of all ranks into one batch, one record per site."""
         plan = self.plan
         if plan is None or plan.basis is not step.rows:
             self.plan = plan = plan_of(step, self._places, self._names.kinds, self._names.left_out(step))
@@ -94,11 +94,11 @@ class Combiner:
         return result.batch()
 
     def _whole_number(self, part: int) -> int:
-        """The number of a whole's layout, by that of a part of it."""
+        """The number of the whole tensor's layout, given the number of a part's."""
         return self._names.layout_number(whole_layout(self._places.layouts[part]))
 
     def _batched_number(self, numbers: Array) -> int:
-        """The number of what tensors of some layouts are together."""
+        """The number of the layout of tensors concatenated along dimension 0, given their layouts' numbers."""
         key = numbers.tobytes()
         if key not in self._batched:
             layouts = [self._places.layouts[number] for number in numbers.tolist()]
@@ -154,7 +154,7 @@ class Combiner:
         return doubled & plan.flows
 
     def _put_owed(self, result: CombinedStep) -> None:
-        """Add up sums that ranks still owe one another, which only sketches can."""
+        """Add up the sketches of sums (or means) that ranks have not reduced yet; other statistics stay unknown."""
         step, plan = result.step, result.plan
         groups = np.flatnonzero(plan.owed)
         if not len(groups):
@@ -178,7 +178,7 @@ class Combiner:
             result.text[group] = f"{part.owed} over {part.owing} ranks, still owed"
 
     def _put_partless(self, result: CombinedStep, partless: Array) -> None:
-        """Put together what has no parts: equal copies, copies that are not equal, or what each rank has its own of."""
+        """Combine groups without parts: equal copies, unequal copies, or each rank's own values."""
         step, plan = result.step, result.plan
         if not partless.any():
             return
@@ -204,7 +204,7 @@ class Combiner:
         self._put_gathered(result, np.flatnonzero(differ & ~copied & ~random))
 
     def _put_gathered(self, result: CombinedStep, groups: Array) -> None:
-        """Put together values of ranks that differ: their extrema and moments, or their sum."""
+        """Combine differing values of ranks: by their sum where `_are_summed`, else by extrema and moments."""
         step, plan = result.step, result.plan
         if not len(groups):
             return
@@ -253,13 +253,13 @@ class Combiner:
 
 
 def _sketches(step: StackedStep, rows: Array) -> Array:
-    """The sketches of some rows, of ranks that all kept them, to compute with."""
+    """float64 (rows, 16), the sketches of some rows; every rank must have kept them."""
     assert step.block.sketch is not None
     return step.block.sketch[rows].astype(np.float64)
 
 
 def _put_copies(result: CombinedStep, groups: Array) -> None:
-    """Put together copies that are not the same bits: one of them where rounding explains that, and else none."""
+    """Combine unequal copies: the first rank's where all sketches are within `_ROUNDING` of it, else not observed."""
     step = result.step
     if not len(groups):
         return
@@ -282,7 +282,7 @@ def _put_copies(result: CombinedStep, groups: Array) -> None:
 
 
 def _put_summed(result: CombinedStep, groups: Array) -> None:
-    """Put together the sum of what the ranks have; only sketches can be added up."""
+    """Add up the sketches of what ranks hold; not observed where no sketches were kept."""
     if result.sketch is None:
         for group in groups.tolist():
             result.unseen(group, "each rank's share of a sum")

@@ -74,7 +74,7 @@ def digests(
 
 
 def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
-    """The totals of all ranks together, uint64 (steps, 4), and in which steps copies are equal.
+    """Totals over all ranks, uint64 (steps, 4), and bool (steps,), whether all copies are equal.
 
     Args:
         shares: of each rank.
@@ -132,7 +132,7 @@ def _fixed(names: WholeNames, places: LayoutTables, plan: Plan, shares: Sequence
 
 
 def _share_of(names: WholeNames, places: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
-    """Of each row a number for the share that it is in, the same for shares of copies; -1 for values of each rank."""
+    """For each row a number of its share, equal for shares of the same copies; -1 for values of each rank's own."""
     kind, rank = names.kinds[basis.site[rows]], basis.rank[rows]
     place = np.array([place_of(layout) for layout in places.layouts], np.uint64)[basis.number[rows]]
     adds_up = np.isin(kind, STATE) | (place > 0)
@@ -154,12 +154,12 @@ def _share_of(names: WholeNames, places: LayoutTables, basis: Rows, rows: Array,
 
 
 def _separate(group: Array, part: Array, share: Array) -> bool:
-    """Whether copies are in shares of copies alone, so that one of these stands for all.
+    """Whether no share of copies also holds other values, so that one copy's total stands for all.
 
     Args:
         group: of each row, the number of its site's group.
         part: the number of the part that it holds.
-        share: the share that it is in, see above.
+        share: the number from `_share_of`.
     """
     order = np.lexsort((part, group))
     group, part, share = group[order], part[order], share[order]
