@@ -235,10 +235,9 @@ class Combiner:
             result.layout[group] = self._batched_number(numbers[parts == parts[0]])
 
     def _are_summed(self, result: CombinedStep, groups: Array) -> Array:
-        """Whether groups are gradients of what is equal on all ranks, such as an embedding of positions: they add up.
+        """Whether each group is a gradient of a value that is equal on all ranks, so that the ranks' gradients add up.
 
-        They are not samples beside one another. Where other outputs of the same layout differ, these are samples that
-        happen to be equal: what a layer of zeros gives, or the embedding of a type that all tokens have.
+        A value counts as equal only where no output of the same layout differs between ranks.
         """
         step, equals = result.step, result.equal()
         here, layouts = step.rows.site[result.row], step.rows.number[result.row]

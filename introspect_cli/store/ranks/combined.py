@@ -114,7 +114,7 @@ class CombinedStep:
             self.checksum[group] = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
     def members(self, groups: Array) -> tuple[Array, Array, Array]:
-        """Where in the plan's rows some groups' are: places, starts of groups among them, and each one's group."""
+        """Positions in `plan.rows` of some groups' members, starts of groups among them, and each one's group."""
         wanted = np.zeros(self.size, np.bool_)
         wanted[groups] = True
         at = np.flatnonzero(wanted[self.plan.group])
@@ -127,7 +127,7 @@ class CombinedStep:
         return ~any_of(sums != sums[plan.starts][plan.group], plan.starts)
 
     def distinct(self, at: Array, group: Array) -> Array:
-        """Of members, whether no other rank has that value; what two calls of one rank have counts twice."""
+        """Bool (members,), False for a value that another rank has too; equal values of one rank's calls all count."""
         rows = self.plan.rows[at]
         sums, rank = self.step.block.checksum[rows], self.step.rows.rank[rows]
         order = np.lexsort((np.arange(len(at)), rank, sums, group))

@@ -35,13 +35,17 @@ _MOST_FORMS = 16
 def digests(
     names: WholeNames, places: LayoutTables, rows: Array, sample: Callable[[int], Iterable[Plan]]
 ) -> tuple[list[bytes | None], NDArray[np.int64]]:
-    """The digest of each step, None where there is none; and a number for the forms of its ranks, -1 for unknown ones.
+    """Digests of steps that are equal for equal values in any layout.
 
     Args:
         names: of all ranks, in the whole.
         places: the ranks' layouts.
-        rows: where among each rank's entries the steps are that all have; (ranks, steps).
-        sample: how such a step is put together, by its position, in slices of its sites.
+        rows: (ranks, steps), position of each common step among each rank's entries.
+        sample: combines the step at a position, slice by slice, and gives the plans.
+
+    Returns:
+        the digest of each step, None where the ranks' totals do not tell; and int64 (steps,), a number for each
+        combination of the ranks' forms, -1 where unknown.
     """
     totals = [reader.totals for reader in names.readers]
     out: list[bytes | None] = [None] * rows.shape[1]

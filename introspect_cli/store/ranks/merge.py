@@ -91,7 +91,7 @@ def whole_or_nothing(out: Path) -> Iterator[Path]:
 
 
 def _job(source: str | Path) -> str:
-    """What all runs of a launch have in common."""
+    """The job id of a run's launch; StoreError for a run of one process or one still being written."""
     with open_run(source) as run:
         launch = launch_of(run.manifest)
         if launch is None:

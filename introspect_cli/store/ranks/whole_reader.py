@@ -133,7 +133,7 @@ class WholeReader(WholeNames, StepReader):
         return step_digests
 
     def _sample(self, row: int) -> Iterator[Plan]:
-        """How a step is put together, slice by slice."""
+        """Combine the step at a position slice by slice, giving each slice's plan; notes the number of records."""
         size, of = 0, self.slices_of(row)
         for which in range(of):
             combiner = self._combiner(which, of)

@@ -284,7 +284,7 @@ def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapp
 
 
 def _listed(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
-    """What the ranks list, each entry once; of what only some say, which."""
+    """Entries listed by ranks under `name`, each once; a text listed only by some ends with `(ranks 0, 1)`."""
     sayers: dict[str, list[int]] = {}
     entries: dict[str, Any] = {}
     for number, manifest in sorted(ranks.items()):

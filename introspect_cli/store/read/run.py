@@ -263,7 +263,7 @@ class Run:
         return self._holding
 
     def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Directory]:
-        """The directories that hold whole tensors and source files: each rank's, where each has its own."""
+        """Directories that may hold whole tensors and sources: the run's, or those of `ranks` (None: all ranks)."""
         if not self.manifests:
             yield self._folder
             return
