@@ -134,7 +134,7 @@ class _Search:
     tried: list[tuple[str, Verdict]] = field(default_factory=list)
 
     def run(self, good: str, bad: str) -> Culprit:
-        """Capture both ends, then let git choose until one commit is left."""
+        """Capture both ends, then bisect; UsageError where the good commit fails or the two do not diverge."""
         made = self._capture(good)
         if not made.usable or made.exit_code:
             raise UsageError(
@@ -218,6 +218,7 @@ class _Search:
             return None
 
     def _note(self, commit: str, verdict: Verdict, result: DiffResult | None) -> None:
+        """Keep the verdict on a commit and tell it in a line."""
         self.results[commit] = result
         self.tried.append((commit, verdict))
         said = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skipped"}[verdict]
@@ -227,6 +228,7 @@ class _Search:
         self.tell(f"{commit[:10]} is {said}" + (f": {why}" if why else ""))
 
     def _culprit(self, first: str, candidates: Sequence[str]) -> Culprit:
+        """The result: the commit `first`, or `candidates` where that is ""."""
         subject, files = "", ""
         if first:
             subject = self.user.ask("log", "-1", "--format=%s", first)

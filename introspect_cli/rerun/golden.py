@@ -42,7 +42,7 @@ _SMALL = 64
 
 @dataclass(frozen=True)
 class Golden:
-    """What a golden run is checked by.
+    """The command and tolerances that a golden run is checked with.
 
     Attributes:
         words: the script and its arguments; empty for one that a test saved.
@@ -81,7 +81,7 @@ def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = Fal
 
 
 def keep(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int:
-    """Keep a run as a golden one; how many bytes it takes."""
+    """Pack a run as the golden run at `path`; returns bytes written."""
     path.mkdir(parents=True, exist_ok=True)
     about = {
         "words": list(golden.words),
@@ -96,7 +96,7 @@ def keep(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int
 
 
 def read(path: Path) -> Golden:
-    """What a golden run is checked by.
+    """Read the description of the golden run at `path`.
 
     Raises:
         StoreError: there is none, or it cannot be read.
@@ -113,6 +113,7 @@ def read(path: Path) -> Golden:
 
 
 def _kept(path: Path) -> Run:
+    """Open the golden run's packed run."""
     try:
         return open_run(path / STORE)
     except StoreError as error:
@@ -120,7 +121,7 @@ def _kept(path: Path) -> Run:
 
 
 def took_long(path: Path) -> bool:
-    """Whether a golden run took so long that it pays to compare another with it while that goes on.
+    """Whether a golden run took `LONG` seconds or more, so that comparing a new one while it runs pays.
 
     Raises:
         StoreError: it cannot be read.
@@ -162,7 +163,7 @@ def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) 
 
 
 def _parts(golden: Golden, run: Run) -> list[DiffOptions]:
-    """A comparison for each tolerance: kinds that have one of their own, and all others."""
+    """Options of one comparison for each kind with its own tolerance, and one for all other kinds."""
     kinds = {kind for rank in run.ranks for kind in run.rank(rank).sites.kind}
     rest = golden.tolerance.get("", (0.0, 0.0))
     with_tolerance = {kind: pair for kind, pair in golden.tolerance.items() if kind in kinds}

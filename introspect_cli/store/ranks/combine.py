@@ -106,11 +106,10 @@ class Combiner:
         return self._batched[key]
 
     def _put_parts(self, result: CombinedStep) -> Array:
-        """Put wholes together out of their parts: each once, whoever else has a copy of it.
+        """Assemble wholes from their parts, each part counted once however many ranks hold a copy.
 
         Returns:
-            groups of which ranks with the same part have different values although these flow through modules: other
-            samples, then.
+            bool (groups,), activations and their gradients that differ between ranks with the same part: other samples.
         """
         step, plan = result.step, result.plan
         unlike = plan.copies

@@ -145,7 +145,7 @@ class Sent:
 
 
 def fetch(wanted: Iterable[list[Range]]) -> int:
-    """Read ranges of one run at once, so that they are there when they are asked for; how many, before a limit."""
+    """Read ranges of one run concurrently into the cache; returns how many items fit into `_MOST_AT_ONCE` bytes."""
     jobs, room, taken = dict[Range, None](), _MOST_AT_ONCE, 0
     for ranges in wanted:
         room -= sum(each.end - each.begin for each in ranges)

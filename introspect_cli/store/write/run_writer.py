@@ -99,6 +99,7 @@ class StoreWriter:
 
     @classmethod
     def _create(cls, path: Path, run_id: str, *, force: bool, durable: bool, rank: int | None = None) -> StoreWriter:
+        """Lock a new directory at `path`, the run's or that of `rank`; an old run is removed after that."""
         if path.is_symlink():
             path = path.resolve()
         old = set_aside(path, force=force)
