@@ -157,7 +157,10 @@ class _Search:
         return self._drive(self.reference, good, bad)
 
     def _drive(self, reference: Reference, good: str, bad: str) -> Culprit:
-        """Try the commit that halves those left, until none is, or only some that cannot be captured."""
+        """Capture commits that `git rev-list --bisect-all` proposes.
+
+        Ends with one left, or only with uncapturable ones.
+        """
         same, skipped = [good], set()
         while True:
             left = self.user.ask("rev-list", "--bisect-all", bad, "--not", *same).splitlines()
@@ -179,7 +182,10 @@ class _Search:
         return self.plan.until_step if self.reference is None else self.reference.until
 
     def _capture(self, commit: str) -> Rerun:
-        """Run a commit, up to its first divergence from the reference where there is one."""
+        """Capture a commit, or take its kept run.
+
+        It stops at the first divergence where there is a reference already.
+        """
         ends: tuple[str, ...] = () if self._until is None else ("--until-step", str(self._until))
         options = (*self.plan.options, *(ends if self.reference is None else self.reference.ends))
         run = self.directory / (commit[:16] if self._until is None else f"{commit[:16]}-to-{self._until}")
@@ -197,7 +203,10 @@ class _Search:
         return placed(self.around, self.directory / PLACE, revision=revision, links=links, keep=self.plan.keep)
 
     def proof(self, culprit: Culprit) -> Proof | None:
-        """Which change of the first bad commit it is, where its run and that of the commit before it are at hand."""
+        """Find which change of the first bad commit makes the runs diverge.
+
+        None where its or its parent's run is gone.
+        """
         if culprit.commit is None or not self.plan.max_runs:
             return None
         before = self.user.ask("rev-parse", f"{culprit.commit}^")

@@ -216,7 +216,7 @@ class _Captures:
         return run
 
     def _diverges(self, reference: str, run: Path) -> bool:
-        """Whether a run that was ended at its first divergence has one: it was seen while the run was going on."""
+        """Whether a run that was stopped at its first divergence still diverges from `reference` now."""
         with contextlib.ExitStack() as stack:
             paths = (reference, str(run), *self.asked.noise)
             a, b, *others = (stack.enter_context(open_run(path)) for path in paths)

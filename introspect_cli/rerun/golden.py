@@ -150,7 +150,10 @@ def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> D
 
 
 def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:
-    """What a new run is to a golden one: a is the golden run, or with noise the new one."""
+    """Compare a new run with the golden one, once per tolerance; a part that diverges counts, then an undecided one.
+
+    a is the golden run; with noise runs, the new one.
+    """
     with ExitStack() as stack:
         kept, new = stack.enter_context(_kept(path)), stack.enter_context(open_run(run))
         others = [stack.enter_context(open_run(other)) for other in noise]
@@ -175,7 +178,10 @@ def _parts(golden: Golden, run: Run) -> list[DiffOptions]:
 
 
 def _another_machine(result: DiffResult) -> DiffResult:
-    """Not diverged but undecided where the first difference is one of rounding, and the machine is another."""
+    """The result, UNDECIDED in place of DIVERGED.
+
+    Where the first difference is rounding and the machines round differently.
+    """
     first = result.first
     if result.verdict is not Verdict.DIVERGED or first is None or first.a is None or first.b is None:
         return result

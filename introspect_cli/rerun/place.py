@@ -430,7 +430,10 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _give(files: Mapping[Path, Path]) -> list[Path]:
-    """Put files where a script looks for them and nothing is: copies, and links where that is much, which it gives."""
+    """Copy files (target: source), smallest first, up to `MOST_COPIED` bytes in all.
+
+    Link the rest, and return those.
+    """
     total, large = 0, []
     real = {to: Path(os.path.realpath(path)) for to, path in files.items() if path.exists()}
     sizes = {path: path.stat().st_size if path.is_file() else MOST_COPIED for path in real.values()}

@@ -242,7 +242,7 @@ class Reference:
         return ("--until-step", str(self.until), *(stops if pays else ()))
 
     def judge(self, other: Rerun, exit_code: int = 0) -> tuple[Verdict, DiffResult | None]:
-        """Whether a rerun diverges; undecided where it cannot be told.
+        """Compare a rerun with the reference; UNDECIDED without a step, or where it agrees but exits otherwise.
 
         A script that ended with another exit code than the one expected tells something only by what it recorded
         before: diverging is diverging, but agreeing up to the crash is not agreeing.

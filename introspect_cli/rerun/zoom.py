@@ -198,7 +198,7 @@ class _Rerun:
     def _side(
         self, name: str, recipe: Recipe, place: Place, note: str, steps: tuple[int, ...], globs: Sequence[str]
     ) -> Side:
-        """Run one of them again, these steps with operators and these sites whole, and compare it with its store."""
+        """Capture a run again, its `steps` with operators and tensors at `globs` whole; compare it with its store."""
         run, path = self.runs["ab".index(name)], self.directory / name
         there = (*recipe.options, *recipe.words_at(place))
         self.tell(f"running {name} again {note}: {shlex.join(there)}, in {place.directory}")

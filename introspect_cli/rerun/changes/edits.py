@@ -100,7 +100,7 @@ def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edi
 
 
 def _read(file: str, text: str) -> Any:
-    """What a text means; None where it cannot be read."""
+    """A comparable form of a text: syntax tree without docstrings, or parsed data; None where it cannot be parsed."""
     if not file.endswith(".py"):
         return parsed(text, PurePath(file).suffix.lower())
     tree = tree_of(text)

@@ -45,7 +45,10 @@ def _by_name(around: Around) -> dict[str, Path]:
 
 
 def _equal(one: Path | None, two: Path | None) -> bool:
-    """Whether two files hold the same; where they are too large to be read, whether they are as long."""
+    """Whether two files have equal bytes (above `_LARGEST`, equal sizes).
+
+    False where one is missing, True if unreadable.
+    """
     if one is None or two is None:
         return False
     try:
@@ -58,7 +61,7 @@ def _equal(one: Path | None, two: Path | None) -> bool:
 def at_commits(
     root: Path, commits: tuple[str, str], sources: Collection[Path], around: Around, place: Path
 ) -> tuple[OtherFile, ...]:
-    """Files that are none of the sources and differ between the commits of the runs, written out below a directory.
+    """Files, not sources, that differ between the runs' commits, written below `place`; () for equal commits.
 
     Raises:
         OSError: they cannot be written.

@@ -208,7 +208,7 @@ class _Search:
         return self.attempts.verdict(part, name) is Verdict.DIVERGED
 
     def _controls(self) -> str:
-        """Whether a runs again as it did, and all changes make it diverge; "" if so, else why not."""
+        """Why the search cannot begin; "" where it can: a unchanged repeats itself, and a with all changes diverges."""
         attempts = self.attempts
         nothing: frozenset[int] = frozenset()
         if not self._needed(self.everything) and attempts.around != self.around[1]:

@@ -49,7 +49,7 @@ class Texts:
 
 
 def texts_of(run: Run, recipe: Recipe) -> Texts:
-    """The text of each source file that a run recorded.
+    """Collect the text of each source file: from the run, from disk or from git, wherever the digest fits.
 
     Raises:
         StoreError: one that the run keeps is damaged.
@@ -74,7 +74,7 @@ def texts_of(run: Run, recipe: Recipe) -> Texts:
 
 
 def project_root(recipe: Recipe) -> Path:
-    """The directory to which a run's source files are named relative."""
+    """The directory that source names are relative to; the nearest git root above the script, else its directory."""
     script = Path(os.path.realpath(recipe.directory / recipe.script)) if recipe.script else None
     start = script.parent if script is not None else Path(os.path.realpath(recipe.directory))
     for directory in (start, *start.parents):

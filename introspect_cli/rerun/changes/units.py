@@ -77,6 +77,7 @@ class _Version:
                 self._read(file, tree, "")
 
     def _read(self, file: str, node: ast.AST, prefix: str, scope: str = "") -> None:
+        """Collect the names below a node; `scope` is the function around it, `prefix` begins its inner names."""
         bound = self.bound.setdefault((file, scope), set())
         for child in ast.iter_child_nodes(node):
             self.words |= {name for field in ("id", "attr", "arg", "name") if (name := getattr(child, field, None))}

@@ -107,7 +107,10 @@ class Storage:
         return {name.rpartition("/")[2]: size for name, size in sizes.items() if name != path.strip("/")}
 
     def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
-        """Ranges of objects (name, first byte, byte after the last), at once where its client can; what failed, why."""
+        """Read ranges (name, first byte, byte after the last), concurrently where possible.
+
+        An error takes a range's place.
+        """
         names, begins, ends = [name for name, _, _ in wanted], [at for _, at, _ in wanted], [at for _, _, at in wanted]
         try:
             got = self.system.cat_ranges([self.path(name) for name in names], begins, ends, on_error="return")
@@ -147,7 +150,10 @@ class Storage:
 
 
 def failure(doing: str, url: str, error: BaseException) -> StoreError:
-    """What a client raised, as a sentence."""
+    """The StoreError for a client's exception.
+
+    RefusedError where a retry is useless, NothingThereError for nothing there.
+    """
     text = " ".join((str(error) or type(error).__name__).split())[:_LONGEST]
     if isinstance(error, ImportError):
         why = f'a package is missing ({text}): `pip install "introspect-cli[remote]"` has what s3:// needs'
