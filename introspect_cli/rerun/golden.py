@@ -178,10 +178,7 @@ def _parts(golden: Golden, run: Run) -> list[DiffOptions]:
 
 
 def _another_machine(result: DiffResult) -> DiffResult:
-    """The result, UNDECIDED in place of DIVERGED.
-
-    Where the first difference is rounding and the machines round differently.
-    """
+    """UNDECIDED in place of DIVERGED where the first difference is as small as rounding, on another machine."""
     first = result.first
     if result.verdict is not Verdict.DIVERGED or first is None or first.a is None or first.b is None:
         return result
