@@ -106,7 +106,7 @@ def compare(
         ranks: calls of each rank, in order.
         group: its name.
         when: the step, in words.
-        whole: whether the step ended; two lines swapped are then no difference.
+        whole: whether the step ended; then another source line counts only where both ranks ran both lines as often.
     """
     base = min(ranks)
     for other in sorted(ranks):

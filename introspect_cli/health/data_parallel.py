@@ -159,7 +159,10 @@ def rank_steps(ranks: Ranks) -> Iterator[Hit]:
 
 
 def used_up(ranks: Ranks) -> bool:
-    """Whether data-parallel ranks that end early have no other reason than their data: no step is without a loss."""
+    """Whether ranks that end early only ran out of data.
+
+    They are data-parallel, recorded all their steps, and have losses in all of them as the others do.
+    """
     progress, steps = ranks.of(Progress), [ranks.run.rank(rank).entries["step"] for rank in ranks.numbers]
     all_seen = all(len(each) and len(each) == each[-1] - each[0] + 1 for each in steps)
     computing = progress.computing == {*ranks.numbers} and not progress.hits

@@ -137,7 +137,10 @@ def peers_of(numbers: Iterable[int], groups: Iterable[frozenset[int]]) -> list[l
 
 
 def is_data_parallel(ranks: Ranks) -> bool:
-    """Whether ranks are to be given different samples: a wrapper says so, or each holds all parameters."""
+    """Whether ranks are to get different samples.
+
+    All are in data-parallel groups; without groups, half of the parameters or more start equal and none is sharded.
+    """
     wrapped = frozenset[int]().union(*ranks.groups)
     if wrapped:
         return set(ranks.numbers) <= wrapped

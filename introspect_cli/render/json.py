@@ -117,7 +117,7 @@ def _module(row: ModuleRow) -> dict[str, Any]:
 
 
 def _side(values: Sequence[ValueRow], place: int) -> str:
-    """`input` or `output`: the outermost line that a value stands under."""
+    """`input` or `output`: the name of the nearest row of depth 1 at or before `place`."""
     return next((value.name for value in reversed(values[: place + 1]) if value.depth == 1), "output")
 
 
