@@ -231,9 +231,9 @@ def _safetensors(path: Path) -> dict[Any, Any]:
 
 
 def _span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callable[[], Iterator[NDArray[Any]]]:
-    """A function that reads `length` bytes from byte `first` on as arrays.
+    """A function that reads `length` bytes from byte `first` on, as arrays.
 
-    Not mapped, since a truncated file would kill.
+    Not mapped into memory: a file that is truncated meanwhile would end the process.
     """
 
     def read() -> Iterator[NDArray[Any]]:

@@ -151,9 +151,9 @@ def check_tables(path: str, tables: Sequence[Table]) -> CheckResult:
 
 
 def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
-    """The check's result: findings by rule, and rules that could not be decided.
+    """The check's result: findings by rule, and the rules that could not be decided.
 
-    `ranks` None skips rules about ranks.
+    Rules about ranks are skipped where `ranks` is None.
     """
     findings: list[Finding] = []
     checked: list[str] = []

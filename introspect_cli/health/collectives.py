@@ -98,15 +98,16 @@ class Collectives(Gathered):
 def compare(
     ranks: Mapping[int, Sequence[Call]], group: str, when: str, *, whole: bool = True
 ) -> tuple[int, str] | None:
-    """(rank, sentence) for the first collective of a group that a rank calls otherwise than the lowest.
-
-    None if all agree.
+    """(rank, sentence) for the first collective of a group that a rank calls otherwise than the lowest rank.
 
     Args:
         ranks: calls of each rank, in order.
         group: its name.
         when: the step, in words.
         whole: whether the step ended; then another source line counts only where both ranks ran both lines as often.
+
+    Returns:
+        None where all ranks agree.
     """
     base = min(ranks)
     for other in sorted(ranks):
@@ -171,9 +172,9 @@ def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
 
 
 def _begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
-    """(step, group, operation, `file:line`) of collectives that a rank began.
+    """(step, group, operation, `file:line`) of each collective that a rank noted as begun.
 
-    [] without its note, bad lines skipped.
+    Empty without the note; malformed lines are skipped, since the file may be a stranger's.
     """
     try:
         data = reader.read_file(IN_FLIGHT, _MOST)

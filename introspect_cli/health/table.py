@@ -243,9 +243,9 @@ class Table:
 def first_rise(
     values: NDArray[np.float64], limit: Callable[[NDArray[np.float64]], float], least: int, most: int
 ) -> int | None:
-    """First position at `least` or later whose value exceeds `limit` of up to `most` values before it.
+    """First position from `least` on whose value exceeds `limit` of the up to `most` values before it.
 
-    None for none.
+    None where there is none.
     """
     return next((at for at in range(least, len(values)) if values[at] > limit(values[max(0, at - most) : at])), None)
 

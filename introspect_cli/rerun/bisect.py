@@ -157,9 +157,9 @@ class _Search:
         return self._drive(self.reference, good, bad)
 
     def _drive(self, reference: Reference, good: str, bad: str) -> Culprit:
-        """Capture commits that `git rev-list --bisect-all` proposes.
+        """Capture commits that `git rev-list --bisect-all` proposes, until the first bad one is found.
 
-        Ends with one left, or only with uncapturable ones.
+        Ends without one where only commits are left that cannot be captured.
         """
         same, skipped = [good], set()
         while True:

@@ -208,7 +208,10 @@ class _Search:
         return self.attempts.verdict(part, name) is Verdict.DIVERGED
 
     def _controls(self) -> str:
-        """Why the search cannot begin; "" where it can: a unchanged repeats itself, and a with all changes diverges."""
+        """Why the search cannot begin: a unchanged does not repeat itself, or a with all changes does not diverge.
+
+        "" where it can.
+        """
         attempts = self.attempts
         nothing: frozenset[int] = frozenset()
         if not self._needed(self.everything) and attempts.around != self.around[1]:

@@ -74,7 +74,10 @@ def texts_of(run: Run, recipe: Recipe) -> Texts:
 
 
 def project_root(recipe: Recipe) -> Path:
-    """The directory that source names are relative to; the nearest git root above the script, else its directory."""
+    """The directory that source names are relative to: the nearest git root above the script.
+
+    The script's own directory where there is none.
+    """
     script = Path(os.path.realpath(recipe.directory / recipe.script)) if recipe.script else None
     start = script.parent if script is not None else Path(os.path.realpath(recipe.directory))
     for directory in (start, *start.parents):

@@ -269,7 +269,11 @@ class Frames:
         return True
 
     def _scan(self, source: Source, size: int, crc: int) -> None:
-        """Read the heads after the last known one, up to the end or the first head whose CRC-32 does not fit."""
+        """Read the heads after the last known one, up to the last frame that is whole.
+
+        Raises:
+            DamageError: a head's CRC-32 does not fit, unless all its bytes are 0, or there are more than LIMIT_FRAMES.
+        """
         at, chunk, first = int(self.at[-1]) or START.size, b"", 0
         heads: list[bytes] = []
         try:

@@ -257,7 +257,10 @@ def _sketches(step: StackedStep, rows: Array) -> Array:
 
 
 def _put_copies(result: CombinedStep, groups: Array) -> None:
-    """Combine unequal copies: the first rank's where all sketches are within `_ROUNDING` of it, else not observed."""
+    """Combine unequal copies into the first rank's record, where all sketches are within `_ROUNDING` of it.
+
+    Else only a hash of all checksums is kept, with a text that names the ranks that differ.
+    """
     step = result.step
     if not len(groups):
         return

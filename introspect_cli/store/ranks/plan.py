@@ -235,7 +235,10 @@ class Covering(NamedTuple):
 
 
 def covering(parts: Sequence[Part]) -> Covering | None:
-    """Elements of a tensor that its distinct parts cover; None where parts differ in their number of dimensions."""
+    """How many elements of a tensor its distinct parts cover, and whether they overlap.
+
+    None where the parts differ in their number of dimensions.
+    """
     filled = [number for number, part in enumerate(parts) if part.numel]
     if not filled:
         return Covering(0, 0)

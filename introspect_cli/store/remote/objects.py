@@ -152,7 +152,7 @@ class Storage:
 def failure(doing: str, url: str, error: BaseException) -> StoreError:
     """The StoreError for a client's exception.
 
-    RefusedError where a retry is useless, NothingThereError for nothing there.
+    RefusedError where a retry is useless, NothingThereError for a missing object.
     """
     text = " ".join((str(error) or type(error).__name__).split())[:_LONGEST]
     if isinstance(error, ImportError):
