@@ -93,12 +93,12 @@ class Ledger:
     """Results of comparing named values between ranks, step after step.
 
     Attributes:
-        shared: what was equal when it was first compared.
-        equal: what was equal when it was last compared.
-        first: the first difference of each.
-        parted: the first difference of what had been equal.
-        since: of what differs now, the difference since when.
-        times: how often each differed, and how often it was compared.
+        shared: names equal in their first comparison.
+        equal: names equal in their last comparison.
+        first: the first difference of each name.
+        parted: the first difference of each name that had been equal before.
+        since: for each name that differs now, the difference with which that began.
+        times: by name, how often it differed, and how often it was compared.
     """
 
     shared: set[str] = field(default_factory=set)

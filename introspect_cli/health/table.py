@@ -131,10 +131,10 @@ class Table:
         stride: every `stride`-th step is kept in `many`.
         phase, kind, fqn, call, path, module_class, op, source: of each site, by number.
         order: int64, sequence of each site when it was first seen.
-        few: losses, batches and hyper-parameters, every step.
-        many: all other sites.
-        moves: of parameters.
-        nonfinite: first such record of each site, by step and sequence.
+        few: losses, batches and hyper-parameters, in every step.
+        many: all other sites, in every `stride`-th step.
+        moves: changes of parameters.
+        nonfinite: the first record of each site that is not finite, by step and sequence.
     """
 
     rank: int

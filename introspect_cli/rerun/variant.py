@@ -89,7 +89,7 @@ class End:
         return self.exit_code != 0 or self.error is not None
 
     def is_as(self, other: End) -> bool:
-        """Whether exit codes are equal and the exceptions, if any, are of one type in one function."""
+        """Whether exit codes are equal, and so are the exceptions, if any: text without directories, and function."""
         one, two = (None if end.error is None else end.error.same_as for end in (self, other))
         return self.exit_code == other.exit_code and one == two
 

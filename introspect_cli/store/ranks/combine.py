@@ -50,9 +50,9 @@ class Combiner:
 
         Args:
             places: the ranks' layouts.
-            names: of what is recorded, in the whole.
-            lacking: why the values that each rank has its own of are not all there; "" where they are.
-            complete: whether all ranks were recorded, so that a part of the model that is missing is missing there.
+            names: the common site numbers.
+            lacking: why values that each rank has its own of are not all there; "" where they are.
+            complete: whether all ranks were recorded, so that a missing part of the model is an error.
         """
         self._places, self._names = places, names
         self._lacking, self._complete = lacking, complete

@@ -42,22 +42,22 @@ UNPLACED = "where the parts of it lie could not be worked out"
 
 @dataclass(frozen=True)
 class Plan:
-    """How each site of a step is combined, as far as layouts and statuses decide it.
+    """How each site of a step is combined, as far as layouts and statuses decide it. A group is one site's rows.
 
     Attributes:
-        basis: the rows it follows from.
-        rows: rows of all ranks, by site and then by rank; those that hold nothing of what others hold left out.
-        starts: where in `rows` each site begins.
-        group: of each of `rows`, the number of its site's group.
-        kind: of each group, the code of its kind.
-        flows: groups of what flows through modules, of which data-parallel ranks have their own samples.
-        unseen: groups that a rank could not see, and the row that says why.
-        mixed: groups of which some ranks hold parts and others what has no known place.
-        owed: groups whose sum is still owed.
-        parts: groups of parts.
-        partless: groups without parts.
-        owner: of each of `rows`, where in `rows` the first rank with the same part stands.
-        unfit: groups whose parts are not the whole, and why.
+        basis: the rows of the step.
+        rows: positions in `basis`, by site and then by rank, without rows that hold nothing others lack.
+        starts: positions in `rows` where each group begins.
+        group: for each of `rows`, its group's number.
+        kind: for each group, the code of its kind.
+        flows: bool (groups,), activations and their gradients.
+        unseen: groups that a rank could not observe, with the row that says why.
+        mixed: bool (groups,), some ranks hold parts and others values without a known place.
+        owed: bool (groups,), sums that ranks have not reduced yet.
+        parts: bool (groups,), to be assembled from parts.
+        partless: bool (groups,), without parts.
+        owner: for each of `rows`, the position in `rows` of the first rank with the same part.
+        unfit: groups whose parts are not exactly the whole, with the reason.
     """
 
     basis: Rows
@@ -237,7 +237,7 @@ class Covering(NamedTuple):
 def covering(parts: Sequence[Part]) -> Covering | None:
     """How many elements of a tensor its distinct parts cover, and whether they overlap.
 
-    None where the parts differ in their number of dimensions.
+    None where the parts differ in their number of dimensions, or cut the tensor into more than `_MOST_CELLS` cells.
     """
     filled = [number for number, part in enumerate(parts) if part.numel]
     if not filled:

@@ -70,16 +70,16 @@ class WholeReader(WholeNames, StepReader):
         complete: bool = False,
         combine: Combine | None = None,
     ) -> None:
-        """Take the ranks.
+        """Combine the ranks' readers.
 
         Args:
-            path: as `WholeNames` takes it, like the next three.
-            readers: see there.
-            fold: see there.
-            stages: see there.
-            lacking: why the values of which each rank has its own are not all there; "" where they are.
+            path: the run, for messages.
+            readers: of the ranks, at least one, by rank.
+            fold: as `WholeNames` takes it.
+            stages: as `WholeNames` takes it.
+            lacking: why values that each rank has its own of are not all there; "" where they are.
             complete: whether these are all ranks of the run.
-            combine: puts steps at some positions together, wherever there is a processor; None to do so here.
+            combine: combines steps at some positions in other processes; None to combine here.
         """
         super().__init__(path, readers, fold, stages)
         self.many = len(self.readers)

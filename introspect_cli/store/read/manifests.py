@@ -256,9 +256,10 @@ def world_size(manifest: Mapping[str, Any]) -> int:
 
 
 def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """One manifest for a run of several ranks.
+    """One manifest for a run of several ranks: the lowest rank's, with the lists of all ranks joined.
 
-    The lowest rank's, with the lists of all ranks joined, and the status and exit of the first rank that failed.
+    The exit code and exception are those of the rank that failed first; `steps` is the smallest number, and the status
+    is `complete` only where every rank is there and says so.
     """
     if not ranks:
         return {**launch_manifest, "status": "running"}
