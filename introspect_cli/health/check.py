@@ -110,7 +110,7 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
 
 
 class _OfRank(NamedTuple):
-    """What the rules about one rank found for it.
+    """Results of the rules about one rank.
 
     Attributes:
         stride: one step in so many was looked at.

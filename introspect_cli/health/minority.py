@@ -108,7 +108,7 @@ def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
 
 
 def _scope(shares: int, alone: int, undecided: int) -> str:
-    """What was compared, and what was not."""
+    """A sentence on how many shares were compared, are on one rank alone, and have no majority."""
     scope = f"only copies of parameters, gradients and optimizer state were compared: {count(shares, 'share')} of them"
     if alone:
         scope += f", of which {alone} {'is' if alone == 1 else 'are'} on one rank alone"

@@ -49,7 +49,7 @@ def _harmless(match: re.Match[str]) -> str:
 
 
 def to_yaml(document: dict[str, Any]) -> str:
-    """The same document as YAML: block style, keys in order."""
+    """A document as YAML: block style, keys in order."""
     import yaml  # JSON is what most ask for
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -93,7 +93,7 @@ def groups_document(groups: Groups) -> dict[str, Any]:
 
 
 def overview_document(run: Overview) -> dict[str, Any]:
-    """What a run is."""
+    """An overview as plain values."""
     return {"format": FORMAT, **vars(run), "ranks": list(run.ranks)}
 
 
@@ -176,7 +176,7 @@ def graph_document(graph: Graph) -> dict[str, Any]:
 
 
 def check_document(result: CheckResult) -> dict[str, Any]:
-    """What a check found."""
+    """A check's result as plain values."""
     return {
         "format": FORMAT,
         "run": result.run,

@@ -57,7 +57,7 @@ def proof_blocks(proof: Proof) -> list[Block]:
 
 
 def _diverging(result: DiffResult) -> list[Block]:
-    """What a proven cause makes diverge, in a line, and how to have more of it."""
+    """The sentence of the divergence that a proven cause makes, and the command that shows all of it."""
     again = f"introspect diff {result.a} {result.b} has the rest."
     return [line(clean(result.sentence, 1200)), line(clean(again, 1200), "dim", wrap=False)]
 

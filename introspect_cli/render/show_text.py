@@ -38,7 +38,7 @@ _SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
 
 
 def overview_blocks(run: Overview) -> list[Block]:
-    """What a run is, or a checkpoint."""
+    """(name, value) lines and notes about a run or checkpoint."""
     facts = facts_of(run)
     wide = max(len(name) for name, _ in facts)
     blocks: list[Block] = [

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to bisect.
+    """The command to bisect, its range of commits, and how it is run.
 
     Attributes:
         good: revision that is right.

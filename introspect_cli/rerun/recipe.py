@@ -34,7 +34,7 @@ class UnrepeatableError(UsageError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What it takes to run a recorded command again.
+    """All that is needed to run a recorded command again.
 
     Attributes:
         options: capture options that change what the script computes.

@@ -135,7 +135,7 @@ def encode(data: bytes) -> bytes:
 
 
 def decode(folder: Directory, name: str) -> bytes:
-    """What a file holds.
+    """Decompress a stored source file.
 
     Args:
         folder: the directory of a run's sources.

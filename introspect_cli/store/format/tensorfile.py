@@ -76,7 +76,7 @@ class _Content:
 
 
 def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What comes before `data` (raw bytes, row-major) in a file.
+    """The header of a tensor file, which is written before `data` (raw bytes, row-major).
 
     The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and the data's CRC-32.
     """
@@ -108,7 +108,7 @@ def _head(content: _Content) -> bytes:
 
 
 def check(handle: Source, checksum: int) -> None:
-    """Make sure that the file is as it was written, reading it a piece at a time.
+    """Check a tensor file's header and its data's CRC-32, a piece at a time.
 
     Raises:
         StoreError: it is not what `encode` would have written for the tensor with this checksum.

@@ -65,7 +65,7 @@ def keys_of(sites: Array) -> Array:
 
 
 class _Arrangement(NamedTuple):
-    """Which of a step's rows are in which share.
+    """The rows of each share of a step, and their multipliers; kept for steps with the same rows.
 
     Attributes:
         site: as below, of the step that it was made for.

@@ -104,7 +104,7 @@ def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
 
 
 def _fixed(names: WholeNames, places: LayoutTables, plan: Plan, shares: Sequence[Array]) -> tuple[Array, Array] | None:
-    """What the digests of steps that are put together in one way have in common, of a slice of their sites.
+    """The constant parts of the digests of all steps with one plan, for a slice of their sites.
 
     Returns:
         the keys of sites that were not seen, and what wholes have beside their elements, uint64 (4,); None where the

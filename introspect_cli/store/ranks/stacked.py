@@ -58,7 +58,7 @@ class LayoutTables:
     """
 
     def __init__(self, readers: Sequence[RankReader]) -> None:
-        """Take the readers' layouts."""
+        """Number the layouts of all readers, equal ones alike."""
         numbers_of: dict[Layout, int] = {}
         self.numbers = [
             np.array([numbers_of.setdefault(layout, len(numbers_of)) for layout in reader.layouts], np.int64)
@@ -135,7 +135,15 @@ class StackedStep:
         places: Sequence[Array],
         like: Rows | None = None,
     ) -> None:
-        """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
+        """Stack a batch of each rank.
+
+        Args:
+            batches: of each rank.
+            ranks: their numbers.
+            numbers: for each rank, the whole's number of each of its sites.
+            places: for each rank, the common number of each of its layouts.
+            like: rows of an earlier step, taken over where they are the same.
+        """
         self.batches, self._ranks = batches, list(ranks)
         self.rows = like if like is not None and like.are_of(batches) else Rows(batches, numbers, places)
         self.block = rows_of(batches, [np.arange(len(batch)) for batch in batches])

@@ -53,7 +53,7 @@ class WholeNames:
         fold: Mapping[tuple[bool, str], int] | None = None,
         stages: Mapping[int, Stages] | None = None,
     ) -> None:
-        """Take the ranks' readers, which stay theirs who opened them.
+        """Combine the names of the ranks' readers; closing these stays with their owner.
 
         Args:
             path: the run, for messages.

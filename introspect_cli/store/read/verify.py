@@ -65,7 +65,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What checking a run came to.
+    """Result of verifying a run.
 
     Attributes:
         path: the run's directory.
