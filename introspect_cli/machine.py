@@ -1,4 +1,4 @@
-"""What this machine has for us: processors, and what the C++ sources were compiled to.
+"""What this machine has for us: memory, and what the C++ sources were compiled to.
 
 Whoever works on a checkout changes the sources and the Python that calls them together, and may forget to compile: the
 old extension then takes other arguments than it is given, and captures record nothing. So an extension holds a sum of
@@ -10,7 +10,6 @@ The build runs this file by its path, before the package is installed, so it imp
 from __future__ import annotations
 
 import hashlib
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _FOLDERS: Final = ("tensors", "capture/probes")
-
-
-def processors() -> int:
-    """How many processors this process may use, at least 1: a container or `taskset` may allow two of sixty-four."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int:

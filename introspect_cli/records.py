@@ -169,9 +169,6 @@ DRAWN_BEFORE = " before"
 EVALUATED = "#eval"
 """What the name of a root module has beside its class where it is a copy that is only evaluated."""
 
-OTHERS = "(others)"
-"""Path of an `op_output` that stands for operators of a module and phase of which not even the number is known."""
-
 
 @dataclass(frozen=True, slots=True)
 class SiteInfo:

@@ -47,21 +47,13 @@ def unmix(checksum: Number) -> Number:
     return cast("Number", value ^ (value >> 30) ^ (value >> 60))
 
 
-_SAMPLES: Final = 0x5A5A1E5
-
-
-def samples_key(checksum: int) -> int:
-    """The number under which a store keeps the summaries of a tensor's samples, by the tensor's checksum."""
-    return mix(checksum ^ _SAMPLES)
-
-
 def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
     """The 64-bit contribution of what a tensor is, apart from its elements.
 
     Args:
         dtype: torch's name without the prefix.
         shape: sizes of the whole tensor.
-        extra: what else makes the value: a quantized tensor's scales and zero points.
+        extra: what else makes the value: a quantized tensor's scheme.
     """
     text = f"{dtype}{[int(size) for size in shape]}".encode()
     return int.from_bytes(hashlib.blake2b(text + extra, digest_size=8).digest(), "little")

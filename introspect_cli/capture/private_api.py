@@ -40,9 +40,6 @@ graph_task: Callable[[], int] = getattr(_C, "_current_graph_task_id", lambda: -1
 no_torch_function: Any = getattr(_C, "DisableTorchFunction", contextlib.nullcontext)
 """Hides what runs inside from the script's own torch-function modes and tensor subclasses. Without it, they see us."""
 
-functions_watched: Callable[[], int] = getattr(_C, "_len_torch_function_stack", lambda: 1)
-"""How many torch-function modes the script has switched on. Without it, every call of a module takes the long way."""
-
 compile_flags: Any = (
     torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else SimpleNamespace(_is_compiling_flag=False)
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.overview import reader_of
-from introspect_cli.records import OTHERS, Given, Kind, Phase, Record
+from introspect_cli.records import Given, Kind, Phase, Record
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _read(reader: Any, step: int) -> Graph:
         if record.site.kind is Kind.PARAM:
             params[number] = record
             continue
-        if record.site.kind is not Kind.OP_OUTPUT or record.site.path == OTHERS:
+        if record.site.kind is not Kind.OP_OUTPUT:
             continue
         given = record.given or Given()
         nodes[number] = Node(number, record, given.forward if given.forward >= 0 else None, len(given.inputs))

@@ -7,7 +7,7 @@ nothing can be seen. Stated answers:
 - sparse (COO, CSR, CSC, BSR, BSC): values as stored give statistics and sketch; values and indices as stored give
   the checksum. COO is coalesced first, so that what is added up in it, and in which order it is kept, makes no other;
 - nested: values and offsets, in the same way;
-- quantized: the stored integers, with scales and zero points, give the checksum; dequantized values the rest;
+- quantized: the dequantized values; the checksum has the scheme as well;
 - DTensor: the local shard, keyed by its place in the whole, marked partial;
 - expanded, or made of windows that overlap, to sixteen times what is in memory and more than 2^26 elements: what is in
   memory, marked partial;
