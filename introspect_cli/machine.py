@@ -1,4 +1,4 @@
-"""What this machine has for us: processors, and what the C++ sources were compiled to.
+"""What this machine has for us: memory, and what the C++ sources were compiled to.
 
 Whoever works on a checkout changes the sources and the Python that calls them together, and may forget to compile: the
 old extension then takes other arguments than it is given, and captures record nothing. So an extension holds a sum of
@@ -10,7 +10,6 @@ The build runs this file by its path, before the package is installed, so it imp
 from __future__ import annotations
 
 import hashlib
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,13 +20,8 @@ if TYPE_CHECKING:
 _FOLDERS: Final = ("tensors", "capture/probes")
 
 
-def processors() -> int:
-    """How many processors this process may use, at least 1: a container or `taskset` may allow two of sixty-four."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def free_memory() -> int:
-    """Bytes that this process may still take, as far as the machine and its container say; 4 GB where they do not."""
+    """Bytes that this process may still take: the less of the machine's and the container's; 4 GiB where unknown."""
     free = []
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
@@ -43,7 +37,7 @@ def free_memory() -> int:
 
 
 def digest() -> str:
-    """16 hex digits of the sources' names and text; "" where there are none."""
+    """Digest of the C++ sources' names and text, 16 hex digits; "" without sources."""
     package = Path(__file__).resolve().parent
     files = sorted(
         path for folder in _FOLDERS for path in (package / folder).glob("*") if path.suffix in {".cpp", ".h"}
@@ -55,7 +49,7 @@ def digest() -> str:
 
 
 def load(name: str) -> ModuleType:
-    """The extension of a dotted name.
+    """Import a compiled extension, if it was built from the present sources.
 
     Raises:
         ImportError: it was not compiled, cannot be loaded, or was compiled from other sources.

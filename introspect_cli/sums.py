@@ -24,7 +24,7 @@ _UNMIX_2: Final = pow(MIX_2, -1, 1 << 64)
 
 
 def _wrapped(value: Number) -> Number:
-    """A product modulo 2**64: numpy's are that already."""
+    """An integer modulo 2**64; numpy arrays wrap by themselves."""
     return cast("Number", value & MASK) if isinstance(value, int) else value
 
 
@@ -47,31 +47,23 @@ def unmix(checksum: Number) -> Number:
     return cast("Number", value ^ (value >> 30) ^ (value >> 60))
 
 
-_SAMPLES: Final = 0x5A5A1E5
-
-
-def samples_key(checksum: int) -> int:
-    """The number under which a store keeps the summaries of a tensor's samples, by the tensor's checksum."""
-    return mix(checksum ^ _SAMPLES)
-
-
 def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
-    """The 64-bit contribution of what a tensor is, apart from its elements.
+    """64-bit digest of dtype and shape, added to a checksum's sum.
 
     Args:
         dtype: torch's name without the prefix.
         shape: sizes of the whole tensor.
-        extra: what else makes the value: a quantized tensor's scales and zero points.
+        extra: what else makes the value: a quantized tensor's scheme.
     """
     text = f"{dtype}{[int(size) for size in shape]}".encode()
     return int.from_bytes(hashlib.blake2b(text + extra, digest_size=8).digest(), "little")
 
 
 def source_digest(data: bytes) -> str:
-    """16 hex digits of what a source file held, as the settings of a run name it."""
+    """Digest of a source file, 16 hex digits."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def content_digest(data: bytes) -> str:
-    """32 hex digits by which the same bytes are known as the same, wherever they lie."""
+    """Digest of a content, 32 hex digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
