@@ -62,12 +62,12 @@ def capture(model: Any, path: str | Path, **options: Any) -> Iterator[Path]:
 def capturing(
     model: Any, path: str | Path, given: Mapping[str, Any], target: Target | None = None, launch: Launch | None = None
 ) -> Iterator[Path]:
-    """The same, for callbacks.
+    """Capture a block as `capture` does, with the options as a mapping; for callbacks of frameworks.
 
     Args:
-        model: as above.
-        path: as above.
-        given: the options.
+        model: the `nn.Module`; None where none exists yet.
+        path: directory of the run to be made.
+        given: options of `introspect capture` by their long names.
         target: the script that this runs in, for the settings; None for a notebook, or a block of one.
         launch: this process's part in a distributed run; None to ask the environment.
     """
@@ -98,14 +98,14 @@ def capturing(
 
 
 def _runs(named: Any) -> Any:
-    """The paths of runs that were named by path, number or label."""
+    """Paths of runs that are given by path, number or label: one, or a list or tuple of them."""
     from introspect_cli.inspect.runs import chosen
 
     return [chosen(run) for run in named] if isinstance(named, (list, tuple)) else chosen(named)
 
 
 recording = capture
-"""The same function, under the name that the package itself has for it."""
+"""`capture` under the name that `introspect_cli` exports."""
 
 
 def open_run(path: str | Path) -> RunView:
@@ -188,6 +188,7 @@ def compare_transformed(
     record = CaptureOptions().record
 
     def run(what: Any, path: Path, only: frozenset[Site] | None = None) -> frozenset[Site]:
+        """Capture one pass of a model into `path`; returns the sites that were observed."""
         asked = CaptureOptions(
             output=path,
             record=record | {Kind.OP_OUTPUT} if level == "op" else record,
@@ -221,7 +222,7 @@ def compare_transformed(
 
 
 def _lost(lost: frozenset[Site]) -> tuple[str, ...]:
-    """A sentence on what the transformation left nothing of that could be watched."""
+    """A note with up to 6 names of modules whose values only the reference has; empty where there are none."""
     if not lost:
         return ()
     from introspect_cli.compare.terms.words import some

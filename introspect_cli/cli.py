@@ -52,13 +52,13 @@ _TOGETHER = {
     **dict.fromkeys(("export", "import", "merge", "pack", "verify"), "stores"),
     **dict.fromkeys(("bisect", "golden", "zoom"), "reruns"),
 }
-"""Of verbs that share a file, its name."""
+"""Name of the file, for verbs that share one."""
 
 _COMPLETE = "_INTROSPECT_COMPLETE"
 """Environment variable by which a shell asks for click's script (`bash_source`), and the script what comes next."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Why a file that our output goes to takes no more of it."""
+"""Errors of a file that takes no more output."""
 
 Work = Callable[[], int]
 
@@ -67,7 +67,7 @@ _REPORTED = ("torch", "numpy", "pyarrow", "click")
 
 
 class _Verbs(click.Group):
-    """The verbs of the table, each imported when it is needed."""
+    """Click group of `VERBS`; each command is imported when needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(VERBS)
@@ -82,6 +82,7 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name, command and arguments; an unknown verb is an error with the nearest one."""
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
             hint = did_you_mean(name, VERBS, cutoff=0.7) or f"; choose from {', '.join(VERBS)}"
@@ -90,7 +91,7 @@ class _Verbs(click.Group):
 
 
 def command_of(verb: str) -> click.Command:
-    """The command of a verb."""
+    """Import and return the click command of a verb."""
     name = f"{verb}_" if keyword.iskeyword(verb) else verb  # `import`
     command = getattr(import_module(f"introspect_cli.commands.{_TOGETHER.get(verb, verb)}"), name)
     assert isinstance(command, click.Command)
@@ -99,6 +100,7 @@ def command_of(verb: str) -> click.Command:
 
 
 def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    """Print the versions of `_REPORTED`, python and the platform, and exit."""
     if not asked or ctx.resilient_parsing:
         return
     import platform
@@ -109,6 +111,7 @@ def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None
 
 
 def _version(distribution: str) -> str:
+    """`torch 2.7.0`, or `torch not installed`."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -154,6 +157,7 @@ def main() -> NoReturn:
 
 
 def _verb() -> int | Work:
+    """Run the verb: its exit code, or the work to do once click is out of the way."""
     if _COMPLETE in os.environ:
         from click.shell_completion import shell_complete
 
@@ -167,7 +171,7 @@ def _verb() -> int | Work:
 
 @contextmanager
 def _any_text() -> Iterator[None]:
-    """Let standard output take any name: a file's may hold bytes that are no text, and a script's stream is its own."""
+    """Escape undecodable bytes on standard output for a block, unless a script has replaced the stream."""
     out = sys.stdout
     if not isinstance(out, io.TextIOWrapper) or out.errors != "strict":
         yield
@@ -182,7 +186,7 @@ def _any_text() -> Iterator[None]:
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Look for garbage less often: what is imported stays, and looking at it is some hundredths of a small diff."""
+    """Collect garbage less often during a block: imported objects stay, and scanning them is slow."""
     before = gc.get_threshold()
     gc.set_threshold(500_000, *before[1:])
     try:
@@ -192,7 +196,7 @@ def _few_collections() -> Iterator[None]:
 
 
 def _exit_code_of(work: Callable[[], Any]) -> Any:
-    """What `work` returns; where it raises, the exit code of an error that has been told, or -SIGINT."""
+    """The result of `work`; if it raises, the exit code after the error was printed, -SIGINT for an interrupt."""
     try:
         return work()
     except click.exceptions.Exit as leaving:
@@ -219,7 +223,7 @@ def _exit_code_of(work: Callable[[], Any]) -> Any:
 
 
 def _mistake(error: Exception) -> int:
-    """Report an exception that nobody foresaw; that something has run out is no mistake."""
+    """Print the traceback of an unforeseen exception; for exhausted memory, files or threads only a sentence."""
     lacking = scarcity(error)
     if lacking:
         return _tell(f"this could not be finished: {lacking}", UNDECIDED)
@@ -232,6 +236,7 @@ def _mistake(error: Exception) -> int:
 
 
 def _sentence(error: click.ClickException) -> str:
+    """Message of a click error on one line, with a hint at the verb's `--help`."""
     message = " ".join(map(str.strip, error.format_message().strip().splitlines()))
     context = getattr(error, "ctx", None)
     if context is None or context.command is introspect:
@@ -240,6 +245,7 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _tell(sentence: str, code: int) -> int:
+    """Print a sentence to stderr; returns the code."""
     from introspect_cli.commands.shared import say
 
     say(f"introspect: {abridged(sentence)}", err=True)

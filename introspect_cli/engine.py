@@ -26,15 +26,15 @@ HERE = "here"
 _PROCESSES = re.compile(r"processes:([1-9]\d{0,3})")
 _PATIENCE = "10s"
 _TOGETHER = 8
-"""How many results are added up by one task of a tree."""
+"""Results added up by one task of a tree."""
 
 
 class Engine:
-    """Runs work in this process; a context manager that gives back what it took."""
+    """Runs work in this process."""
 
     @property
     def elsewhere(self) -> Callable[..., Iterator[Any]] | None:
-        """`run`, begun at once; None where work runs in this process, which has read what it works on already."""
+        """`run` of another engine; None where work runs in this process, which has read the runs already."""
         return None if type(self) is Engine else self.run
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
@@ -46,7 +46,7 @@ class Engine:
         return map(work, tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """The results of all tasks, at least one, added up by `add`, which takes several and the order is no matter.
+        """Sum of all results, at least one, by `add`, which takes two or more in any order.
 
         Raises:
             StoreError: as above.
@@ -62,7 +62,7 @@ class Engine:
 
 
 def engine_of(text: str) -> Engine:
-    """The engine that is meant by `here`, `processes:N` or `dask:ADDRESS`.
+    """The engine for `here`, `processes:N` or `dask:ADDRESS`.
 
     Raises:
         UsageError: none is.
@@ -87,10 +87,11 @@ class Processes(Engine):
         self._pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"))
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """As `Engine.run`."""
+        """Results in order, from the pool of processes."""
         return self._results(self._pool.map(work, tasks))
 
     def _results(self, done: Iterator[Any]) -> Iterator[Any]:
+        """The results; a StoreError if a process was killed."""
         from concurrent.futures.process import BrokenProcessPool
 
         try:
@@ -113,12 +114,12 @@ class Dask(Engine):
         self._client: Any = None
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """As `Engine.run`."""
+        """Results in order, from the cluster."""
         futures = self._client.map(work, tasks, pure=False)
         return (self._gathered(futures.pop(0)) for _ in tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """As `Engine.total`: a tree, of which no worker holds more than a few results."""
+        """Sum of all results as a tree, in which no worker holds more than 8."""
         futures = self._client.map(work, tasks, pure=False)
         while len(futures) > 1:
             groups = [futures[at : at + _TOGETHER] for at in range(0, len(futures), _TOGETHER)]
@@ -127,6 +128,7 @@ class Dask(Engine):
         return total
 
     def _gathered(self, future: Any) -> Any:
+        """Result of a future; a StoreError if its workers were killed."""
         from distributed import KilledWorker
 
         try:

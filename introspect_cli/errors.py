@@ -24,23 +24,23 @@ class IntrospectError(Exception):
 
 
 class UsageError(IntrospectError):
-    """What was asked for cannot be meant: an unknown kind, a bad schedule, no such script."""
+    """Invalid arguments: an unknown kind, a bad schedule, no such script."""
 
 
 class StoreError(IntrospectError):
     """A store that is missing, damaged, newer than this reader, or cannot be written."""
 
     def __reduce__(self) -> tuple[type[StoreError], tuple[str]]:
-        """What another process raises comes back as its sentence."""
+        """Pickle the sentence alone, for errors from another process."""
         return StoreError, (str(self),)
 
 
 class NoRunError(StoreError):
-    """What was named is no run; the sentence ends with what to name."""
+    """A path that is no run; the sentence ends with what to name."""
 
 
 class DocumentTooLargeError(StoreError):
-    """A document larger than any reader takes, which leaves the store as it was."""
+    """A document above the size that readers accept; the store is unchanged."""
 
 
 _LONGEST_WORD = 300
@@ -48,7 +48,7 @@ _LONGEST = 2000
 
 
 def abridged(sentence: str) -> str:
-    """A sentence that repeats what somebody typed, or a file holds, with what is too long to be read cut in the middle.
+    """A sentence with words cut to 300 characters and the whole to 2000, in the middle.
 
     The end of a sentence says what to do; behind a hundred thousand characters nobody finds it.
     """
@@ -57,6 +57,7 @@ def abridged(sentence: str) -> str:
 
 
 def _cut(text: str, most: int) -> str:
+    """Text with its middle replaced by the number of characters left out."""
     left = len(text) - most
     return text if left <= 0 else f"{text[: most // 2]}...({left:,} characters)...{text[-most // 2 :]}"
 
@@ -77,7 +78,7 @@ _SCARCE = {
 
 
 def scarcity(error: BaseException) -> str:
-    """What has run out, where that is all an error says; "" where it says something else.
+    """Sentence on exhausted files, memory or threads; "" for any other error.
 
     A sound run must not be called damaged, nor a bug reported, because a machine is full.
     """
@@ -97,7 +98,7 @@ _CALLED = sys.stdlib_module_names | {"builtins", "introspect_cli", "numpy", "tor
 
 
 def belongs_to_script(error: BaseException) -> bool:
-    """Whether an exception that passes through our code inside a script is meant for the script.
+    """Whether an exception in introspect's code is meant for the script.
 
     An interrupt is. What code of the script's raises is not, a `SystemExit` of an object's `__class__` for one: without
     us nobody had called that. An exception that one thread raises in another appears out of nothing in whatever runs,
@@ -119,4 +120,5 @@ def belongs_to_script(error: BaseException) -> bool:
 
 
 def _is_called(module: object) -> bool:
+    """Whether a module is the standard library's, introspect's, numpy's, torch's or yaml's."""
     return type(module) is str and module.partition(".")[0] in _CALLED

@@ -7,7 +7,7 @@ DIVERGED = 1
 """The runs differ (or, for `check` and `verify`, something was found)."""
 
 UNDECIDED = 2
-"""It could not be told: bad usage, an unreadable store, nothing in common, one run ends early."""
+"""No answer: bad usage, an unreadable store, nothing in common, one run ends early."""
 
 CANNOT_TEST = 125
-"""What `git bisect run` takes for "skip this revision"."""
+"""Code for `git bisect run` to skip the revision."""

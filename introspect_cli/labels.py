@@ -27,19 +27,19 @@ NAMES: tuple[str, ...] = ("framework", "stage", "global_step", "epoch", "batch",
 """All labels there are, in the order in which they are shown."""
 
 NUMBERED: tuple[str, ...] = ("global_step", "epoch", "batch", "accumulation")
-"""Those that are numbers."""
+"""Labels that are numbers."""
 
 LABELS_HELP = "give names of a framework for steps, such as epoch=3,batch=12 or epoch=2:5"
 
 
 def step_words(step: int, labels: Labels) -> str:
-    """A step with what its framework calls it: `step 412 (epoch 3, batch 12)`."""
+    """A step with its labels: `step 412 (epoch 3, batch 12)`."""
     words = label_words(step, labels)
     return f"step {step} ({words})" if words else f"step {step}"
 
 
 def both_words(step: int, labels: Labels, step_b: int, labels_b: Labels) -> str:
-    """The step of a and that of b which it is compared with: `step 412 of a (epoch 3, batch 12) (step 0 of b)`."""
+    """A pair of compared steps: `step 412 of a (epoch 3, batch 12; step 0 of b)`; one number where they are equal."""
     if step != step_b:
         words, words_b = label_words(step, labels), label_words(step_b, labels_b)
         start = f"step {step} of a ({words}; step {step_b} of b" if words else f"step {step} of a (step {step_b} of b"
@@ -51,7 +51,7 @@ def both_words(step: int, labels: Labels, step_b: int, labels_b: Labels) -> str:
 
 
 def label_words(step: int, labels: Labels) -> str:
-    """What a framework calls a step, `epoch 3, batch 12`; its `global_step` only where that is not our number."""
+    """Labels as words, `epoch 3, batch 12`; `global_step` only where it differs from `step`."""
     words = []
     if labels.get("stage", "train") != "train":
         words.append(f"stage {labels['stage']}")
@@ -66,7 +66,7 @@ def label_words(step: int, labels: Labels) -> str:
 
 
 def shown(label: Label) -> str:
-    """A label as text; of a range both ends, of a fraction four digits."""
+    """A label as text: `3-5` for a range, 4 digits of a fraction."""
     if isinstance(label, tuple):
         return f"{label[0]}-{label[1]}"
     return f"{label:.4g}" if isinstance(label, float) else str(label)
@@ -77,7 +77,7 @@ def shown(label: Label) -> str:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Steps by their labels (`epoch=3,batch=12`): which they are, only a run can tell.
+    """Steps selected by labels (`epoch=3,batch=12`), to be looked up in a run.
 
     Attributes:
         text: as it was written.
@@ -91,7 +91,7 @@ class Labelled:
 
     @classmethod
     def parse(cls, text: str) -> Labelled:
-        """Conditions with commas between, all of which must hold."""
+        """Steps by conditions separated by commas, all of which must hold."""
         spans, named = [], []
         for part in text.split(","):
             name, equals, value = (word.strip() for word in part.partition("="))
@@ -107,7 +107,7 @@ class Labelled:
         return cls(text, tuple(spans), tuple(named))
 
     def means(self, labels: Labels) -> bool:
-        """Whether a step with these labels is meant."""
+        """Whether labels fulfil all conditions."""
         return all(_within(labels.get(name), span) for name, span in self.spans) and all(
             labels.get(name) == word for name, word in self.words
         )
@@ -117,6 +117,7 @@ class Labelled:
 
 
 def _within(label: Label | None, span: Span) -> bool:
+    """Whether a number, or any number of a range, is in the span."""
     if isinstance(label, tuple):
         return label[1] - label[0] < 1 << 20 and any(map(span.wants, range(label[0], label[1] + 1)))
     return isinstance(label, (int, float)) and span.wants(math.floor(label))

@@ -21,7 +21,7 @@ _FOLDERS: Final = ("tensors", "capture/probes")
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take, as far as the machine and its container say; 4 GB where they do not."""
+    """Bytes that this process may still take: the less of the machine's and the container's; 4 GiB where unknown."""
     free = []
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
@@ -37,7 +37,7 @@ def free_memory() -> int:
 
 
 def digest() -> str:
-    """16 hex digits of the sources' names and text; "" where there are none."""
+    """Digest of the C++ sources' names and text, 16 hex digits; "" without sources."""
     package = Path(__file__).resolve().parent
     files = sorted(
         path for folder in _FOLDERS for path in (package / folder).glob("*") if path.suffix in {".cpp", ".h"}
@@ -49,7 +49,7 @@ def digest() -> str:
 
 
 def load(name: str) -> ModuleType:
-    """The extension of a dotted name.
+    """Import a compiled extension, if it was built from the present sources.
 
     Raises:
         ImportError: it was not compiled, cannot be loaded, or was compiled from other sources.

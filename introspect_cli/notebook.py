@@ -114,7 +114,7 @@ class RunView:
 
 
 class _Shown:
-    """What has blocks can be shown as text."""
+    """Base of results that are printed as blocks of text."""
 
     def _blocks(self) -> list[Block]:
         raise NotImplementedError

@@ -83,22 +83,22 @@ KIND_CODES = {kind.value: code for code, kind in enumerate(Kind)}
 """The small integer that stands for each kind in arrays, and in the totals of a store: a new kind goes to the end."""
 
 GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
-"""Of what flows forward through a module, what flows back."""
+"""Kind of the gradient, by kind of the value."""
 
 SETTING_KINDS = frozenset({Kind.HYPERPARAMETER})
 """Kinds that explain a divergence and never are one; digests leave them out."""
 
 SCALER = "GradScaler"
-"""What the scale of a gradient scaler is recorded under, beside the optimizers' hyper-parameters."""
+"""Name under which a gradient scaler's scale is recorded, as a hyper-parameter."""
 
 USUAL_PHASES = {kind: kind.phase for kind in Kind if kind.phase is not None}
 """The kinds of tensors that have one."""
 
 
 EXPANDED_TEXT = "expanded"
+"""Prefix of the text of a record of a tensor's memory only, since its shape would take hours to read."""
 UNPLACED = "unplaced"
-"""The strides of what a rank holds of a tensor, where in the whole is not known."""
-"""How the text of a record begins that tells of a tensor's memory only, since its shape would take hours to read."""
+"""Strides of a shard whose place in the whole is not known."""
 
 
 class Status(int, Enum):
@@ -149,7 +149,7 @@ class Site:
 
     @property
     def evaluates(self) -> bool:
-        """Whether it belongs to evaluation: a call or batch of it, or what a copy holds that is only evaluated."""
+        """Whether phase or root name belongs to evaluation."""
         return self.phase is Phase.EVAL or EVALUATED in self.fqn.partition(".")[0]
 
     def key(self) -> int:
@@ -167,7 +167,7 @@ DRAWN_BEFORE = " before"
 """End of the path of an `rng` record within a step whose draws came before what it is named after, not from it."""
 
 EVALUATED = "#eval"
-"""What the name of a root module has beside its class where it is a copy that is only evaluated."""
+"""Suffix of the name of a root module that is a copy and only evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Layout:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the tensor keeps entries and where they stand."""
+        """Whether the layout is one of torch's sparse ones."""
         return self.strides.startswith("sparse")
 
 
@@ -325,13 +325,13 @@ class ModuleInfo:
 
     @property
     def tied(self) -> dict[str, str]:
-        """The FQNs that its tied parameters are recorded by, by their names here."""
+        """FQN of each tied parameter by its name in this module."""
         parts = (alias.partition("=") for alias in self.aliases)
         return {name: target for name, equals, target in parts if equals}
 
 
 def perturbed_by(manifest: Mapping[str, object]) -> int | None:
-    """The seed of a run's `--perturb`; None where it has none, or where nothing was moved."""
+    """Seed of a run's `--perturb`; None without it, or where nothing was moved."""
     options, done = manifest.get("options"), manifest.get("perturbed")
     seed = options.get("perturb") if isinstance(options, dict) else None
     moved = not isinstance(done, dict) or done.get("elements") != 0

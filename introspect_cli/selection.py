@@ -28,14 +28,14 @@ _RANKS_HELP = "give numbers separated by commas, such as 0,3, or one-per-replica
 
 
 def words(texts: Iterable[str]) -> tuple[str, ...]:
-    """The words of an option that may be repeated and takes several with commas between."""
+    """Words of texts split at commas, stripped, without empty ones."""
     return tuple(word for text in texts for part in text.split(",") if (word := part.strip()))
 
 
 def choose(
     texts: Iterable[str], names: Sequence[str], what: str, *, default: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Names out of a list, in the order of the list.
+    """Names chosen from a list, in the order of the list.
 
     Args:
         texts: names, also with commas between; `all` is every one of them.
@@ -62,7 +62,7 @@ def choose(
 
 
 def parse_kinds(texts: Iterable[str]) -> frozenset[Kind]:
-    """Kinds by name, those of operators and settings included."""
+    """Kinds by name; all kinds are allowed."""
     return frozenset(Kind(name) for name in choose(texts, [kind.value for kind in Kind], "kind"))
 
 
@@ -71,7 +71,7 @@ ALL_RANKS, ONE_PER_REPLICA = "all", "one-per-replica"
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Ranks separated by commas, ascending."""
+    """Ranks from `0,3`, ascending, each once."""
     ranks = set()
     for word in text.split(","):
         number = whole_number(word)
@@ -85,13 +85,13 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def matches(fqn: str, glob: str) -> bool:
-    """Whether a name or glob means this very name, the root's class said or left out."""
+    """Whether a glob matches a name, with or without its root class."""
     short = fqn.partition(".")[2]
     return fqn == glob or fnmatchcase(fqn, glob) or (bool(short) and fnmatchcase(short, glob))
 
 
 def selects(fqn: str, globs: Sequence[str]) -> bool:
-    """Whether one of the globs means this name or a module that it is inside of.
+    """Whether any glob matches a name or a parent of it.
 
     `blocks.0`, `GPT.blocks.0` and `*.0` all select `GPT.blocks.0`, its parameters, and every module in it; `=blocks.0`
     selects that name alone.
@@ -107,7 +107,7 @@ def selects(fqn: str, globs: Sequence[str]) -> bool:
 
 
 def near_module(glob: str, names: Iterable[str]) -> str:
-    """A hint at the module that was meant: whole names, names without the root, and `*.` before a last word."""
+    """`; did you mean x?` for a glob near a name (with or without its root, or as `*.last`); "" otherwise."""
     candidates = set()
     for name in names:
         _, dot, short = name.partition(".")
@@ -122,7 +122,7 @@ def near_module(glob: str, names: Iterable[str]) -> str:
 
 
 def parse_steps(text: str) -> Schedule | Labelled:
-    """Steps by number or by label."""
+    """A schedule, or labels where the text contains `=`."""
     if "=" in text:
         return Labelled.parse(text)
     from introspect_cli.schedule.rules import Schedule
@@ -131,7 +131,7 @@ def parse_steps(text: str) -> Schedule | Labelled:
 
 
 def one_step(text: str, run: Run, rank: int | None = None) -> int:
-    """The number of one step of a run, asked for by number or by label.
+    """Number of a single step, given by number or label.
 
     Args:
         text: `412`, or `epoch=3,batch=12`.
@@ -153,7 +153,7 @@ def one_step(text: str, run: Run, rank: int | None = None) -> int:
 
 
 def _labelled(asked: Labelled, runs: Sequence[Run], ranks: Sequence[int]) -> list[int]:
-    """Numbers of the steps that labels mean in the first of the runs that has any of them."""
+    """Steps with these labels in the first run that has any."""
     all_labels: list[Labels] = []
     for run in runs:
         labels: dict[int, Labels] = {}
@@ -199,21 +199,21 @@ class Selection:
 
     @property
     def narrowed(self) -> bool:
-        """Whether only a part counts."""
+        """Whether any part is restricted."""
         return bool(self.steps or self.kinds or self.modules or self.ranks or self.replicas)
 
     def wants_step(self, step: int) -> bool:
-        """Whether a step counts; labels must have become numbers (`check_selection`)."""
+        """Whether a step is selected; labels must be numbers by now (`check_selection`)."""
         if isinstance(self.steps, Labelled):
             raise TypeError(f"{self.steps} was not looked up in a run")
         return self.steps is None or self.steps.wants(step)
 
     def wants_rank(self, rank: int) -> bool:
-        """Whether a rank counts."""
+        """Whether a rank is selected."""
         return not self.ranks or rank in self.ranks
 
     def wants(self, kind: Kind, fqn: str) -> bool:
-        """Whether a site counts, given its kind and FQN."""
+        """Whether a kind and an FQN are selected."""
         return (not self.kinds or kind in self.kinds) and (not self.modules or selects(fqn, self.modules))
 
 
@@ -238,7 +238,7 @@ Chosen = TypeVar("Chosen", bound=Selection)
 
 
 def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[str], str] | None = None) -> Chosen:
-    """Make sure that every part of a selection has something to select in one of the runs at least.
+    """Check that each part of a selection matches something in at least one run.
 
     Args:
         selection: what was asked for.
@@ -291,7 +291,7 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
 
 
 def _one_per_replica(runs: Sequence[Run], where: str) -> tuple[int, ...]:
-    """Ranks that are the lowest of those with the same parts of everything, in each run that says so."""
+    """Ranks that are the lowest of their copies, over all runs that tell copies."""
     by_rank = {rank: run.manifests.get(rank, {}).get("copies") for run in runs for rank in run.ranks}
     listed = {rank: ranks for rank, ranks in by_rank.items() if isinstance(ranks, list) and ranks}
     copies = {rank: ranks for rank, ranks in listed.items() if all(type(group) is int for group in ranks)}
@@ -301,12 +301,14 @@ def _one_per_replica(runs: Sequence[Run], where: str) -> tuple[int, ...]:
 
 
 def _counted(numbers: Sequence[int], what: str) -> str:
+    """`step 5`, or `12 steps from 0 to 11`."""
     if len(numbers) == 1:
         return f"{what} {numbers[0]}"
     return f"{len(numbers)} {what}s from {numbers[0]} to {numbers[-1]}"
 
 
 def _how(kind: Kind, recorded: Sequence[str]) -> str:
+    """Hint at the capture option for a kind that was not recorded."""
     if kind is Kind.OP_OUTPUT:
         return ": capture with --level op"
     return f": capture with --record {kind.value}, or ask for {', '.join(recorded)}"

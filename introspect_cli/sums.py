@@ -24,7 +24,7 @@ _UNMIX_2: Final = pow(MIX_2, -1, 1 << 64)
 
 
 def _wrapped(value: Number) -> Number:
-    """A product modulo 2**64: numpy's are that already."""
+    """An integer modulo 2**64; numpy arrays wrap by themselves."""
     return cast("Number", value & MASK) if isinstance(value, int) else value
 
 
@@ -48,7 +48,7 @@ def unmix(checksum: Number) -> Number:
 
 
 def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
-    """The 64-bit contribution of what a tensor is, apart from its elements.
+    """64-bit digest of dtype and shape, added to a checksum's sum.
 
     Args:
         dtype: torch's name without the prefix.
@@ -60,10 +60,10 @@ def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
 
 
 def source_digest(data: bytes) -> str:
-    """16 hex digits of what a source file held, as the settings of a run name it."""
+    """Digest of a source file, 16 hex digits."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def content_digest(data: bytes) -> str:
-    """32 hex digits by which the same bytes are known as the same, wherever they lie."""
+    """Digest of a content, 32 hex digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -30,14 +30,14 @@ def clean(text: str, limit: int = 0) -> str:
 
 
 def bounded(text: str, limit: int) -> str:
-    """The text cleaned, and cut to some `limit` characters; two that differ only beyond still differ."""
+    """Text cleaned and cut to about `limit` characters, with length and checksum so that longer ones still differ."""
     if len(text) > limit:
         text = f"{text[:limit]}...({len(text)} characters, {_mark(text)})"
     return clean(text)
 
 
 def shallow(path: str) -> str:
-    """A value's path with at most 64 levels: nothing that people write is nested deeper, and readers walk it down."""
+    """A path cut to 64 levels, with a checksum of the whole."""
     for level, match in enumerate(_LEVEL.finditer(path)):
         if level == _DEEPEST:
             return f"{path[: match.start()]}['...{_mark(path)}']"
@@ -45,10 +45,12 @@ def shallow(path: str) -> str:
 
 
 def _mark(text: str) -> str:
+    """CRC-32 of a text, 8 hex digits."""
     return f"{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}"
 
 
 def _visible(char: str) -> bool:
+    """Whether a character is printable: no control, format or combining character, no space but " "."""
     category = unicodedata.category(char)
     if category == "Zs":
         return char == " "
@@ -56,12 +58,12 @@ def _visible(char: str) -> bool:
 
 
 def count(number_of: int, word: str, plural: str = "") -> str:
-    """`1 step`, `2 steps`."""
+    """`1 step`, `2,000 steps`; the plural is `word + "s"` unless given."""
     return f"{number_of:,} {word if number_of == 1 else plural or word + 's'}"
 
 
 def human_size(number: float) -> str:
-    """Bytes in units people read."""
+    """Bytes as `999 B`, `1.5 kB`, `20.0 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
@@ -70,7 +72,7 @@ def human_size(number: float) -> str:
 
 
 def begin_alike(one: Sequence[object], two: Sequence[object]) -> int:
-    """How many items two sequences, or characters two texts, begin with alike."""
+    """Length of the common prefix of two sequences or texts."""
     return next((at for at, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
 
 
@@ -80,7 +82,7 @@ _SHOWN = 8
 
 
 def group_label(ranks: list[int]) -> str:
-    """What a group of ranks is called: `ranks 0-3`, `ranks 0,2,4`, `ranks 0-4094/2`."""
+    """Name of a group of ranks: `ranks 0-3`, `ranks 0,2,5`, `ranks 0-4094/2`."""
     if not ranks:
         return "no ranks"
     steps = {two - one for one, two in itertools.pairwise(ranks)}
@@ -92,7 +94,7 @@ def group_label(ranks: list[int]) -> str:
 
 
 def group_size(label: str) -> int | None:
-    """How many ranks a group of that name has; None where the name does not tell."""
+    """Number of ranks by a group's name; None for other text."""
     match = re.fullmatch(r"ranks? (\d+)(?:-(\d+)(?:/(\d+))?|((?:,\d+)+)(?:,\.\.\. \((\d+)\))?)?(?: #\d+)?", label)
     if match is None:
         return None

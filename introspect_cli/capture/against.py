@@ -51,7 +51,7 @@ class Against(BackgroundProcess):
     """
 
     def __init__(self, run: Path, options: CaptureOptions) -> None:
-        """Start it.
+        """Start the process.
 
         Raises:
             OSError: it cannot be started.
@@ -83,14 +83,14 @@ class Against(BackgroundProcess):
         super().__init__(module, [json.dumps(question)], "what compares", errors=False)
 
     def look(self, ended: int) -> list[str]:
-        """What is to be said now, when a step has ended."""
+        """Sentences to print after step `ended`: what the process has answered since, or how far behind it is."""
         self._ended = ended
         data = self.read()
         said = self._take(data) if data else []
         return said if said or self.first is not None or self.code is not None else self._late()
 
     def _late(self) -> list[str]:
-        """How far the comparison is behind, once that is long, and again whenever it is twice as long."""
+        """A sentence on the lag, once it is 10 seconds and again at each doubling; else empty."""
         now = time.monotonic()
         if self._mark is None or self.agreed >= self._mark[0]:  # it has seen what was the last step then
             self._mark = self._ended, now
@@ -102,7 +102,7 @@ class Against(BackgroundProcess):
         return [f"the comparison with {self.reference} is {steps} ({behind:.0f} seconds) behind; training goes on"]
 
     def finish(self) -> list[str]:
-        """Wait for the verdict, for a while; what is to be said of it."""
+        """Wait up to `patience` seconds for the verdict; sentences on it, or on why there is none."""
         data, ended = self.rest(self.patience)
         said = self._take(data)
         if self.code is None:
@@ -114,10 +114,12 @@ class Against(BackgroundProcess):
         return said
 
     def _take(self, data: bytes) -> list[str]:
+        """Sentences for the complete JSON lines so far; the last, incomplete line is kept for the next call."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [sentence for line in lines for sentence in self._sentences(json.loads(line))]
 
     def _sentences(self, facts: dict[str, Any]) -> list[str]:
+        """Sentences for one answer: it `failed`, `agreed` up to a step, or has a first divergence or a verdict."""
         if "failed" in facts:
             self.code = UNDECIDED
             return [f"not compared with {self.reference} any further: {facts['failed']}"]
@@ -135,7 +137,7 @@ class Against(BackgroundProcess):
 
 
 class Announced(NamedTuple):
-    """What the first rank says.
+    """The first divergence as the first rank tells it to the others.
 
     Attributes:
         first: the step at which the runs diverge; None where it is not one step's.
@@ -147,7 +149,7 @@ class Announced(NamedTuple):
 
 
 class Announcement:
-    """What the ranks of a launch hear of the comparison."""
+    """File `rank0/<DIVERGENCE>` by which the first rank tells all ranks of a divergence."""
 
     def __init__(self, store: Path, rank: int) -> None:
         self._path = store.parent / "rank0" / DIVERGENCE
@@ -157,7 +159,7 @@ class Announcement:
                 self._path.touch()
 
     def say(self, first: int | None, after: int) -> Announced:
-        """Say it to all ranks, once; what was said."""
+        """Write the divergence to the file at the first call; returns what was written then, also at later calls."""
         if self._heard is None:
             self._heard = Announced(first, after)
             with suppress(OSError):
@@ -165,7 +167,7 @@ class Announcement:
         return self._heard
 
     def hear(self) -> Announced | None:
-        """What was said; None so far."""
+        """The divergence in the file; None as long as it is empty, missing or half written."""
         if self._heard is None:
             with suppress(OSError, ValueError, TypeError):
                 text = self._path.read_text(encoding="utf-8")
@@ -173,14 +175,14 @@ class Announcement:
         return self._heard
 
     def close(self) -> None:
-        """Leave no empty file behind; what was said stays, since another rank may not have heard it yet."""
+        """Remove the file if nothing was announced; else it stays for ranks that have not read it."""
         if self._heard is None:
             with suppress(OSError):
                 self._path.unlink()
 
 
 class Reference:
-    """What a session asks of the run named by `--against`; without one, it has nothing to say."""
+    """The run named by `--against`, as a session uses it; does nothing without one."""
 
     def __init__(
         self,
@@ -190,7 +192,7 @@ class Reference:
         launch: Launch | None,
         guarded: AbstractContextManager[None],
     ) -> None:
-        """Begin to compare; of several ranks, the first compares all. `store` is this rank's part of the run."""
+        """Start the comparison, on the first rank alone; `store` is this rank's part of the run."""
         self._options, self._guarded = options, guarded
         self._rank = launch.rank if launch is not None else 0
         self._against: Against | None = None
@@ -204,7 +206,7 @@ class Reference:
                     self._against = Against(run, options)
 
     def digests(self) -> dict[int, bytes] | None:
-        """What each step of the reference digests to, as far as that can be read here; None without a reference."""
+        """Digest of each step of the reference on this rank; empty where unreadable, None without a reference."""
         if self._options.against is None:
             return None
         digests: dict[int, bytes] = {}
@@ -213,7 +215,7 @@ class Reference:
         return digests
 
     def look(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
-        """Say what was found by the end of a step; whether the script is to be ended for it, which is so once."""
+        """Print what is known of the divergence after a step; True, once, if `--stop` is to end the script now."""
         if self._against is None and self._announcement is None:
             return False
         ended, after = recorder.step - 1, None
@@ -244,7 +246,7 @@ class Reference:
         return UNDECIDED if self._against.code is None else self._against.code
 
     def finish(self, recorder: Recorder | None) -> list[str]:
-        """Wait for the verdict, for a while; what is to be said of it."""
+        """Wait up to 30 seconds for the verdict; sentences on it."""
         said: list[str] = []
         with self._guarded:
             if self._against is not None:
@@ -256,14 +258,14 @@ class Reference:
         return said
 
     def abandon(self) -> None:
-        """Forget it, in a forked child."""
+        """Drop the process and the announcement, in a forked child."""
         if self._against is not None:
             self._against.abandon()
         self._against = self._announcement = None
 
 
 def _digests(reference: str, rank: int) -> dict[int, bytes]:
-    """What each step of a run digests to; empty where that cannot be read here, which another process says."""
+    """Digest of each step of a run on one rank; empty where the run is remote, unreadable or without that rank."""
     from introspect_cli.store.read.run import open_run
     from introspect_cli.store.remote.objects import is_remote
 

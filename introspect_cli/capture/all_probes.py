@@ -126,7 +126,7 @@ class Probes:
         taps = TapProbe(self.context, modules, gradients)
         self._probes.append(taps)
         self.complete_steps = 0
-        """Whose records are there, when the script is over."""
+        """Number of steps that ended with an optimizer step; known after `finish`."""
         self.notes: list[str] = []
         self._compile: CompileProbe | None = None
         if options.compile != "boundary":
@@ -159,13 +159,13 @@ class Probes:
             self._probes.append(ops)
 
     def tap_compiled(self, module: nn.Module) -> None:
-        """Tap what a compiled module wraps, if it is one and has not been compiled yet."""
+        """Tap the modules inside a module that `torch.compile` wraps; nothing for any other."""
         inner = wrapped(module)
         if self._compile is not None and inner is not None:
             self._compile.tap(child for child in modules_in(inner) if child is not inner)
 
     def new_settings(self) -> Iterator[tuple[str, object]]:
-        """Documents of settings that have changed since this was last asked, by name."""
+        """Pairs of name and document for each settings file that has changed since the last call."""
         facts = self.context.facts
         while facts:
             name = next(iter(facts))
@@ -173,14 +173,16 @@ class Probes:
 
     @property
     def ran_unseen(self) -> dict[str, dict[str, list[str]]]:
-        """What of the models ran without being seen."""
+        """Module calls that no probe saw, as the manifest lists them."""
         return self._modules.unseen.document
 
     def _remark(self, sentence: str) -> None:
+        """Add a note to the manifest, each once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
     def _modules_named(self) -> None:
+        """Write rows for the modules named since the last call."""
         modules = self.names.new_modules()
         if modules and self.recorder.alive:
             self.rank.modules(modules)
@@ -192,7 +194,7 @@ class Probes:
         pass_by()
 
     def remove(self, *, over: bool = False) -> None:
-        """Remove every probe, the last installed first; where the script is over, look at what models hold before."""
+        """Remove every probe, the last installed first; where `over`, look at the models' tensors once before."""
         if over:
             self.context.clock.look()
         for probe in reversed(self._probes):
@@ -202,7 +204,7 @@ class Probes:
                 probe.remove()
 
     def finish(self, *, launched: bool) -> None:
-        """Write what came after the last step, and drop what has expired.
+        """Write the records after the last step, and drop steps that the schedule no longer keeps.
 
         Raises:
             StoreError: the store can no longer be written.
@@ -217,12 +219,12 @@ class Probes:
             self._guard.note(sentence)
 
     def close(self) -> None:
-        """Join the kernels' threads, and let go of the script's classes."""
+        """Stop recording, end the summarizer's threads, and drop references to the script's modules."""
         self.recorder.stop()
         self.summarizer.close()
         self.names.clear()
 
     def forked(self) -> None:
-        """In a forked child: the patches stay, since the child runs the same code, and pass everything through."""
+        """Stop recording in a forked child and remove the patches, since the child runs the same code."""
         self.recorder.stop()
         self.remove()

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 _MOST = 1 << 16
 _SHELL = "/bin/sh"
 _BEGIN = "import sys; sys.path[:] = [path for path in sys.path if path]; from {} import main; main()"
-"""As `python -m` does, but that no file beside the script is taken for a module of somebody else's."""
+"""Runs a module's `main`; no file in the current directory is imported in a library's place."""
 
 
 class BackgroundProcess:
-    """A process that looks at a run.
+    """A process of introspect beside the script, not its child, that reads the run's directory.
 
     Attributes:
         patience: seconds to wait for it at the end of a script.
@@ -73,7 +73,7 @@ class BackgroundProcess:
             os.close(answer)
 
     def read(self) -> bytes:
-        """What it has answered since it was last asked, without waiting; nothing where it is gone."""
+        """Output since the last call, at most 64 KiB, without waiting; empty where there is none."""
         if not self._answer.is_ours():
             return b""
         with suppress(OSError):  # BlockingIOError: it has nothing to say
@@ -81,7 +81,7 @@ class BackgroundProcess:
         return b""
 
     def rest(self, patience: float) -> tuple[bytes, bool]:
-        """Wait for its end, for a while: what it says until then, and whether it has ended."""
+        """Wait up to `patience` seconds for its end; its last 64 KiB of output, and whether it has ended."""
         said, until, ended = b"", time.monotonic() + patience, False
         try:
             while self._answer.is_ours() and not ended:
@@ -98,20 +98,20 @@ class BackgroundProcess:
         return said, ended
 
     def abandon(self) -> None:
-        """Hear no more of it, as in a forked child."""
+        """Close the descriptor; the process goes on."""
         with suppress(OSError):
             self._answer.close()
 
 
 UNPUBLISHED = " was not published to "
-"""What a sentence says of a place that failed."""
+"""Words in the sentence on a place that failed."""
 
 LOGGER = "logger"
-"""Stands for whatever Lightning or transformers' Trainer log to."""
+"""Place that means the loggers of Lightning's or transformers' Trainer."""
 
 
 class Publishers:
-    """The processes that publish one run: for places that are named, and for what the script's framework logs to."""
+    """Processes that publish one run: to named places, and to the loggers of the script's framework."""
 
     def __init__(self, path: Path, places: Sequence[str], guard: Guard, rank: int | None = None) -> None:
         """Start to publish to places that are known before the script runs; each rank sends its part to storage."""
@@ -125,6 +125,7 @@ class Publishers:
         self._start([place for place in places if place != LOGGER])
 
     def _start(self, places: list[str]) -> None:
+        """Start one process that publishes to all `places`; nothing where there are none."""
         if places:
             of_rank = () if self._rank is None else ("--rank", str(self._rank))
             with self._guard.around("publishing", "the run is"):
@@ -132,7 +133,7 @@ class Publishers:
                 self._running.append((places, BackgroundProcess("introspect_cli.cli", words, "what publishes")))
 
     def first_step_over(self, say: Callable[[str], None]) -> None:
-        """A framework that logs has its loggers by now."""
+        """Start publishing to the framework's loggers, which exist once the first step is over."""
         if not self._waits_for_logger:
             return
         with self._guard.around("publishing", "the run is"):
@@ -142,7 +143,7 @@ class Publishers:
                 say("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
 
     def finish(self) -> list[str]:
-        """Wait for their end, for a while; what came of it, in sentences."""
+        """Wait up to 30 seconds for each process; sentences on its outcome."""
         said: list[str] = []
         with self._guard.around("publishing", "the end of the run is"):
             for places, process in self._running:
@@ -150,13 +151,13 @@ class Publishers:
         return said
 
     def abandon(self) -> None:
-        """Forget them, in a forked child."""
+        """Close the descriptors of all processes, in a forked child."""
         for _, process in self._running:
             process.abandon()
 
 
 def _outcome(places: list[str], said: bytes, ended: bool) -> list[str]:
-    """What came of publishing to some places, by what the process said until it ended, or nobody waited longer."""
+    """Sentences on one process's publishing: its result lines, else its last line, or that it still runs."""
     if not ended:
         return [f"still publishing to {', '.join(places)}, in the background"]
     lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
@@ -165,7 +166,7 @@ def _outcome(places: list[str], said: bytes, ended: bool) -> list[str]:
 
 
 def logger_places() -> list[str]:
-    """Where the trainer of a script logs to, as places to publish to; none where no trainer runs, or none is known.
+    """Places that a running Lightning or transformers trainer logs to, as `tensorboard:DIR`, `wandb:PROJECT@RUN`.
 
     What is published joins the run that the framework's own logger has begun: another event file in TensorBoard's
     directory, more metrics in MLflow's run. A run of Weights & Biases is written by one process, so there it is a run

@@ -29,12 +29,12 @@ _ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
 
 @functools.lru_cache(maxsize=1024)
 def _key(key: tuple[Phase, Kind, str, int]) -> tuple[Phase, Kind, str, int]:
-    """One tuple for what thousands of modules have: each is work for the garbage collector."""
+    """The one shared tuple equal to `key`, which thousands of modules hold: each is work for the garbage collector."""
     return key
 
 
 class Context:
-    """What a run is, as its probes share it; what happens in the present step, its clock says.
+    """State that all probes of a capture share.
 
     Attributes:
         recorder: takes the records.
@@ -72,9 +72,9 @@ class Context:
         self.clock.on_root.append(self.data_parallel.look)
 
     def copies(self) -> list[int]:
-        """Ranks that hold the same parts of everything as this one, which is among them; empty where nothing says so.
+        """Ranks that hold the same values as this one, itself included; empty where unknown.
 
-        With ZeroRedundancyOptimizer each rank has the state of some parameters alone.
+        With ZeroRedundancyOptimizer, empty: each rank has the state of some parameters alone.
         """
         is_cut = any(
             type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in self.clock.trained.optimizers()
@@ -82,11 +82,11 @@ class Context:
         return [] if is_cut else self.data_parallel.copies
 
     def line(self) -> str:
-        """`file:line` of the user's code that runs; "" where it is none of the user's."""
+        """`file:line` of the innermost frame of the user's; "" where there is none."""
         return self._places.line(inspect.currentframe())
 
     def site(self, of: Named, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:
-        """The site of something about a module or a parameter, looked up once.
+        """Number of the site of a value of a module or parameter, registered at the first call.
 
         Args:
             of: the module's state or the parameter's name.

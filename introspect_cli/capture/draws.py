@@ -36,7 +36,7 @@ UNTOUCHED = "not drawn from nor seeded since the process began"
 
 
 class Draws:
-    """Looks at the generators, and records the states that were drawn from."""
+    """Records the states of random generators that have moved."""
 
     def __init__(self, recorder: Recorder) -> None:
         """Watch nothing until a step begins."""
@@ -47,7 +47,7 @@ class Draws:
         self._thread = 0
         self._shared = False
         self.fingerprint = self._generators.mark
-        """What tells whether a generator is as it was when an earlier step began; None where nothing does."""
+        """Fingerprint of a generator's state; None where nothing tells changes."""
         self.moved = self._generators.moved
         """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
 
@@ -57,14 +57,14 @@ class Draws:
         return self._generators.complete and not self._shared
 
     def begin(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
-        """A step begins: the states go on record; `devices` are names and generators of accelerators in use."""
+        """Note the generators' states as a step begins; `devices` are names and generators of accelerators in use."""
         self._generators.look(devices)
         self.untouched.clear()
         self._thread = threading.get_ident()
         self.moved = self._generators.moved
 
     def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
-        """Record the states of the generators that have moved.
+        """Record the state before the draw of each generator that has moved since the last look.
 
         Args:
             phase: of what comes next, or of the module that drew.
@@ -85,7 +85,7 @@ class Draws:
                 self._recorder.emit(site, words)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking: `moved` is False from here on."""
         self.moved = NEVER
 
 
@@ -93,7 +93,7 @@ _MOST = 100
 
 
 def script_generators() -> dict[str, Any]:
-    """The generators that variables of the script's hold, by class and variable: `torch.Generator g`."""
+    """Up to 100 CPU generators in the script's variables, by class and variable: `torch.Generator g`."""
     numpy: Any = sys.modules.get("numpy.random")
     kinds = (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))
     made: dict[str, Any] = {}
@@ -115,17 +115,18 @@ def generator_words(name: str, generator: Any) -> str:
 
 
 def state_of(generator: object) -> int:
-    """The state of a generator of torch's on the CPU, in 64 bits; 0 of any other."""
+    """State of a CPU `torch.Generator` as a 64-bit digest; 0 for any other object."""
     return int(state_word(generator) or "0", 16) if isinstance(generator, torch.Generator) else 0
 
 
 def _label(value: object) -> str:
+    """`numpy.random.Generator`, `random.Random`: package and class of a generator."""
     home = type(value).__module__.partition(".")[0]
     return f"{'numpy.random' if home == 'numpy' else 'random'}.{type(value).__name__}"
 
 
 def state_word(value: Any) -> str:
-    """A digest of a generator's state, "" where that costs or runs code of others."""
+    """Digest of a torch, random or numpy generator's state, 16 hex digits; "" for others and off the CPU."""
     if isinstance(value, torch.Generator):
         if value.device.type != "cpu":
             return ""
@@ -146,4 +147,5 @@ def state_word(value: Any) -> str:
 
 
 def _digest(data: bytes) -> str:
+    """64-bit BLAKE2b digest, 16 hex digits."""
     return blake2b(data, digest_size=8).hexdigest()

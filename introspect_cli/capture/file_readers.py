@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guarded
 
     class ReadFiles(Protocol):
-        """What is told of files that are read."""
+        """Interface that is told of files read by libraries."""
 
         guarded: Guarded
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
             """Whether the script is running, and no code of introspect."""
 
         def path(self, frame: FrameType, path: object) -> None:
-            """A library has opened a file itself."""
+            """Note a file that a library has opened by path."""
 
 
 _READERS: Final = (
@@ -47,7 +47,7 @@ _MOST_IN_FOLDER = 64
 
 
 class Readers:
-    """Stands in for what opens files by itself."""
+    """Replaces functions of libraries that open files in C: pyarrow, h5py, safetensors."""
 
     def __init__(self, files: ReadFiles) -> None:
         self._files = files
@@ -57,7 +57,7 @@ class Readers:
         self._imports = ImportWatch({**callbacks, "safetensors": self._safetensors_imported})
 
     def install(self) -> None:
-        """Stand in for a library's reader when it is imported."""
+        """Replace each library's readers once it is imported."""
         self._imports.install()
 
     def remove(self) -> None:
@@ -66,6 +66,7 @@ class Readers:
         self._patches.remove()
 
     def _imported(self, module: str) -> None:
+        """Replace the readers in a module that has just been imported."""
         with self._files.guarded:
             for home, kind, name, first in _READERS:
                 owner: Any = sys.modules[module] if home == module else None
@@ -75,10 +76,12 @@ class Readers:
                     self._patches.replace(owner, name, self._reader(original, int(bool(kind)), first))
 
     def _reader(self, original: Callable[..., Any], at: int, first: str) -> Callable[..., Any]:
+        """A function that calls the original, then reports the file in argument `at` (keyword `first`)."""
         watch, look = self._files, self._look
 
         @functools.wraps(original)
         def read(*args: Any, **kwargs: Any) -> Any:
+            """Call the original and report its file while the script runs."""
             result = original(*args, **kwargs)
             if watch.is_on:
                 with watch.guarded:
@@ -88,7 +91,7 @@ class Readers:
         return read
 
     def _look(self, frame: FrameType, given: object) -> None:
-        """Look at the files that a reader was given: a path, several, or a directory of them."""
+        """Report each file given: a path, a list or tuple of paths; of a directory the first 64 files by name."""
         for path in given if type(given) in {list, tuple} else [given]:  # type: ignore[attr-defined] # a list
             if type(path) is not str and not isinstance(path, Path):
                 continue
@@ -101,6 +104,7 @@ class Readers:
                 self._files.path(frame, name)
 
     def _safetensors_imported(self) -> None:
+        """Replace `safetensors.safe_open`."""
         with self._files.guarded:
             module = sys.modules["safetensors"]
             opened = vars(module).get("safe_open")
@@ -109,7 +113,7 @@ class Readers:
 
 
 class _StandIn(type):
-    """A class that makes what another one makes, and counts that as its instances."""
+    """Metaclass of `stand_in_for`: `isinstance`, `==`, `hash` and attributes answer as the original class."""
 
     _original: Any
     reader: Any
@@ -141,7 +145,7 @@ class _StandIn(type):
 
 
 def stand_in_for(original: type, files: ReadFiles) -> type:
-    """A class in place of one that cannot be inherited from and opens a file itself."""
+    """A stand-in for a class that cannot be subclassed: makes its instances and reports the file that each opens."""
     named = {"__module__": original.__module__, "__doc__": original.__doc__, "__qualname__": original.__qualname__}
     uncounted(_StandIn.__call__)
     return _StandIn(original.__name__, (), {**named, "_original": original, "reader": files})

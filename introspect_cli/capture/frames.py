@@ -37,19 +37,19 @@ _passed: set[str] = set()
 
 
 def is_introspects(frame: FrameType) -> bool:
-    """Whether a frame runs code of this package."""
+    """Whether a frame's code lies in this package."""
     return frame.f_code.co_filename.startswith(PACKAGE)
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and those that called it, the innermost first."""
+    """A frame and its callers, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 class Pause:
-    """Switches Dynamo off for the sections of each thread."""
+    """Takes Dynamo's frame callback off a thread during guarded sections."""
 
     __slots__ = ("_set", "asked", "taken")
 
@@ -58,14 +58,14 @@ class Pause:
         """This thread's callback."""
         self._set: Callable[[Any], Any] = lambda _callback: None
         self.taken: dict[int, list[Any]] = {}
-        """By thread, callbacks that are to be put back."""
+        """Callbacks to restore, by thread."""
 
     def learn(self, asked: Callable[[], Any], put: Callable[[Any], Any]) -> None:
-        """Take how to ask for this thread's callback, and how to exchange it."""
+        """Set the functions that get and exchange this thread's callback."""
         self.asked, self._set = asked, put
 
     def begin(self) -> None:
-        """A section begins in this thread; to be called where any thread has one taken, or this one has a callback."""
+        """Take the callback off as a section begins; call only if any thread has one taken or this one has one."""
         taken = self.taken.get(threading.get_ident())
         if taken is not None:
             taken.append(self._set(None))
@@ -73,7 +73,7 @@ class Pause:
             self.taken[threading.get_ident()] = [self._set(None)]
 
     def end(self) -> None:
-        """The section ends; to be called where any thread has one taken."""
+        """Put the callback back as a section ends; call only if any thread has one taken."""
         taken = self.taken.get(threading.get_ident())
         if taken is not None:
             self._set(taken.pop())
@@ -82,11 +82,11 @@ class Pause:
 
 
 PAUSE = Pause()
-"""The one of this process: the callback is torch's, of a thread."""
+"""Shared by the process."""
 
 
 def pass_by() -> None:
-    """Mark the code of all modules of introspect that are loaded, and have Dynamo pause in guarded sections."""
+    """Have Dynamo skip the code of all loaded modules of introspect, each once, and pause in guarded sections."""
     from introspect_cli.capture import private_api  # it imports torch, as the script has by now
 
     if private_api.compiler_callback is not None and private_api.set_compiler_callback is not None:
@@ -99,6 +99,7 @@ def pass_by() -> None:
 
 
 def _codes(values: list[object], module: str) -> Iterator[CodeType]:
+    """Code objects of this package in values: functions, methods, properties, classes of the module, nested code."""
     while values:
         value = values.pop()
         if isinstance(value, CodeType):
@@ -123,13 +124,13 @@ _FRAME_ALONE = 3
 
 
 def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_first: bool = False) -> dict[int, str]:
-    """What the script calls objects, by identity; where several names hold one, the first of the first frame.
+    """Names of objects in the script, by identity, such as `model` or `cfg['net']`: the first found in a frame.
 
     Args:
         wanted: identities of the objects.
         kind: the class they are of.
         frames: where to look, the frame that is to be asked first before the others.
-        plain_first: of one frame's, rather a variable than a place in what a variable holds, whichever came first. Not
+        plain_first: within a frame, prefer a variable (`net`) to a place in one (`nets[0]`). Not
             for what is asked for at every step: a loop's variable holds another object then.
     """
     names: dict[int, str] = {}
@@ -146,18 +147,19 @@ def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_f
 
 
 def held(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
-    """All objects of a class that frames have in variables, with what the script calls them."""
+    """Name and object for each instance of `kind` in the variables of frames, or one level inside them."""
     for frame in frames:
         for variables in (variables_of(frame), frame.f_globals):
             yield from ((name, value) for name, value in _named(variables, kind) if issubclass(type(value), kind))
 
 
 def script_frames() -> Iterator[FrameType]:
-    """The frames that run code of the script's, the innermost first."""
+    """Frames whose code is in the user's files, the innermost first."""
     return (frame for frame in outward(sys._getframe(1)) if is_users(frame.f_code.co_filename))  # noqa: SLF001 - the documented way to a frame
 
 
 def _named(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator[tuple[str, object]]:
+    """Name and value of each variable, item of a container (1000 at most) and attribute of a script's object."""
     for name, value in list(variables.items()):
         if name.startswith("__"):
             continue
@@ -174,11 +176,12 @@ def _named(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator
 
 @functools.cache
 def _of_script(module: str) -> bool:
+    """Whether a module's file is the user's."""
     return is_users(file_of(sys.modules.get(module)))
 
 
 def attributes_of(value: object) -> dict[str, Any]:
-    """What an object holds, read past any method of its class."""
+    """An object's `__dict__`, read past methods of its class; empty where it has none."""
     try:
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -209,7 +212,7 @@ _DEEPEST = 200
 
 
 class Places:
-    """Judges code objects, and remembers."""
+    """Cached answers by code object: is it introspect's, and in which file of the user's."""
 
     def __init__(self) -> None:
         """Start with nothing judged."""
@@ -217,7 +220,7 @@ class Places:
         self.ours: dict[int, tuple[CodeType, bool]] = {}
 
     def is_introspects(self, frame: FrameType) -> bool:
-        """Whether an operator is called by code of this package (its own reads are no part of the step)."""
+        """Whether a frame's code lies in this package; cached."""
         code = frame.f_code
         judged = self.ours.get(id(code))  # the hash of a code object goes through all of its constants
         if judged is None:

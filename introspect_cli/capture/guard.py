@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _UNCOUNTED = " (as importlib's _bootstrap)"
 _MISSING = object()
 RAISED = object()
-"""Stands for the result of a function that gave none."""
+"""Result of a function that raised."""
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
@@ -57,7 +57,7 @@ class Patches:
         setattr(owner, name, replacement)
 
     def hold(self, *hooks: RemovableHandle) -> None:
-        """Take hooks of torch's, which go with what was replaced."""
+        """Keep handles of torch hooks; `remove` removes them."""
         self._hooks += hooks
 
     def watch(
@@ -70,7 +70,7 @@ class Patches:
         compiling: Callable[[], bool] | None = None,
         raised: bool = False,
     ) -> Callable[..., Any]:
-        """Watch calls of a function: the original does its work, with what it was given, between two guarded sections.
+        """Replace a function by one that calls it between two guarded sections, with unchanged arguments.
 
         Args:
             owner: the class or module that has it.
@@ -88,6 +88,7 @@ class Patches:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
+            """Call the original between `entering` and what that returned."""
             leaving: Callable[[Any], None] | None = None
             if (compiling is None or not compiling()) and guarded.on:
                 with guarded:
@@ -110,7 +111,7 @@ class Patches:
         return watched
 
     def remove(self) -> None:
-        """Put the originals back, the last replaced first, and take the hooks out.
+        """Restore the attributes, the last replaced first, and remove the hooks.
 
         If the script has replaced an attribute since, its replacement stays: it may call ours, and ours passes
         everything through once its probe is off.
@@ -128,13 +129,13 @@ class Patches:
 
 
 class Outermost:
-    """Calls of some functions that are not made within another of these; to be watched with `raised`."""
+    """Filters calls of some functions to those not made inside another of them; watch with `raised=True`."""
 
     def __init__(self) -> None:
         self.inside = False
 
     def __call__(self, entering: Entering) -> Entering:
-        """What hears of such calls alone; `sys._getframe(3)` is the caller."""
+        """Wrap `entering` so that nested calls do not reach it; `sys._getframe(3)` is the caller."""
 
         def outermost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
             leaving = None if self.inside else entering(args, kwargs)
@@ -152,7 +153,7 @@ class Outermost:
 
 
 def uncounted(function: Function) -> Function:
-    """Have a function of introspect's that calls the script's or torch's be no place of a warning, and not counted.
+    """Mark a function of introspect's so that `warnings` skips its frame and Dynamo passes it by.
 
     `warnings.warn(..., stacklevel=5)` counts frames. It leaves out those of python's own import system, which it knows
     by two words in the names of their files: so the file of such a function is named with these words.
@@ -169,12 +170,12 @@ def uncounted(function: Function) -> Function:
 
 
 def stands_in(frame: FrameType) -> bool:
-    """Whether a frame is of a function that stands in for another, which may be written in C."""
+    """Whether a frame's function was marked by `uncounted`."""
     return frame.f_code.co_filename.endswith(_UNCOUNTED)
 
 
 class Guard:
-    """Remembers which probes have failed and what is no longer observed because of it."""
+    """Failed probes and the sentences on what is no longer observed."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -196,7 +197,7 @@ class Guard:
         return Guarded(self, probe, lost, then)
 
     def failure(self, probe: str, lost: str, error: BaseException) -> None:
-        """Note that `probe` failed; `lost` says what is no longer seen.
+        """Record a probe's first failure: sentence, traceback and warning; later ones of the same probe are ignored.
 
         Raises:
             BaseException: the error itself, where it did not come from our code.
@@ -212,18 +213,18 @@ class Guard:
         self.note(f"{lost} not observed from here on: {type(error).__name__}: {error}{line}")
 
     def passes(self, error: BaseException) -> bool:
-        """Whether an error has to reach the script."""
+        """Whether an error is the script's (interrupt, timeout) and has to reach it; False once the script is over."""
         return not self.script_is_over and belongs_to_script(error)
 
     def note(self, sentence: str) -> None:
-        """Keep and show a sentence about something that is not seen."""
+        """Keep a sentence and warn with it, each once."""
         if sentence not in self.sentences:
             self.sentences.append(sentence)
             self._warn(sentence)
 
 
 class Sections:
-    """Which guarded sections the main thread is in, and what waits for their end: signal handlers of the script."""
+    """Depth of guarded sections in the main thread, and the script's signal handlers that wait for their end."""
 
     __slots__ = ("depth", "main", "waiting")
 
@@ -234,7 +235,7 @@ class Sections:
 
 
 class Guarded:
-    """The code of one probe: `with guarded: ...` raises no mistake in it, and `on` says whether to go on watching."""
+    """Context manager around the code of one probe: swallows its mistakes and sets `on` to False at the first."""
 
     # A step has a dozen sections, each after what empties the caches: so what all of them do stands here, and calls
     # little else.
@@ -275,6 +276,7 @@ class Guarded:
         return swallowed
 
     def _leave(self) -> None:
+        """Leave a section; at depth 0 in the main thread, run the waiting signal handlers."""
         sections = self._sections
         if get_ident() == sections.main:
             sections.depth -= 1

@@ -42,7 +42,7 @@ _MOMENT = 0.0005  # seconds
 
 
 class _Waiting:
-    """A handler of the script, called now or when our section ends."""
+    """Signal handler of the script, called at once, or at the end of the guarded section that it would interrupt."""
 
     def __init__(self, handler: Any, sections: Sections) -> None:
         self.handler = handler
@@ -50,6 +50,7 @@ class _Waiting:
         self._waiting: functools.partial[None] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
+        """Defer inside a guarded section, except for a second Ctrl-C; send again where python drops exceptions."""
         sections = self._sections
         again = self._waiting is not None and self.handler is signal.default_int_handler
         if sections.depth and not again:
@@ -66,17 +67,19 @@ class _Waiting:
         return self.handler(number, frame)
 
     def _run(self, number: int) -> None:
+        """Call the handler with the innermost frame outside introspect."""
         self._waiting = None
         frames = outward(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
         self.handler(number, next((frame for frame in frames if not is_introspects(frame)), None))
 
 
 def _is_swallowed(frame: FrameType | None) -> bool:
+    """Whether any frame is one of introspect's that python drops exceptions from (`forget`, `__del__`)."""
     return any(below.f_code.co_name in _SWALLOWING and is_introspects(below) for below in outward(frame))
 
 
 def _again(number: int) -> None:
-    """Send the main thread a signal: what it waits for in the system ends, too."""
+    """Send the main thread a signal after 0.5 ms, which also interrupts its system calls."""
     time.sleep(_MOMENT)
     main = threading.main_thread().ident
     if main is not None:
@@ -84,7 +87,7 @@ def _again(number: int) -> None:
 
 
 class Interpreter:
-    """Has the script's handlers wait for our sections, and leaves our frames out of tracebacks and stacks."""
+    """Defers the script's signal handlers in guarded sections, and removes introspect's frames from tracebacks."""
 
     def __init__(self, sections: Sections) -> None:
         self._sections = sections
@@ -92,7 +95,7 @@ class Interpreter:
         self._set = signal.signal
 
     def install(self) -> None:
-        """Begin with the handlers that there are; and hear of new ones."""
+        """Wrap the present handlers, and replace `signal.signal`, `signal.getsignal` and functions of `traceback`."""
         for name in _WALKS:
             walk = getattr(traceback, name, None)
             if walk is not None:
@@ -113,11 +116,12 @@ class Interpreter:
         self._patches.replace(signal, "getsignal", get_handler)
 
     def remove(self) -> None:
-        """Put the functions back, and give the handlers back as they are."""
+        """Restore the functions and the unwrapped handlers."""
         self._patches.remove()
         self._each(_given_back)
 
     def _each(self, exchange: Any) -> None:
+        """Set `exchange(handler)` for each signal where that is not None; main thread only."""
         if threading.current_thread() is not threading.main_thread():
             return  # python lets no other thread set handlers
         for number in signal.valid_signals():
@@ -127,27 +131,31 @@ class Interpreter:
 
 
 def _raises(handler: Any) -> bool:
-    """Whether a handler may raise: python code of somebody's, or python's own for an interrupt."""
+    """Whether a handler is python code, which may raise: not SIG_DFL, SIG_IGN or None."""
     return callable(handler) and not isinstance(handler, signal.Handlers)
 
 
 def _given_back(handler: Any) -> Any:
+    """The script's own handler inside a wrapper; None for a handler that is not wrapped."""
     if isinstance(handler, Later):  # it waits while we finish
         handler.handler = _handler_of(handler.handler)
     return handler.handler if isinstance(handler, _Waiting) else None
 
 
 def _handler_of(handler: Any) -> Any:
+    """The script's handler inside a wrapper, any other as it is."""
     return handler.handler if isinstance(handler, _Waiting) else handler
 
 
 _RUNNER = PACKAGE + "script/run.py"
-"""Where the script's first frame is called from; python alone has nothing below it."""
+"""File whose frame calls the script's first one; python alone has none below that."""
 _WALKS = ("walk_tb", "_walk_tb_with_full_positions")
 """Functions that walk a traceback; the second is new in Python 3.11, and what the module itself uses from then on."""
 
 
 def _walks_traceback(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
+    """A traceback walker without introspect's frames, unless the last is one and no stand-in."""
+
     def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
         entries = list(walk(tb))
         if entries and is_introspects(entries[-1][0]) and not stands_in(entries[-1][0]):
@@ -158,6 +166,8 @@ def _walks_traceback(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> 
 
 
 def _walks_stack(walk: Callable[[FrameType | None], Iterator[tuple[FrameType, int]]]) -> Callable[..., Any]:
+    """A stack walker without introspect's frames and those below the script's first."""
+
     def walked(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
         if f is None:
             return walk(None)  # it counts frames to find its caller

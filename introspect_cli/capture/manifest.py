@@ -57,7 +57,7 @@ def opening(target: Target | None, options: CaptureOptions, launch: Launch | Non
 
 
 def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending: Ending) -> dict[str, Any]:
-    """What the manifest says in addition once the run is over; without probes, torch was never imported."""
+    """Entries that the manifest gets at the end of the run; `probes` None where torch was never imported."""
     place = _raised_at(ending)
     facts = {
         "ended": _now("milliseconds"),  # which of several ranks ended first
@@ -86,7 +86,7 @@ _NOTHING_RECORDED: Final[dict[str, Any]] = {
 
 
 def _recorded(probes: Probes) -> dict[str, Any]:
-    """What the manifest says of what was recorded."""
+    """Entries of the manifest on recorded steps, ranks and what was left out."""
     context, box = probes.context, probes.keeping.box
     return {
         "steps": probes.complete_steps,
@@ -113,7 +113,7 @@ def _raised_at(ending: Ending) -> dict[str, Any] | None:
 
 
 def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
-    """What the script does in a way that leaves nothing to see."""
+    """Sentences on what was not recorded: evaluation, skipped saves, no module calls, compiled collectives."""
     sentences = []
     if probes.perturbed is not None and not probes.perturbed.elements:
         sentences.append(
@@ -148,7 +148,7 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
 
 
 def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
-    """What the manifest says of ranks that this run is without, if any: a script started them, as Lightning does."""
+    """Manifest entry and notes where this process is a rank of a launch that began inside the script; else {}."""
     place = unlaunched()
     if place is None:
         return {}
@@ -162,7 +162,7 @@ def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
 
 
 def _repeats(launch: Launch | None) -> bool:
-    """Whether another process of this machine keeps the text of the same files."""
+    """Whether this is not the machine's first rank, which alone keeps the texts of files."""
     return launch is not None and bool(launch.rank if launch.local_rank is None else launch.local_rank)
 
 
@@ -204,7 +204,7 @@ class Documents:
             self._ask("packages", sources.packages)
 
     def write(self, probes: Probes) -> None:
-        """Write what is new since this was last called.
+        """Write documents that have changed since the last call.
 
         Raises:
             StoreError: the store can no longer be written.
@@ -241,22 +241,24 @@ class Documents:
             self._put(name, self._asked.pop(name))
 
     def begin(self) -> None:
-        """Take the script's text as it was compiled, just before its first line."""
+        """Keep the script's text as compiled, just before its first line."""
         target = self._target
         if self._options.source and target is not None and target.script in COMPILED:
             with self._guard.around("settings sources", "the text of the script is"):
                 self._sources.add(sources.named(target.script, "__main__"), COMPILED[target.script])
 
     def notes(self) -> list[str]:
-        """Sentences on what of the source files is not recorded, or not as it ran."""
+        """Sentences on source files that are not recorded, or not as they ran."""
         return self._sources.notes()
 
     def _write_sources(self) -> None:
+        """Write the digests of source files if any is new, or at the first call."""
         if self._sources.look() or not self._wrote_sources:
             self._wrote_sources = True
             self._put("sources", dict(sorted(self._sources.digests.items())))
 
     def _write_files(self) -> None:
+        """Write the document of read files, and the texts of small ones, if any has changed."""
         files = self.files
         if files is not None and files.changed:
             files.changed = False
@@ -265,12 +267,12 @@ class Documents:
             self._put("files", files.document)
 
     def _ask(self, name: str, ask: Callable[[], object]) -> None:
-        """Ask for one document; one that cannot be had costs no other."""
+        """Make one document; its failure is noted and leaves the others."""
         with self._guard.around(f"settings {name}", f"{name} settings are"):
             self._asked[name] = ask()
 
     def _put(self, name: str, value: Any) -> None:
-        """Write one document, or what of it a store has room for; the run goes on without the rest."""
+        """Write one document; where it is too large, without names of parameters or not at all, with a note."""
         try:
             self._store.write_settings(name, value)
         except DocumentTooLargeError:

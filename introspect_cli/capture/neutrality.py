@@ -42,7 +42,7 @@ _COMPUTED = ("exit code", "parameters and optimizer state", "modules", "random g
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of the script, as seen from outside.
+    """Result of one run of the script.
 
     Attributes:
         aspects: what can be compared, by name.
@@ -55,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a few runs have shown.
+    """Verdict of a neutrality check.
 
     Attributes:
         exit_code: `SAME` neutral, `DIVERGED` not neutral, `UNDECIDED` could not be told.
@@ -103,6 +103,7 @@ def run_child(
 
 
 def _read(process: subprocess.Popen[bytes], *, show: bool) -> tuple[bytes, bytes]:
+    """Standard output and error of a process to its end; shown meanwhile if `show`."""
     import threading
 
     kept: list[list[bytes]] = [[], []]
@@ -125,19 +126,19 @@ def _read(process: subprocess.Popen[bytes], *, show: bool) -> tuple[bytes, bytes
 
 
 def differing(a: Outcome, b: Outcome) -> list[str]:
-    """Aspects in which two outcomes are not equal."""
+    """Names of aspects that are not equal."""
     return [name for name, value in a.aspects.items() if value != b.aspects[name]]
 
 
 def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> Finding:
-    """Run the script watched, into a run's directory, and bare, and compare."""
+    """Run the script watched, into `output`, and bare, and compare the two."""
     watched = run_child(given, words, mode="watched", output=output, show=True)
     bare = run_child(given, words, mode="bare")
     return judge(watched, bare, lambda: run_child(given, words, mode="bare"))
 
 
 def judge(watched: Outcome, bare: Outcome, run_again: Any) -> Finding:
-    """Say what a watched and a bare run show; where the two differ, the script is run bare once more."""
+    """Compare a watched and a bare run; where they differ, a second bare run tells chance from the capture."""
     different = differing(watched, bare)
     if not different:
         if not bare.tensors:
@@ -180,7 +181,7 @@ _KEPT = 64
 
 
 def install(report: Path) -> None:
-    """Look when the interpreter ends, and write what was found to `report`; a forked child does not."""
+    """Write hashes of what the interpreter holds at its end to `report`; a forked child does not."""
     kept: list[Any] = []
     owner = os.getpid()
     start = Start(lambda: _keep_optimizers(kept))
@@ -194,7 +195,7 @@ def install(report: Path) -> None:
 
 
 def run_bare(target: Target, options: CaptureOptions) -> int:
-    """Run a script with nothing of a capture's but its seed and its flags.
+    """Run a script without a capture, with its seed and deterministic flags alone.
 
     Args:
         target: what to run.
@@ -213,6 +214,7 @@ def run_bare(target: Target, options: CaptureOptions) -> int:
 
 
 def _keep_optimizers(kept: list[Any]) -> None:
+    """Keep the last 64 optimizers alive from their construction on."""
     from torch.optim import Optimizer
 
     built = Optimizer.__init__
@@ -227,7 +229,7 @@ def _keep_optimizers(kept: list[Any]) -> None:
 
 
 def looked_at(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]:
-    """Hashes of all that is there: modules and optimizers (sorted, since no order is theirs), generators.
+    """Hashes of live modules, optimizers and random generators.
 
     Args:
         kept: optimizers, in the order in which they were built.
@@ -255,6 +257,7 @@ def looked_at(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]
 
 
 def _roots(cls: type) -> list[Any]:
+    """Live modules that no other live module holds."""
     import gc
 
     live = [thing for thing in gc.get_objects() if issubclass(type(thing), cls) and "_modules" in vars(thing)]
@@ -263,13 +266,13 @@ def _roots(cls: type) -> list[Any]:
 
 
 class _Looked:
-    """Hashes tensors, and counts them."""
+    """Hashes and counts tensors."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def tensor(self, tensor: Any) -> str:
-        """A hash of a tensor's dtype, shape and bits; of its description where its bits cannot be had."""
+        """Hash of a tensor's dtype, shape and bits; `not seen: <error>` where its bits cannot be read."""
         import torch
 
         self.count += 1
@@ -309,6 +312,7 @@ class _Looked:
 
 
 def _digest(parts: Any) -> str:
+    """Digest over parts with their lengths, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)

@@ -24,7 +24,7 @@ _C: Any = torch._C  # noqa: SLF001 - this file is where torch's private names ar
 
 
 def _there(module: str, name: str) -> Any:
-    """A class that this torch has; what nothing is an instance of where it has none."""
+    """A class of torch's by module and name; `()`, which nothing is an instance of, where it is missing."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):  # pragma: no cover - no torch in the tested range lacks it
@@ -50,23 +50,23 @@ FAKE_TENSOR: Any = _there("torch._subclasses.fake_tensor", "FakeTensor")
 
 
 def scale_of(scaler: Any) -> torch.Tensor | None:
-    """What a gradient scaler multiplies losses by; None where it does not. Its public getter waits for the device."""
+    """Scale of a gradient scaler; None before its first use. Its public getter waits for the device."""
     scale = getattr(scaler, "_scale", None)
     return scale if isinstance(scale, torch.Tensor) else None
 
 
 def handed_on(operator: Any, keys: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operator's kernels below autograd's. Without it, collectives are not recorded."""
+    """Run an operator's kernels below autograd. Without it, collectives are not recorded."""
     return operator.redispatch(keys & _C._after_autograd_keyset, *args, **kwargs)  # noqa: SLF001 - told in the docstring
 
 
 def take_out(library: Any) -> None:
-    """Take kernels out of torch's dispatcher again. Without it, collectives are not recorded."""
+    """Remove kernels from torch's dispatcher. Without it, collectives are not recorded."""
     library._destroy()  # noqa: SLF001 - torch does it itself only when the object goes
 
 
 def writes_to(tensor: torch.Tensor) -> int:
-    """How often a tensor's memory has been written to through torch; -1 where torch does not count.
+    """Version counter of a tensor; -1 for an inference tensor, which has none.
 
     Without it, what comes out of collectives is recorded although it has been written to since.
     """
@@ -98,7 +98,7 @@ _CompileContext: Any = getattr(getattr(torch, "_guards", None), "CompileContext"
 
 
 def compiling() -> bool:
-    """Whether this thread compiles a region. Without it, constants that a compiler computes beforehand are a run."""
+    """Whether this thread compiles a region. Without it, constants that a compiler computes count as a run."""
     return _CompileContext is not None and _CompileContext.try_get() is not None
 
 
@@ -111,7 +111,7 @@ next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambd
 
 
 def node_number(node: Any) -> tuple[int, int] | None:
-    """What tells an autograd node from others: its number in the thread that asks.
+    """Identity of an autograd node: thread and sequence number; None without one.
 
     Without it, a tensor that two modules share gets two hooks.
     """
@@ -120,7 +120,7 @@ def node_number(node: Any) -> tuple[int, int] | None:
 
 
 def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
-    """Have a node call a hook with the gradient of a tensor that it made, and leave no trace on the tensor.
+    """Register a gradient hook on the tensor's autograd node without a trace on the tensor.
 
     Without it, the script sees our hooks among its own.
     """
@@ -144,7 +144,7 @@ graph break."""
 
 
 def _by_exchange() -> Any:
-    """The callback, asked for as older versions have it: by taking it off and putting it back."""
+    """Dynamo's callback in older versions of torch: take it off and put it back."""
     callback = set_compiler_callback(None)
     if callback is not None:
         set_compiler_callback(callback)
@@ -174,7 +174,7 @@ push_mode: Callable[[Any], None] = getattr(_C, "_push_on_torch_dispatch_stack", 
 _pop: Callable[..., Any] = getattr(_C, "_pop_torch_dispatch_stack", lambda _key: None)
 
 modes_pushed: Callable[[], int] = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
-"""How many dispatch modes are on this thread's stack. Without it, operators are not observed."""
+"""Number of dispatch modes on this thread's stack. Without it, operators are not observed."""
 
 _mode_at: Callable[[int], Any] = getattr(_C, "_get_dispatch_stack_at", lambda _index: None)
 

@@ -25,7 +25,7 @@ VARIABLE = "INTROSPECT_FOLLOW"
 
 
 class Role(Enum):
-    """What a python process does."""
+    """Kind of a python process, by its command line."""
 
     SCRIPT = "script"
     LAUNCHER = "launcher"
@@ -53,7 +53,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Module, file name of the script, or `python -c`."""
         return self.module or (os.path.basename(self.script) if self.script else "python -c")  # noqa: PTH119 - text
 
 
@@ -76,7 +76,7 @@ _VALUED = "WX"
 
 
 def described(words: Sequence[str]) -> Process:
-    """What a process is.
+    """Role and script, module or code of a process, from its command line.
 
     Args:
         words: its command line, as in `sys.orig_argv`: the interpreter, its options, what it runs.
@@ -102,18 +102,21 @@ def described(words: Sequence[str]) -> Process:
 
 
 def _role_of_code(code: str) -> Role:
+    """HELPER or WORKER for `multiprocessing`'s and compilers' own `-c` code, else SCRIPT."""
     if _HELPER_CODE.search(code):
         return Role.HELPER
     return Role.WORKER if _OWN_CODE.search(code) else Role.SCRIPT
 
 
 def _role_of_module(module: str) -> Role:
+    """LAUNCHER, HELPER or SCRIPT by the module's name."""
     if _LAUNCHER_MODULES.match(module):
         return Role.LAUNCHER
     return Role.HELPER if _HELPER_MODULES.match(module) else Role.SCRIPT
 
 
 def _role_of_script(script: str) -> Role:
+    """LAUNCHER, HELPER or SCRIPT by file name and path."""
     name = os.path.basename(script)  # noqa: PTH119 - text
     if name in _LAUNCHERS:
         return Role.LAUNCHER
@@ -121,7 +124,7 @@ def _role_of_script(script: str) -> Role:
 
 
 def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[str] | None:
-    """The command line to start as a process of its own, whose python processes are followed; None for a script.
+    """Command line to run as a followed process; None for a python script, which this process runs itself.
 
     Args:
         words: what was given to `capture`: a script or command with its arguments, or a module with its.
@@ -145,7 +148,7 @@ def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[
 
 
 def _shell(path: Path) -> list[str]:
-    """The interpreter that a script names in its first line, or has by its name; empty for python's own."""
+    """Interpreter of a script by `#!` or suffix, the path itself for a binary; empty for python."""
     try:
         with path.open("rb") as file:
             line = file.readline(256)

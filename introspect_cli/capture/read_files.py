@@ -83,7 +83,7 @@ _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 
 
 class ReadFiles:
-    """Watches what is opened.
+    """Notes files that the script reads.
 
     Attributes:
         changed: whether `document` is another than when it was last written.
@@ -119,7 +119,7 @@ class ReadFiles:
         self._readers = Readers(self)
 
     def install(self) -> None:
-        """Stand in for `open`."""
+        """Replace `open` in builtins and io, and the readers of libraries."""
         self._open = builtins.open
         uncounted(ReadFiles.open)
         for module in (builtins, io):
@@ -134,7 +134,7 @@ class ReadFiles:
         self._patches.remove()
 
     def open(self, *args: Any, **kwargs: Any) -> Any:
-        """As python's own; a bound method is no more bound to a class that it is put into than that is."""
+        """Replacement for python's `open`; notes the file."""
         handle = self._open(*args, **kwargs)
         if self._guarded.on and not self._guard.sections.depth:
             with self._guarded:
@@ -142,6 +142,7 @@ class ReadFiles:
         return handle
 
     def _opened_by(self, frame: FrameType, handle: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a handle of python's own that was opened by path and for reading."""
         mode = args[1] if len(args) > 1 else kwargs.get("mode", "r")
         if type(handle) not in _FILES or type(mode) is not str or not {"w", "a", "x"}.isdisjoint(mode):
             return
@@ -153,7 +154,10 @@ class ReadFiles:
             )
 
     def read(self, frame: FrameType | None, descriptor: int, path: str) -> None:
-        """Look at a file that is open."""
+        """Note an open regular file older than the run.
+
+        More than 16 files of one line and ending (48 of `CONFIG`) become one entry.
+        """
         status = os.fstat(descriptor)
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if not stat.S_ISREG(status.st_mode) or not path or key in self._seen:
@@ -192,6 +196,7 @@ class ReadFiles:
             self._files[name] = about | ({"line": line} if line else {})
 
     def _is_watched(self, real: str) -> bool:
+        """Whether a path is none of the system's, python's, a package's or the run's, and not secret by name."""
         if real.startswith((*_SYSTEM, *_PYTHON, self._directory)) or not sources.is_users(real):
             return False
         name = os.path.basename(real)  # noqa: PTH119 - as above
@@ -200,7 +205,10 @@ class ReadFiles:
         return not secret and ending not in {".pyc", ".so"} and not sources.generated(real)
 
     def _look(self, name: str, descriptor: int, size: int, ending: str) -> dict[str, Any]:
-        """What is told of a file; the text of configuration, without secrets, is kept to be handed out."""
+        """Size and digest of a file; keeps the text of small configuration files.
+
+        Above 16 MiB, 64 blocks are sampled.
+        """
         small = size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL)
         if self._texts and small and (ending in CONFIG or ending in _SMALL_TEXT) and len(self._kept) < _MOST_TEXTS:
             data = os.pread(descriptor, size, 0)
@@ -221,7 +229,7 @@ class ReadFiles:
         return {"size": size, "digest": digest, **({"sampled": True} if sampled else {})}
 
     def _named(self, shown: str, real: str) -> str:
-        """A path as two runs have it alike: in the project, or where the script was started, or as it is."""
+        """A path relative to the project or the start directory, else with `~`, else absolute."""
         for path in (shown, real):
             for root in (sources.Project.root + os.sep, self._start):
                 if len(root) > 1 and path.startswith(root):
@@ -230,7 +238,7 @@ class ReadFiles:
         return f"~/{shown[len(home) :]}" if len(home) > 2 and shown.startswith(home) else shown
 
     def path(self, frame: FrameType, path: object) -> None:
-        """A library has opened a file itself."""
+        """Note a file that a library has opened by path."""
         if type(path) is not str and not isinstance(path, Path):
             return
         descriptor = _open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -246,7 +254,7 @@ class ReadFiles:
 
     @property
     def document(self) -> dict[str, dict[str, Any]]:
-        """What was read, by name: the document `settings/files`."""
+        """Size, digest and line by file name: the document `settings/files`."""
         with self._lock:
             files = dict(sorted(self._files.items()))
             many = {
@@ -256,7 +264,7 @@ class ReadFiles:
         return {**files, **many, **({"(others)": {"many": True}} if self._left_out else {})}
 
     def texts(self) -> list[tuple[str, bytes]]:
-        """Digest and text of the configuration files, each handed out once."""
+        """Digest and text of configuration files, each returned once."""
         with self._lock:
             texts = list(self._waiting.values())
             self._waiting.clear()
@@ -264,7 +272,7 @@ class ReadFiles:
 
 
 def _decoded(data: bytes) -> str | None:
-    """A file as text; None where it is none."""
+    """A file as UTF-8 text; None for a binary one."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -273,7 +281,7 @@ def _decoded(data: bytes) -> str | None:
 
 
 def _digest(descriptor: int, size: int, *, sampled: bool) -> str:
-    """Digest of a file, or of blocks of it from its beginning to its end."""
+    """Digest of a file, or of 64 blocks spread evenly over it if `sampled`."""
     digest = hashlib.blake2b(digest_size=8)
     step = (size - _BLOCK) / (_BLOCKS - 1) if sampled else _BLOCK
     places = [int(number * step) for number in range(_BLOCKS)] if sampled else range(0, size, _BLOCK)

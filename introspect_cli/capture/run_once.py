@@ -78,7 +78,7 @@ def run_once(
 
 
 def _total(given: Any) -> torch.Tensor:
-    """Every floating point tensor of an output, summed: each has a gradient of ones."""
+    """Sum over all floating point tensors of an output, so that each gets a gradient of ones."""
     tensors = [leaf for _, leaf in flatten(given) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     total = torch.zeros(())
     for tensor in tensors:
@@ -87,7 +87,7 @@ def _total(given: Any) -> torch.Tensor:
 
 
 def _copied(values: Any) -> Any:
-    """Inputs that may be written to; leaves with gradients stay leaves with gradients."""
+    """Copy of nested inputs; a tensor becomes a leaf with the same `requires_grad`."""
     if isinstance(values, torch.Tensor):
         return values.detach().clone().requires_grad_(values.requires_grad)
     if type(values) in (tuple, list):
@@ -98,7 +98,7 @@ def _copied(values: Any) -> Any:
 
 
 def _gradients(probes: Any, model: Any) -> None:
-    """Record the gradients of parameters, at the sites an optimizer step would record them at."""
+    """Record parameter gradients at the sites of an optimizer step."""
     if not isinstance(model, nn.Module) or Kind.GRAD not in probes.context.kinds:
         return
     for parameter in model.parameters():
@@ -110,7 +110,7 @@ def _gradients(probes: Any, model: Any) -> None:
 
 @contextmanager
 def _unchanged(model: Any) -> Iterator[None]:
-    """Leave gradients, buffers and random states as they were."""
+    """Restore gradients, buffers and random states after a block."""
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
     gradients = [parameter.grad for parameter in parameters]

@@ -76,7 +76,7 @@ class Session:
     """
 
     def __init__(self, target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> None:
-        """Make the run's directory and take hold of it.
+        """Create the run's directory, open its store, and prepare all that is installed later.
 
         Args:
             target: what will run; None where the caller runs it (the Python API).
@@ -117,19 +117,20 @@ class Session:
         self._reference = Reference(self.path, self._store.path, options, launch, comparing)
 
     def start(self) -> None:
-        """Be ready for the script's first line."""
+        """Install what must be there before the script's first line."""
         self._documents.begin()
         self._begin()
         self._install(self._start)
 
     def join(self, began: dict[str, bytes | None]) -> None:
-        """Begin in a process that is followed and has just imported torch; its generators began in these states."""
+        """Start in a followed process that has just imported torch; `began` are the generators' initial states."""
         self._followed = True
         self._began = began
         self._begin()
         self._torch_imported()
 
     def _begin(self) -> None:
+        """Install the signal and file watchers, and the fork handler."""
         _forget_in_forks(self)
         self._install(Interpreter(self._guard.sections))
         if self._documents.files is not None:
@@ -137,7 +138,7 @@ class Session:
                 self._install(self._documents.files)
 
     def _install(self, thing: Interpreter | ReadFiles | Start) -> None:
-        """Install something until the end: what was installed last is removed first."""
+        """Install something, to be removed in reverse order at the end."""
         self._installed.callback(thing.remove)
         thing.install()
 
@@ -147,7 +148,7 @@ class Session:
         self._torch_imported()
 
     def adopt(self, model: Any) -> None:
-        """Name a model that exists already, and hear of optimizers that were built before this capture."""
+        """Name an existing model, and expect optimizer steps if any optimizer exists."""
         if (probes := self.probes) is None:
             return
         import gc
@@ -172,7 +173,7 @@ class Session:
             self.probes = probes
 
     def _black_box(self) -> BlackBox | None:
-        """What holds whole tensors of the last steps, with a word on what that may cost; None where nothing does."""
+        """The black box of `--keep-around`; None without that option."""
         if self.options.keep_around is None:
             return None
         from introspect_cli.capture.recording.black_box import made
@@ -180,13 +181,14 @@ class Session:
         return made(self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note)
 
     def _tell(self, sentence: str) -> None:
-        """Say something now; with the last words, once the script is over."""
+        """Print a sentence, or keep it for the last words once the script is over."""
         if self._closed:
             self.words.append(sentence)
         else:
             self._terminal.say(sentence)
 
     def _ticked(self) -> None:
+        """Write new documents as a step ends, and end the script if an option says so."""
         if (probes := self.probes) is None:
             return
         step, is_first = probes.recorder.step, probes.context.clock.ticks == 1
@@ -212,15 +214,15 @@ class Session:
 
     @property
     def status(self) -> int | None:
-        """With `--stop`, the exit status of `diff`; None without, or where another process compares."""
+        """Exit status of `diff` with `--stop`; None without, or where another process compares."""
         return self._reference.status
 
     def exit_code(self, ending: Ending) -> int | None:
-        """What the process exits with: the script's code; with `--stop`, `diff`'s where the script's is 0."""
+        """The script's exit code; with `--stop`, that of `diff` where the script's is 0."""
         return ending.exit_code if self.status is None or ending.exit_code else self.status
 
     def finish(self, ending: Ending) -> None:
-        """Take the probes out, write what is left, and close the store."""
+        """Remove the probes, write what remains, and close the store; once."""
         if self._closed:
             return
         held = Held()
@@ -231,6 +233,7 @@ class Session:
             held.release()
 
     def _finish(self, ending: Ending) -> None:
+        """`finish` while signals are held."""
         self._closed = True
         self._guard.script_is_over = True
         self._installed.close()
@@ -260,7 +263,7 @@ class Session:
         self._conclude(probes)
 
     def _conclude(self, probes: Probes | None) -> None:
-        """Hear what others made of the run, and have the words to say."""
+        """Wait for publishers and the comparison, and collect the last words."""
         if probes is None:
             self.words.append(nothing(self.path, installed="session" not in self._guard.failed))
         else:
@@ -278,14 +281,14 @@ class Session:
                 self._store.close()
 
     def last_word(self) -> None:
-        """Say where the run is, after the script has said everything it had to say."""
+        """Print the last words; on ranks above 0 only what was lost or not published."""
         # Of many ranks, one says where the run is, and each what it could not send.
         for sentence in self.words if not self.rank or self._store_lost else self._unsent:
             self._terminal.say(sentence)
         self.words = []
 
     def forked(self) -> None:
-        """In a child that the script forked: record nothing, write nothing, say nothing."""
+        """Switch everything off in a forked child."""
         self._closed = True
         self.words = []
         self._publishers.abandon()
@@ -297,13 +300,14 @@ class Session:
         self._store.abandon()
 
     def _lost(self, error: StoreError) -> None:
+        """Note that the store was lost; the first time only."""
         if not self._store_lost:
             self._store_lost = str(error)
             self._guard.note(f"{error}; the script goes on, the run ends here")
 
     @contextlib.contextmanager
     def _writing(self, guarded: Guarded) -> Iterator[None]:
-        """Go on without a store that can no longer be written; anything else is a bug in introspect."""
+        """Context in which a store error ends the recording, not the script."""
         with guarded:
             try:
                 yield
@@ -314,7 +318,7 @@ class Session:
 
 
 def _forget_in_forks(session: Session) -> None:
-    """Have a session know when it is in a forked child, as long as it lives."""
+    """Call `forked` in child processes, as long as the session lives."""
     reference = weakref.ref(session)
 
     def in_child() -> None:

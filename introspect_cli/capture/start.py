@@ -52,7 +52,7 @@ def numpy_state() -> bytes | None:
 
 
 def numpy_owner() -> object:
-    """Numpy's global generator, None while the script has not loaded it or where it has put in something else."""
+    """Numpy's global generator; None before numpy is loaded, or where the script has replaced it."""
     return getattr(getattr(sys.modules.get("numpy.random"), "get_state", None), "__self__", None)
 
 
@@ -75,7 +75,7 @@ _MOST_MADE = 200
 
 
 class Made(NamedTuple):
-    """A generator was seeded: by what, with what, at which line."""
+    """A generator that was seeded: constructor, seed, line."""
 
     by: str
     seed: object
@@ -94,7 +94,7 @@ class _MadeGenerators:
         """Is told of each; what comes before there is one is kept for it."""
 
     def install(self) -> None:
-        """Begin to watch; also once numpy has been imported."""
+        """Watch `random.Random` and, once imported, numpy; harmless to repeat."""
         if not self._on:
             self._on = True
             self._patches.replace(random.Random, "seed", self._making(random.Random.seed, 1))
@@ -104,20 +104,20 @@ class _MadeGenerators:
             self._patches.replace(numpy_random, "default_rng", self._making(numpy_random.default_rng, 0))
 
     def remove(self) -> None:
-        """Put back what was replaced, and tell nobody any more: what a script keeps passes everything through."""
+        """Restore the functions; wrapped ones that a script keeps pass everything through."""
         self._on, self._numpy, self.listener = False, None, None
         self._early.clear()
         self._patches.remove()
 
     def hear(self, listener: Callable[[Made], None]) -> None:
-        """Have a listener told of each generator, those first that were made until now."""
+        """Set the listener, and tell it of the generators made so far (200 at most)."""
         early, self._early = self._early, []
         for made in early:
             listener(made)
         self.listener = listener
 
     def _making(self, original: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """What seeds a generator, with the place of the seed among its arguments."""
+        """A wrapper of a constructor or `seed` that notes the seed at argument `place`."""
 
         @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
@@ -130,6 +130,7 @@ class _MadeGenerators:
         return make
 
     def _note(self, frame: FrameType | None, place: int, seed: object) -> None:
+        """Note a seed from the user's code."""
         if place and frame is not None and frame.f_code is random.Random.__init__.__code__:
             frame = frame.f_back
         if frame is None or not is_users(frame.f_code.co_filename):
@@ -147,7 +148,7 @@ MADE: Final = _MadeGenerators()
 
 
 class Start:
-    """Notes what a process starts from, seeds python and numpy, and says when torch has been imported.
+    """Notes initial generator states, seeds python and numpy, and calls back when torch is imported.
 
     Attributes:
         states: of the generators of python and numpy before the script could seed them, by library.
@@ -176,7 +177,7 @@ class Start:
         self._imports = ImportWatch({"numpy": self._numpy_imported, "torch": torch_imported})
 
     def install(self) -> None:
-        """Begin, before the script's first line."""
+        """Note python's state, seed, and watch imports, before the script's first line."""
         self.states["python"] = python_state()
         MADE.install()
         if self._seed is not None:
@@ -191,6 +192,7 @@ class Start:
         MADE.remove()
 
     def _numpy_imported(self) -> None:
+        """Note numpy's state and seed it, inside the script's import."""
         with self._guarded:
             self.states["numpy"] = numpy_state()
             if "torch" not in sys.modules:  # else torch imports it, and is not whole yet; a probe goes in after that
@@ -200,7 +202,7 @@ class Start:
 
 
 class _Loader:
-    """Runs the real loader, then the callback; the module is left with its real loader."""
+    """Loader that runs the real one, then a callback; the module keeps its real loader."""
 
     def __init__(self, loader: Any, done: Callable[[], None]) -> None:
         self._loader = loader
@@ -229,7 +231,7 @@ class ImportWatch:
         self._callbacks = dict(callbacks)
 
     def install(self) -> None:
-        """Begin to watch; what is imported already calls back at once."""
+        """Start watching; for modules imported already the callback runs at once."""
         sys.meta_path.insert(0, self)
         for name in list(self._callbacks):
             if name in sys.modules:

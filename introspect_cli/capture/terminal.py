@@ -22,12 +22,12 @@ class Terminal:
     """Writes sentences to stderr."""
 
     def __init__(self, launch: Launch | None, *, quiet: bool) -> None:
-        """Say nothing where `quiet`."""
+        """Write nothing if `quiet`."""
         self._quiet = quiet
         self._who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
 
     def say(self, sentence: str) -> None:
-        """Write a line; one that cannot be written is lost."""
+        """Write a line to stderr; errors are ignored."""
         if not self._quiet:
             with contextlib.suppress(AttributeError, OSError, ValueError, UnicodeError):
                 sys.stderr.write(f"{self._who}: {sentence}\n")
@@ -35,7 +35,7 @@ class Terminal:
 
 
 def nothing(path: Path, *, installed: bool) -> str:
-    """What there is to say at the end where nothing was watched."""
+    """Last sentence of a run without records."""
     why = "the script never imported torch" if installed else "the probes could not be installed"
     return f"{why}, so nothing was recorded; {path} holds its settings only"
 
@@ -43,7 +43,7 @@ def nothing(path: Path, *, installed: bool) -> str:
 def summary(
     path: Path, options: CaptureOptions, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool
 ) -> str:
-    """What was recorded, where; `lost` says whether the store could no longer be written."""
+    """Last sentence of a run: steps, records, size, directory; `lost` if the store could not be written to the end."""
     if lost:
         written, last = probes.recorder.steps_written, probes.rank.last_step
         if last is None or not path.exists():
@@ -68,7 +68,7 @@ def summary(
 
 
 def _uncalled(options: CaptureOptions, probes: Probes) -> str:
-    """What to say where tensors were trained, but no module was seen at work."""
+    """Hint that no module was called though tensors were trained; "" otherwise."""
     kinds = probes.rank.kinds()
     wanted = {Kind.INPUT, Kind.OUTPUT} & options.record
     narrowed = bool(options.modules or options.exclude) or options.max_depth is not None

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 def ranks_of(group: Any) -> list[int]:
-    """The ranks of a process group, as this process knows them; nobody is asked."""
+    """Global ranks of a process group, as known in this process."""
     return list(torch.distributed.get_process_group_ranks(group))
 
 
 def ranks_of_group(group: Any) -> list[int]:
-    """Its ranks, as this process knows them; numbers within the group where it does not."""
+    """Global ranks of a group; 0, 1, ... where this process does not know them."""
     try:
         return ranks_of(group)
     except (KeyError, RuntimeError, ValueError):
@@ -42,17 +42,17 @@ def ranks_of_group(group: Any) -> list[int]:
 
 
 def rank_in(group: Any) -> int:
-    """This process's number within a group."""
+    """This process's rank within a group."""
     return int(group.rank())
 
 
 def group_of(boxed: Any) -> Any:
-    """The process group that an operator was given. Without it, collectives are not recorded."""
+    """The process group in an operator's boxed argument. Without it, collectives are not recorded."""
     return torch.distributed.ProcessGroup.unbox(boxed)
 
 
 def group_named(group: Any) -> Any:
-    """The process group that a functional collective was given, in most of the ways it takes one; None for others.
+    """Process group from a functional collective's argument: group, name, mesh or (mesh, dim); None for others.
 
     Without it, functional collectives are not recorded.
     """
@@ -66,7 +66,7 @@ def group_named(group: Any) -> Any:
 
 
 def reduction_of(boxed: Any) -> str:
-    """`sum`, `avg`, `max`; "" where it cannot be told."""
+    """`sum`, `avg`, `max`; "" where unknown."""
     try:
         return str(torch.distributed.ReduceOp.RedOpType(boxed.op()).name).lower()
     except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -74,7 +74,7 @@ def reduction_of(boxed: Any) -> str:
 
 
 def reduction_asked(given: Iterable[Any]) -> str:
-    """The same from what a method of a group was given, itself or in its options; "" where it has none.
+    """`sum`, `avg`, `max` from the arguments of a group's method or its options; "" without one.
 
     torch 2.4 gives its operators a reduction that python cannot read.
     """
@@ -88,7 +88,7 @@ def reduction_asked(given: Iterable[Any]) -> str:
 
 
 def on_its_way(value: Any) -> bool:
-    """Whether a tensor is the result of a functional collective that nobody has waited for: it must not be read.
+    """Whether a tensor is an unfinished result of a functional collective, which must not be read.
 
     Without it, what goes on into another collective may be recorded before it is there.
     """
@@ -97,7 +97,7 @@ def on_its_way(value: Any) -> bool:
 
 
 def local_of(value: Any) -> Any:
-    """What is known of the DTensor of which `to_local` gave a tensor: its mesh, placements and shape; None for others.
+    """DTensor spec (mesh, placements, shape) of a tensor from `to_local`; None for others.
 
     Without it, such tensors are compared by extrema and means.
     """
@@ -113,7 +113,7 @@ def local_of(value: Any) -> Any:
 
 
 def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
-    """What tensor parallel styles take a module's inputs for: path, mesh, a placement for each of its dimensions.
+    """Path, mesh and placements of a module's inputs by its tensor parallel style.
 
     They are in the closures of the hooks that `parallelize_module` leaves. Without it, as above.
     """
@@ -132,7 +132,7 @@ def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]
 
 
 def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
-    """What plain tensors come out of a module by its tensor parallel style, as above.
+    """Path, mesh and placements of a module's plain outputs by its tensor parallel style.
 
     Only its last hook is asked: what another made of them afterwards, no style knows. Without it, outputs without
     gradients are compared by extrema and means.
@@ -157,7 +157,7 @@ def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any
 
 
 def _style_in(hook: Any) -> dict[str, Any] | None:
-    """What a hook of a tensor parallel style has in its closure; None for others, and for meshes of several axes."""
+    """Closure variables of a tensor parallel hook; None for others and for meshes of several dimensions."""
     code = getattr(hook, "__code__", None)
     if code is None or "device_mesh" not in code.co_freevars:
         return None
@@ -166,7 +166,7 @@ def _style_in(hook: Any) -> dict[str, Any] | None:
 
 
 def is_cut(module: Any) -> bool:
-    """Whether `fully_shard` was called on a module, whose own `__getattr__` is not asked. Without it, as below."""
+    """Whether `fully_shard` was called on a module. Without it, as below."""
     return hasattr(type(module), "_get_fsdp_state")
 
 
@@ -184,7 +184,7 @@ def _cut_together(module: Any) -> list[Any]:
 
 
 def fsdp_groups(module: Any) -> list[Any]:
-    """The process groups over which `fully_shard` has cut and copied a module; empty where it has not.
+    """Process groups over which `fully_shard` shards and replicates a module; empty without it.
 
     Without it, `check` does not tell data-parallel ranks that are given the same samples.
     """
@@ -194,7 +194,7 @@ def fsdp_groups(module: Any) -> list[Any]:
 
 
 def fsdp_replicas(module: Any) -> list[Any]:
-    """The process groups over which `fully_shard` keeps copies of a module's shards, None where it keeps none.
+    """Replicate group of each set of parameters that `fully_shard` shards together, None without one.
 
     One for each set of parameters that are cut together. Without it, `--ranks one-per-replica` records every rank.
     """
@@ -219,7 +219,7 @@ class Unsharded(NamedTuple):
 
 
 def unsharded_of(module: Any) -> list[Unsharded]:
-    """The parameters that `fully_shard` has gathered in a module it was called on; empty where it was not.
+    """Parameters that `fully_shard` has gathered in a module; empty without it.
 
     Without it, parameters that a script gathers before a step are taken for others than its optimizer's.
     """
@@ -249,11 +249,11 @@ _IN_STAGE = {
     "backward_weight_one_chunk": ("weight", _STAGE, "self", "bwd_chunk_id"),
     "_maybe_compute_loss": ("loss", _SCHEDULES, "stage", "mb_index"),
 }
-"""By functions of torch's: what a stage does in them, where they are, and what holds it and its microbatch."""
+"""torch's functions: activity, module, and variables that hold the stage and its microbatch."""
 
 
 class InStage(NamedTuple):
-    """What a stage of a pipeline is doing.
+    """Activity of a pipeline stage in this thread.
 
     Attributes:
         what: `inference` of the shapes of what it passes on, on memory without values; `forward`, `backward`, or
@@ -268,7 +268,7 @@ class InStage(NamedTuple):
 
 
 def in_stage() -> InStage | None:
-    """What a stage of a pipeline is doing in this thread; None where none is running.
+    """Activity of the pipeline stage in this thread; None outside of stages.
 
     Without it, two equal runs of a pipeline differ in step 0, and calls are counted instead of microbatches.
     """
@@ -285,11 +285,11 @@ def in_stage() -> InStage | None:
 
 
 Style = tuple[str, Any, tuple[Any, ...]]
-"""What a module takes an input for, or gives: its path, a mesh, and a placement for each dimension of the mesh."""
+"""Style of an input or output: path, mesh, and a placement for each dimension of the mesh."""
 
 
 def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | None:
-    """What goes into or comes out of a module as one rank's share of a DTensor; None where it is no such thing.
+    """An input or output as one rank's share of a DTensor; None for a whole tensor.
 
     Args:
         value: it.
@@ -300,7 +300,7 @@ def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | N
 
 
 def from_call(value: Any) -> Placed | None:
-    """A tensor that `to_local` returned, with its place in the whole; None for all else, or one that is the whole."""
+    """A tensor from `to_local` with its place in the whole; None for others or where it is the whole."""
     spec = local_of(value)
     if spec is None or spec.tensor_meta is None:
         return None
@@ -308,7 +308,7 @@ def from_call(value: Any) -> Placed | None:
 
 
 def _styled(value: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Placed | None:
-    """An input or output that a module's style takes for a rank's share; None where it is taken for the whole."""
+    """A tensor placed by a module's style; None for a DTensor or where it is the whole."""
     if hasattr(value, "placements"):
         return None
     shape = list(value.shape)
@@ -321,6 +321,7 @@ def _styled(value: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Plac
 def _placed(
     value: torch.Tensor, shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...], source: str
 ) -> Placed | None:
+    """A tensor with its place in a DTensor of that shape; None where it is the whole or the sizes disagree."""
     part = part_of(SimpleNamespace(device_mesh=mesh, shape=shape, placements=placements))
     if part is None or is_whole(part, shape):
         return None

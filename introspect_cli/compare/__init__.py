@@ -1,1 +1,1 @@
-"""Two runs side by side: alignment, tolerance, divergence, settings."""
+"""Comparison of two runs: alignment, tolerance, divergence, settings."""

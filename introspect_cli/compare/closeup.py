@@ -1,7 +1,7 @@
-"""A divergence looked at element by element, with what went into it.
+"""A divergence compared element by element, with the inputs of its operator.
 
-A run that was captured with `--per-sample` keeps a checksum and a sketch for each index of a tensor's first dimension,
-so that no whole tensor is needed to know whether one sample is wrong or all of them.
+A run captured with `--per-sample` keeps a checksum and sketch for each index of the first dimension, so that single
+wrong samples show without whole tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMED = 6  # samples that are named
 
 @dataclass(frozen=True)
 class Given:
-    """Something that went into an operator.
+    """One input of an operator.
 
     Attributes:
         text: what it is, in words.
@@ -41,7 +41,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Closeup:
-    """A divergence, element by element.
+    """Element-wise comparison of a divergence.
 
     Attributes:
         difference: how the whole tensors differ; None where they are not both stored, or cannot be compared.
@@ -56,7 +56,7 @@ class Closeup:
 
 
 def comparable(divergence: Divergence) -> bool:
-    """Whether both runs have a tensor there, of one shape."""
+    """Whether both runs have a tensor of one shape at the divergence; False for random states and plain values."""
     a, b = divergence.a, divergence.b
     if a is None or b is None or divergence.site.kind is Kind.RNG:
         return False
@@ -64,10 +64,7 @@ def comparable(divergence: Divergence) -> bool:
 
 
 def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Divergence, ...]:
-    """The first divergence; the first that both runs have, of one shape; and one that is asked for, where it is there.
-
-    An operator that only one run has is where they part, and has nothing to compare: what it changed is the next.
-    """
+    """The first divergence, the first comparable one, and `also` if comparable; each pair of values once."""
     if result.first is None:
         return ()
     listed = [each for each in result.divergences if comparable(each)]
@@ -82,7 +79,7 @@ def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Di
 
 
 def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
-    """Look at a divergence of two opened runs.
+    """Compare a divergence's tensors element by element.
 
     Raises:
         StoreError: a stored tensor is damaged.
@@ -110,7 +107,7 @@ def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
 
 
 def _by_samples(run: Run, divergence: Divergence) -> bool:
-    """Whether the first dimension of a tensor is that of the batch."""
+    """Whether a tensor's first dimension has the size of the batch; always False for single dimensions."""
     shape = divergence.a.layout.shape if divergence.a is not None else ()
     if divergence.site.kind not in _BY_SAMPLES or len(shape) < 2:
         return False
@@ -118,7 +115,7 @@ def _by_samples(run: Run, divergence: Divergence) -> bool:
 
 
 def fed(records: Iterable[Record]) -> list[Record]:
-    """The batches of a step; where no loader gave any, what the outermost modules were given."""
+    """Records of a step's batches; without any, the inputs of outermost modules."""
     given = [
         record
         for record in records
@@ -128,19 +125,19 @@ def fed(records: Iterable[Record]) -> list[Record]:
 
 
 def is_outermost(kind: str, fqn: str) -> bool:
-    """Whether a site is the input of an outermost module."""
+    """Whether a site is the input of a module without a parent (no dot in its name)."""
     return kind == Kind.INPUT and "." not in fqn
 
 
 def batch_size(records: Iterable[Record]) -> int:
-    """How many samples the batches of a step have; 0 where they do not agree, or have one alone."""
+    """First dimension of all batches of a step; 0 where they differ or it is 1."""
     shapes = [record.summary.layout.shape for record in records if record.site.kind is Kind.BATCH]
     sizes = {shape[0] for shape in shapes if shape}
     return max(sizes) if len(sizes) == 1 and max(sizes) > 1 else 0
 
 
 def _given(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:
-    """What went into an operator, and whether it is equal in both runs."""
+    """Inputs of an operator, each `equal`, `differs` or `not recorded`; empty where the record lists none."""
     if divergence.site.kind is not Kind.OP_OUTPUT:
         return ()
     reader = a.rank(divergence.rank)

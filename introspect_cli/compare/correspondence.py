@@ -75,7 +75,7 @@ Feature = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Correspondence:
-    """Which name of a is which of b.
+    """The mapping of a's names to b's.
 
     Attributes:
         patterns: regular expressions and replacements that were asked for.
@@ -89,16 +89,16 @@ class Correspondence:
 
     @cached_property
     def rename(self) -> Rename | None:
-        """From a's names to b's; None where they are the same."""
+        """Function from a's names to b's; None where all are the same."""
         return renamer(self.patterns, {old: new.name for old, new in self.renamed.items()})
 
     @cached_property
     def asked(self) -> Rename | None:
-        """The names of a as the patterns change them; None where they stay."""
+        """Function that applies `patterns` alone to a's names; None without patterns."""
         return renamer(self.patterns, {})
 
     def root_words(self, name: str) -> str:
-        """Which of several models of one class the root of a name is, as the scripts call it; "" where nobody asks."""
+        """Sentence naming the variables of the root of `name`; "" unless a run has several roots of its class."""
         root, change = name.partition(".")[0], self.rename or str
         a, b = ({change(root_of_a): variable for root_of_a, variable in self.variables[0].items()}, self.variables[1])
         if class_of_root(root) not in ambiguous(a, b) or root not in a or root not in b:
@@ -109,9 +109,9 @@ class Correspondence:
 
 
 def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Correspondence:
-    """Which names of a are other names of b; ranks that recorded the same everywhere need none.
+    """Names of a mapped to b by value.
 
-    Step k of b is looked at beside step k + offset of a.
+    `--rename` alone where ranks are whole, `by_value` is off, or all records equal.
     """
     if not isinstance(a, RankReader) or not isinstance(b, RankReader) or a.is_whole or b.is_whole:
         return Correspondence(options.rename)
@@ -121,7 +121,10 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Corre
 
 
 def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
-    """Which name is which, where two runs of one process have no model of one name, as a port to another loop may."""
+    """The mapping of names where two single-rank runs share no root name.
+
+    None otherwise, or where a run has no parameter.
+    """
     if len(a.recorded) != 1 or len(b.recorded) != 1 or a.whole_of or b.whole_of:
         return None
     one, two = a.rank(a.recorded[0]), b.rank(b.recorded[0])
@@ -136,13 +139,13 @@ _PARAM = Kind.PARAM.value
 
 
 def _last_chain(reader: Reader) -> tuple[int, bytes]:
-    """What is equal for two ranks that recorded the same everywhere."""
+    """Number of steps and last chained digest: equal for ranks that recorded the same in all steps."""
     return (len(reader), reader.entry(len(reader) - 1).chain) if len(reader) else (0, b"")
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No search for cycles meanwhile: nothing here makes one, and a million names are long looked through for some."""
+    """Garbage collection turned off inside the block; a search through a million names is slow and finds nothing."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -156,7 +159,7 @@ def _uncollected() -> Iterator[None]:
 def matched_by_value(
     a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]] = (), *, offset: int = 0
 ) -> Correspondence:
-    """Which names of a are other names of b, by what they hold in the steps that both have."""
+    """Names of a mapped to b by equal checksums in the first, second and last common step."""
     steps = np.asarray(a.entries["step"])
     steps = steps[np.isin(steps - offset, b.entries["step"])]
     if not len(steps):
@@ -174,7 +177,7 @@ def matched_by_value(
     back = {new: old for old, new in roots.items()}
 
     def in_a(name: str) -> str:
-        """A name as it is before the roots have theirs."""
+        """The name with its root as a names it, before `roots` is applied."""
         head, dot, rest = name.partition(".")
         return back.get(head, head) + dot + rest
 
@@ -195,34 +198,34 @@ PROVES_NOTHING = (Phase.EVAL, Phase.RECOMPUTE)
 
 
 class Side:
-    """One run's records of a few steps, as far as they name modules and tensors and their values can prove anything."""
+    """One run's records in a few steps, under the names that are compared; only distinctive values count."""
 
     def __init__(self, reader: RankReader, rename: Rename | None, steps: Sequence[int]) -> None:
-        """Take a run, how its names are read, and steps, of which the first has to be told from the others."""
+        """Take a run, the function that renames its names, and the steps to read."""
         self.reader, self.steps, self._rename = reader, steps, rename
         self._asked: tuple[AbstractSet[str], Mask] | None = None
 
     @cached_property
     def sites(self) -> Columns:
-        """The run's sites, as they are compared."""
+        """The run's sites with renamed FQNs."""
         return columns(self.reader.sites, self._rename)
 
     @cached_property
     def variables(self) -> dict[str, str]:
-        """What the script calls each root, by the root's name as it is compared."""
+        """Variable in the script by root name (renamed): `{"Net": "model"}`."""
         change = self._rename or str
         return {change(module.fqn): module.variable for module in self.reader.modules if module.variable}
 
     @cached_property
     def named(self) -> Mask:
-        """Which sites name modules and tensors."""
+        """Mask of sites that name modules or tensors (`NAMED`), outside of evaluation and recomputation."""
         return of_kinds(self.sites.kind, NAMED) & ~np.isin(
             self.sites.phase, [phase_code(phase) for phase in PROVES_NOTHING]
         )
 
     @cached_property
     def first(self) -> StepBatch:
-        """The records of the first of the steps."""
+        """The records of the first of `steps`."""
         return self.reader.read(self.steps[0])
 
     @cached_property
@@ -233,7 +236,7 @@ class Side:
 
     @cached_property
     def tree(self) -> Tree:
-        """Names of modules and tensors, by what is above them."""
+        """Names of modules and tensors as a `Tree`."""
         return Tree(self.names)
 
     @cached_property
@@ -243,7 +246,7 @@ class Side:
 
     @cached_property
     def tensor_tree(self) -> Tree:
-        """Parameters and buffers, some of them more than once, by what is above them."""
+        """Names of parameters and buffers as a `Tree`; a name may be there several times."""
         return Tree(self._tensor_names())
 
     def _tensor_names(self) -> Iterator[str]:
@@ -251,33 +254,33 @@ class Side:
 
     @cached_property
     def _of_tensors(self) -> Mask:
-        """Which sites are a parameter's or a buffer's."""
+        """Mask of sites of parameters and buffers."""
         return of_kinds(self.sites.kind, TENSORS)
 
     def tensors_of(self, names: AbstractSet[str]) -> set[str]:
-        """Those of the names that are parameters or buffers."""
+        """Those of `names` that are parameters or buffers."""
         return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & self._of_tensors).tolist()}
 
     def owns(self, module: str) -> bool:
-        """Whether a module has parameters or buffers that are not those of a module inside it."""
+        """Whether a module has a parameter or buffer directly (`fc.weight` for `fc`), not only in submodules."""
         start = len(module) + 1
         return any("." not in name[start:] and name in self.tensors for name in self.tree.below(module))
 
     def sites_of(self, names: AbstractSet[str]) -> Mask:
-        """Which sites of modules and tensors have one of the names; the answer for the last names is kept."""
+        """Mask of `named` sites with one of `names`; the last answer is cached by the identity of the set."""
         if self._asked is None or self._asked[0] is not names:
             fqn = self.sites.fqn
             self._asked = names, np.fromiter(map(names.__contains__, fqn), np.bool_, len(fqn)) & self.named
         return self._asked[1]
 
     def know(self, names: AbstractSet[str], sites: Sequence[int]) -> None:
-        """Take it that the names are those of these sites and of no others: nobody need look through a million."""
+        """Set the cached answer of `sites_of` for `names` to these sites."""
         mask = np.zeros(len(self.sites), np.bool_)
         mask[sites] = True
         self._asked = names, mask & self.named
 
     def rows(self, names: AbstractSet[str]) -> Iterator[tuple[int, StepBatch, Ids, Ids]]:
-        """For each step: its place, its records, those of the names that can prove something, and their sites."""
+        """Per step: (index in `steps`, records, rows of `names` with distinctive values, sites of these rows)."""
         wanted = self.sites_of(names)
         for place, step in enumerate(self.steps):
             batch = self.reader.read(step) if place else self.first
@@ -286,7 +289,7 @@ class Side:
             yield place, batch, rows, numbers[rows]
 
     def held(self, names: AbstractSet[str]) -> Held:
-        """What each of the names holds, where that can prove something."""
+        """The distinctive values of each of `names` in all steps."""
         sites, steps = self.sites, []
         for place, batch, rows, numbers in self.rows(names):
             where = (sites.kind[numbers], sites.phase[numbers], sites.call[numbers])
@@ -305,11 +308,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Held:
-    """What names hold, as columns: a million records are put together by arrays, and a few are looked at as sets.
+    """Values of names as columns: one entry per record, with the number of its name.
 
     Attributes:
         owner: whose record each is: a number into `names`.
-        places: int64 (4, n): the place of its step among those looked at, its kind, phase and call.
+        places: int64 (4, n): index of the step, kind code, phase code and call of each record.
         checksum: uint64 (n,).
     """
 
@@ -319,7 +322,7 @@ class Held:
     checksum: Any
 
     def only(self, names: AbstractSet[str]) -> Held:
-        """The same of some names alone."""
+        """The same for some of the names."""
         kept = np.fromiter(map(names.__contains__, self.names), np.bool_, len(self.names))
         if kept.all():
             return self
@@ -333,7 +336,7 @@ class Held:
 
     @cached_property
     def codes(self) -> Any:
-        """Place and checksum of each record as one number, uint64 (n,): as sure as a checksum is."""
+        """Hash of (step, kind, phase, call, checksum) of each record, uint64 (n,): equal codes mean equal features."""
         step, kind, phase, call = (column.astype(np.uint64) for column in self.places)
         code = ((step * np.uint64(1 << 6) + kind) * np.uint64(1 << 4) + phase) * np.uint64(1 << 40) + call
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -350,7 +353,7 @@ class Held:
         return order, np.searchsorted(self.owner[order], np.arange(len(self.names) + 1))
 
     def of(self, name: str) -> set[Feature]:
-        """What one of the names holds."""
+        """Features (step, kind, phase, call, checksum) of one name; empty for an unknown name."""
         number = self._numbers.get(name)
         if number is None:
             return set()
@@ -360,7 +363,7 @@ class Held:
 
 
 def telling(batch: StepBatch) -> Mask:
-    """Rows whose value can prove anything: seen, and not the same number all over, as far as statistics tell."""
+    """Rows with a distinctive value: observed, and minimum unequal to maximum where both were kept."""
     mask: Mask = batch.status == int(Status.OBSERVED)
     low, high = batch.floats.get("min"), batch.floats.get("max")
     if low is not None and high is not None:
@@ -370,11 +373,7 @@ def telling(batch: StepBatch) -> Mask:
 
 
 def one_sided(a: Side, b: Side) -> tuple[set[str], set[str]]:
-    """Names that one run only has, of a and of b.
-
-    Sites that both runs have keep their names, and most have their place too: the names of the few others are all that
-    is looked at. One of these may stand for a shared site besides, and then the other run has it too.
-    """
+    """Names that only a has, and names that only b has; both are cached with their sites (`Side.know`)."""
     sides = a, b
     rest = _one_sided_sites(a, b)
     lost = [{side.sites.fqn[site] for site in sites} for side, sites in zip(sides, rest, strict=True)]
@@ -391,7 +390,7 @@ def one_sided(a: Side, b: Side) -> tuple[set[str], set[str]]:
 
 
 def _one_sided_sites(a: Side, b: Side) -> tuple[list[int], list[int]]:
-    """Sites of modules and tensors that the other run has not."""
+    """Numbers of `named` sites whose key the other run lacks, of a and of b."""
     keys = a.sites.keys, b.sites.keys
     shared = min(map(len, keys))
     same = keys[0][:shared] == keys[1][:shared]
@@ -412,9 +411,9 @@ _AMBIGUOUS = 8  # more pairs of names with one value than this, and nobody can s
 
 
 def sharing(one: Held, two: Held, most: int | None = None) -> tuple[Ids, Ids, Ids]:
-    """Pairs of names, as numbers of a and of b, and how many values they share.
+    """Arrays (names of a, names of b, number of shared codes) over all pairs of names that share a code.
 
-    Values that more than `most` pairs of names have in common do not count.
+    A code that more than `most` pairs share does not count.
     """
     owners, codes = zip(*(_distinct(held) for held in (one, two)), strict=True)
     first, times = _positions_in(codes[1], codes[0])
@@ -429,7 +428,7 @@ def sharing(one: Held, two: Held, most: int | None = None) -> tuple[Ids, Ids, Id
 
 
 def _distinct(held: Held) -> tuple[Ids, Ids]:
-    """Owners and codes, each pair of them once, by rising code."""
+    """(owner, code) pairs without repetition, sorted by code."""
     order = np.lexsort((held.owner, held.codes))
     owners, codes = held.owner[order], held.codes[order]
     fresh = np.ones(len(order), np.bool_)
@@ -438,15 +437,15 @@ def _distinct(held: Held) -> tuple[Ids, Ids]:
 
 
 def _positions_in(ordered: Ids, wanted: Ids) -> tuple[Ids, Ids]:
-    """Where each of the wanted numbers begins in a rising list, and how often it is there."""
+    """First position and number of occurrences of each of `wanted` in the sorted `ordered`."""
     first = np.searchsorted(ordered, wanted)
     return first, np.searchsorted(ordered, wanted, side="right") - first
 
 
 def equal_pairs(one: Held, two: Held) -> dict[str, str]:
-    """Names that share a value which no other name has; of several, those with the most values in common.
+    """Names of a mapped to b by shared values; a value shared by more than `_AMBIGUOUS` pairs does not count.
 
-    Most names have one partner and no other, so these are chosen by arrays.
+    Of several partners `by_votes` chooses.
     """
     old, new, votes = sharing(one, two, _AMBIGUOUS)
     alone = (np.bincount(old, minlength=1)[old] == 1) & (np.bincount(new, minlength=1)[new] == 1)
@@ -456,7 +455,7 @@ def equal_pairs(one: Held, two: Held) -> dict[str, str]:
 
 
 def assigned(ranks: Mapping[NamePair, Any], *, ties: bool = False) -> dict[str, str]:
-    """One partner for each name, by rank; of partners that rank alike none, or with `ties` the first by name."""
+    """One partner per name, lowest rank first; pairs that tie are dropped, or with `ties` taken in order of name."""
     levels: dict[Any, list[NamePair]] = defaultdict(list)
     for pair, rank in ranks.items():
         levels[rank].append(pair)
@@ -475,12 +474,12 @@ def assigned(ranks: Mapping[NamePair, Any], *, ties: bool = False) -> dict[str, 
 
 
 def by_votes(votes: Mapping[NamePair, float]) -> dict[str, str]:
-    """The partner that shares most with each name; of several first the equal name, then the one most alike."""
+    """One partner per name: most shared values, then the equal name, then the most alike; ties are dropped."""
     return assigned({(old, new): (-count, old != new, -_likeness(old, new)) for (old, new), count in votes.items()})
 
 
 def _likeness(old: str, new: str) -> int:
-    """How many components two names have in common, twice those at their ends and once those at their beginnings."""
+    """Number of equal leading components of two dotted names, plus twice that of trailing ones."""
     one, two = old.split("."), new.split(".")
     return 2 * begin_alike(one[::-1], two[::-1]) + begin_alike(one, two)
 
@@ -489,11 +488,10 @@ def _likeness(old: str, new: str) -> int:
 
 
 def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
-    """Roots of a that hold what another root of the same class holds in b; else those that one variable holds.
+    """Roots of a mapped to other roots of b of the same class: most shared values, then the same variable.
 
-    A root is named by its class, and numbered where there are more: the order in which they came says nothing of which
-    is which. Where values tell nothing, or tell the same of two (a target network is a copy at first), the variable
-    does that holds them in the script.
+    Only for classes of which a run has several roots. Roots are numbered by order of creation, which may differ; copies
+    (a target network) share all values, so that the variable in the script decides.
     """
     if not any("#" in side.sites.text for side in sides):
         return {}
@@ -515,6 +513,7 @@ def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
 
 
 def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature]]]:
+    """By root of these classes, its features, each with the name below the root."""
     features: dict[str, set[tuple[str, Feature]]] = defaultdict(set)
     held = side.held({name for name in side.names if class_of_root(name.partition(".")[0]) in classes})
     for name in held.names:
@@ -524,7 +523,7 @@ def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature
 
 
 class Search:
-    """Names that one run only has, or that are numbers of a sequence with another length, put together by value.
+    """Match names that one run alone has, and children of numbered lists whose lengths differ, by value.
 
     Attributes:
         renamed: names of a that are other names of b.
@@ -544,18 +543,18 @@ class Search:
             self._run()
 
     def _is_shifted(self, name: str) -> bool:
-        """Whether it is, or is inside of, a numbered child of a parent that has more of them in one run."""
+        """Whether a name is in a numbered list (`blocks.3.fc`) whose length differs between the runs."""
         parts = (head.rpartition(".") for head in (name, *ancestors(name))) if self._shifted else ()
         return any(part.isdecimal() and f"{above}." in self._shifted for above, _, part in parts)
 
     def _has(self, side: int, name: str) -> bool:
-        """Whether a run has the name; most that are asked for are in one run only, and that is known."""
+        """Whether run `side` (0 or 1) has a name."""
         if name in self._only[side] or name in self._only[1 - side]:
             return name in self._only[side]
         return name in (self._a, self._b)[side].names
 
     def _run(self) -> None:
-        """Match tensors, then the tree above them, then modules without tensors."""
+        """Match tensors, then the modules above them, then modules without tensors."""
         held = self._a.held(self._open[0]), self._b.held(self._open[1])
         tensors = self._a.tensors_of(self._open[0]), self._b.tensors_of(self._open[1])
         one, two = held[0].only(tensors[0]), held[1].only(tensors[1])
@@ -567,14 +566,17 @@ class Search:
     # --- tensors, and the tree above them
 
     def _lift(self, pairs: Mapping[str, str], tensors: AbstractSet[str]) -> None:
-        """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its name, is below."""
+        """Extend pairs of tensors to the modules above, while all tensors below both are paired likewise.
+
+        Stops at a module below which a tensor keeps its name or gets another partner.
+        """
         levels = {old: _levels_above(old, new) for old, new in pairs.items()}
         votes = Counter(chain.from_iterable(levels.values()))
         better_kept = self._better_kept(votes)
         moving = dict[str, int]()
 
         def together(above: str) -> int:
-            """How many pairs are at or below a name; -1 where a tensor below keeps its name."""
+            """Number of pairs at or below a name; -1 where a tensor below is not among `tensors`."""
             if above not in moving:
                 below = set(self._a.tensor_tree.below(above))
                 moving[above] = len(pairs.keys() & below) + (above in pairs) if below <= tensors else -1
@@ -591,7 +593,7 @@ class Search:
             self.renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
 
     def _better_kept(self, levels: Iterable[NamePair]) -> set[NamePair]:
-        """Names above pairs that the module keeps, or whose new name another one keeps, because that suits better."""
+        """Pairs (x, y) where b has x, or a has y, and an equal name shares more values than the pair."""
         taken = {(one, two) for one, two in levels if self._has(0, two) or self._has(1, one)}
         if not taken:
             return set()
@@ -604,7 +606,7 @@ class Search:
         return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
 
     def _match_modules(self, held: tuple[Held, Held], tensors: tuple[AbstractSet[str], AbstractSet[str]]) -> None:
-        """Match modules without tensors, by two values or more that they are given and give."""
+        """Match modules without tensors that share at least two values (inputs, outputs, gradients)."""
         names = {old: each.name for old, each in self.renamed.items()}
         change, back = renamer_of(names), renamer_of({new: old for old, new in names.items()})
         bare = [
@@ -624,7 +626,7 @@ class Search:
                 self.renamed[old] = Renamed(new, Source.VALUE, votes[old, new])
 
     def _drop_repeated(self) -> None:
-        """Drop names that a shorter prefix tells already."""
+        """Remove renamings that follow from one of a shorter prefix."""
         for old in sorted(self.renamed, key=len, reverse=True):
             above = next(filter(self.renamed.__contains__, ancestors(old)), None)
             if above is not None and self.renamed[above].name + old[len(above) :] == self.renamed[old].name:
@@ -632,7 +634,7 @@ class Search:
 
 
 def _levels_above(old: str, new: str) -> list[NamePair]:
-    """The pairs of names above a pair, as long as what is left out is the same in both; at equal names nothing is."""
+    """Pairs of parents while the last components are equal: (`a.x.w`, `b.x.w`) gives (`a.x`, `b.x`), (`a`, `b`)."""
     pairs: list[NamePair] = []
     while True:
         old, dot, end = old.rpartition(".")
@@ -643,7 +645,7 @@ def _levels_above(old: str, new: str) -> list[NamePair]:
 
 
 def _shifted(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) -> frozenset[str]:
-    """Parents, with their dot, whose numbered children are more in one run than in the other."""
+    """Prefixes (`blocks.`) of numbered lists with different lengths in a and b, where a number is in one run alone."""
     above = with_ancestors(only[0]), with_ancestors(only[1])
     lost = [
         [name for name in names if name[-1].isdecimal() and name.rpartition(".")[2].isdecimal()]
@@ -657,6 +659,6 @@ def _shifted(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) 
 
 
 def evicted(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
-    """Names of a that mean another module in b, each with a name that b does not have."""
+    """New names `X(a)` for names X of a that `names` gives to another module of b."""
     taken = [new for new in names.values() if new not in names and new in side.tree]
     return {new: Renamed(new + EVICTED, Source.EVICTED) for new in taken}

@@ -1,4 +1,4 @@
-"""Two runs in, one answer out: every rank compared, the first divergence explained, settings beside it."""
+"""The comparison of two runs: every rank compared, the first divergence explained, settings listed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def compare_runs(
     a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = (), work: Work | None = None
 ) -> DiffResult:
-    """Compare two opened runs.
+    """Compare two opened runs, or two checkpoints.
 
     Args:
         a: the reference run.

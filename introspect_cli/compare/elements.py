@@ -1,21 +1,18 @@
-"""Two whole tensors, element by element: how many differ, by how much, and where; and how one follows from the other.
+"""Two whole tensors compared element by element: how many differ, by how much, where, and by which relation.
 
-"0.3 % of the elements differ" is a fact and no lead. That they are columns 96 to 127, one sample of the batch, or every
-fourth element is one. So the places that differ are held against the shapes that faults have. A shape is told only
-where it holds of every place that differs; "every element there" only where nothing in it is equal.
+The places that differ are matched with patterns that faults have: a range of columns, one sample, every fourth element.
+A pattern is told only where it holds of every place that differs; "every element there" only where nothing in it is
+equal.
 
-Equal means the same bits, as everywhere: -0.0 differs from 0.0; a NaN equals a NaN here, since numpy has no payloads to
-show. How far two floating point numbers are apart is counted in numbers that could stand between them: a unit in the
-last place (ULP) is one representable number to the next. Rounding moves results by a few of them, whatever their size;
-a fault moves them by thousands.
+Equal means the same bits: -0.0 differs from 0.0. A NaN equals a NaN, since numpy has no payloads to show. Distance is
+counted in units in the last place (ULP), one representable number to the next. Rounding moves results by a few; a fault
+moves them by thousands.
 
 A relation (a factor, a narrower type, another order) is told only where it holds of every element that differs, or of
-the whole tensors; a factor to a few roundings of the dtype. Where none holds, it may be that nothing but rounding
-differs: another order of a sum moves its result by a few units in the last place, and by more where large terms cancel.
-So the differences are held against the largest element.
+the whole tensors; a factor to a few roundings of the dtype. Where none holds, the differences are compared with the ULP
+of the largest element: another order of a sum moves its result by a few of these.
 
-*Where, as a grid small enough to look at.* A tensor is laid out as rows and columns, neighbouring elements share a
-cell, and a cell shows the largest difference in it, so that a single element that differs is never lost.
+The picture is a grid of cells; a cell shows the largest difference in it, so that a single element is never lost.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ _NARROW = 8
 
 @dataclass(frozen=True)
 class Picture:
-    """A grid of cells.
+    """A grid of cells over a tensor laid out as rows and columns.
 
     Attributes:
         rows: what the rows are: the dimensions of the tensor that are counted through.
@@ -61,7 +58,7 @@ class Picture:
 
     @property
     def is_even(self) -> bool:
-        """Whether all cells have as many elements."""
+        """Whether every cell covers equally many elements."""
         shape = len(self.cells), len(self.cells[0])
         return all(
             cells * tile == math.prod(sizes) for cells, tile, sizes in zip(shape, self.tile, self.sizes, strict=True)
@@ -69,7 +66,10 @@ class Picture:
 
 
 def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, int] = (ROWS, COLUMNS)) -> Picture:
-    """The grid of two tensors that differ by these distances where `mask` is true."""
+    """The grid of `distances` where `mask` is true, with at most `most` (rows, columns) of cells.
+
+    A difference of size 0 (the sign of a zero) is shown as the smallest other one, or as `SIGN`.
+    """
     split = _split(distances.shape)
     above = distances[mask & (distances > 0)]
     shown = np.where(mask, np.maximum(distances, float(above.min()) if len(above) else SIGN), 0.0)
@@ -81,11 +81,12 @@ def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[i
 
 
 def smaller(picture: Picture, most: tuple[int, int]) -> Picture:
-    """The same with at most so many rows and columns, each cell the largest of what it covers."""
+    """The picture with at most `most` (rows, columns) of cells, each the maximum of those it covers."""
     return _folded(picture, most, np.array(picture.cells))
 
 
 def _folded(picture: Picture, most: tuple[int, int], grid: NDArray[np.float64]) -> Picture:
+    """The picture with `grid` reduced by maximum to at most `most` (rows, columns)."""
     folds = [tile_of(size, room) for size, room in zip(grid.shape, most, strict=True)]
     for axis, fold in enumerate(folds):
         grid = np.maximum.reduceat(grid, np.arange(0, grid.shape[axis], fold), axis=axis)
@@ -94,13 +95,13 @@ def _folded(picture: Picture, most: tuple[int, int], grid: NDArray[np.float64]) 
 
 
 def tile_of(size: int, room: int) -> int:
-    """How many share a cell: as many as divide them evenly, where such are near, so that cells end with dimensions."""
+    """Rows or columns per cell, at least n = ceil(size / room): the smallest divisor of `size` below 2n, else n."""
     least = -(-size // room)
     return next((tile for tile in range(least, 2 * least) if size % tile == 0), least)
 
 
 def _split(shape: tuple[int, ...]) -> int:
-    """How many leading dimensions are the rows: all but the last, or but two where the last is narrow."""
+    """Number of leading dimensions that form the rows: all but one, or all but two if the last is under `_NARROW`."""
     if len(shape) < 2:
         return 0
     if len(shape) > 2 and shape[-1] < _NARROW:
@@ -126,7 +127,7 @@ _MOST_LISTED = 6
 
 @dataclass(frozen=True)
 class Elements:
-    """How two tensors of one shape differ.
+    """Number, size and place of the differences of two tensors of one shape.
 
     Attributes:
         total: elements of each.
@@ -145,7 +146,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How two tensors of one shape differ.
+    """Full element-wise comparison of two tensors of one shape.
 
     Attributes:
         elements: how many differ, and where first and most.
@@ -168,7 +169,7 @@ class TensorDifference:
 
 
 def differing(a: NDArray[Any], b: NDArray[Any]) -> Mask:
-    """Where two arrays of one shape differ, row-major and flat."""
+    """Flat mask of unequal elements; NaN equals NaN, and -0.0 differs from 0.0."""
     a, b = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
     if a.dtype != b.dtype:
         return np.asarray(a != b)
@@ -181,12 +182,12 @@ def differing(a: NDArray[Any], b: NDArray[Any]) -> Mask:
 
 
 def index_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The index of an element that is counted through."""
+    """Multi-dimensional index of a flat, row-major position; () for a scalar."""
     return tuple(int(at) for at in np.unravel_index(flat, shape)) if shape else ()
 
 
 def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
-    """How two arrays differ; None where their shapes do, or they hold no numbers."""
+    """Counts and places of unequal elements; None where shapes differ or a dtype is not numeric."""
     if a.shape != b.shape or a.dtype.kind not in "biufc" or b.dtype.kind not in "biufc":
         return None
     mask = differing(a, b)
@@ -209,7 +210,10 @@ def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
 def difference(
     a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str], *, samples: bool = False
 ) -> TensorDifference | None:
-    """How two arrays differ; None where their shapes do, or they hold no numbers."""
+    """Full comparison of two arrays; None where shapes differ or a dtype is not numeric.
+
+    `samples` says that the first dimension is the batch's.
+    """
     largest = elements(a, b)
     if largest is None:
         return None
@@ -229,7 +233,7 @@ def difference(
 
 
 def _distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    """|a - b|; infinite where only one is finite, or neither and they are not equal."""
+    """Absolute differences as float64; infinite where they are not finite, as for a NaN in one or both."""
     wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
     with np.errstate(all="ignore"):
         distances = np.abs(a.astype(wide) - b.astype(wide))
@@ -239,6 +243,7 @@ def _distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
 def _largest(
     a: NDArray[Any], b: NDArray[Any], distances: NDArray[np.float64], mask: Mask
 ) -> tuple[tuple[tuple[int, ...], complex, complex], ...]:
+    """The `LARGEST` biggest differences: (index, value in a, value in b), the biggest first."""
     places = np.flatnonzero(mask)
     order = places[np.argsort(-distances.reshape(-1)[places], kind="stable")[:LARGEST]]
     largest = []
@@ -249,12 +254,7 @@ def _largest(
 
 
 def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple[tuple[tuple[int, int], ...], str]:
-    """Differing finite elements by their distance in representable numbers: 1, 2, 3 to 4, 5 to 8, ... .
-
-    Returns:
-        The lowest number of each bin that has any, with its count, and the dtype that is counted in: the coarser one.
-        Elements that are equal in that dtype are not counted.
-    """
+    """Numbers of differing finite elements by distance in ULPs, in bins 1, 2, 3 to 4, 5 to 8 and so on."""
     if dtypes[0] not in MANTISSA or dtypes[1] not in MANTISSA:
         return (), ""
     unit = min(dtypes, key=MANTISSA.__getitem__)
@@ -276,7 +276,7 @@ def ulp_words(lowest: int) -> str:
 
 
 def _ordered(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """The numbers as integers of which neighbours differ by one; float64's as long double, which holds them all."""
+    """Integers in the order of the numbers, where neighbouring floats differ by 1; long double for float64."""
     bits: Any
     top: int
     if dtype == "bfloat16":
@@ -307,9 +307,9 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def where(mask: Mask, *, samples: bool = False) -> tuple[str, ...]:
-    """Which elements differ, as clauses, each true of all of them; `samples` where the first dimension is the batch's.
+    """Clauses on which elements differ (boxes, strides, ends), each true of all that differ.
 
-    Told are boxes (an index or a range of a dimension), strides and ends.
+    () where no pattern fits.
     """
     places = np.flatnonzero(mask)
     if mask.size == 1:
@@ -327,7 +327,7 @@ def where(mask: Mask, *, samples: bool = False) -> tuple[str, ...]:
 
 
 def _called(dim: int, shape: tuple[int, ...], *, samples: bool) -> tuple[str, str, str]:
-    """What a dimension's indices are called: one, several, and of which dimension."""
+    """Name of a dimension's indices: (`row`, `rows`, "") or (`index`, `indices`, ` of dimension 1`)."""
     if dim == 0 and samples:
         return "sample", "samples", ""
     if len(shape) == 1:
@@ -340,7 +340,10 @@ def _called(dim: int, shape: tuple[int, ...], *, samples: bool) -> tuple[str, st
 
 
 def _in_dimension(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...], *, samples: bool) -> str:
-    """Which indices of a dimension are hit, as a clause; "" where they form no shape."""
+    """Clause on the indices hit in one dimension: one, all but one, a progression, or up to `_MOST_LISTED` listed.
+
+    "" where none of these fits.
+    """
     size = shape[dim]
     one, several, of = _called(dim, shape, samples=samples)
     if len(hit) == 1:
@@ -355,7 +358,7 @@ def _in_dimension(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...], *, sa
 
 
 def _progression(hit: NDArray[np.intp], size: int, several: str, of: str) -> str:
-    """A range of indices, or every n-th of them; "" where they are none."""
+    """Clause for consecutive indices or a constant stride (three indices or more); "" otherwise."""
     low, high = int(hit[0]), int(hit[-1])
     steps = np.diff(hit)
     if (steps == 1).all():
@@ -370,12 +373,13 @@ def _progression(hit: NDArray[np.intp], size: int, several: str, of: str) -> str
 
 
 def _th(number: int) -> str:
+    """Ordinal of a stride: `second`, `9th`."""
     words = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
     return words[number - 2] if number <= 8 else f"{number}th"
 
 
 def _counted_through(places: NDArray[np.intp], shape: tuple[int, ...]) -> str:
-    """A stride or an end in the elements counted through, where no dimension alone tells it."""
+    """Clause for a stride or a tail in flat order, of three elements or more; "" otherwise."""
     size = math.prod(shape)
     if len(shape) < 2 or len(places) < 3:
         return ""
@@ -392,10 +396,7 @@ def _counted_through(places: NDArray[np.intp], shape: tuple[int, ...]) -> str:
 
 
 def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tuple[str, ...]:
-    """How b follows from a, as clauses, each true of every element that differs (`mask`), or of the whole tensors.
-
-    The unit is torch's name of the dtype that both are rounded to; "" where there is none.
-    """
+    """Clauses on how b follows from a, each true of all differing elements (`mask`) or of the whole tensors."""
     one, two = a[mask], b[mask]
     if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf":
         return ()
@@ -408,6 +409,7 @@ def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tu
 
 
 def _not_finite(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
+    """Clause on NaNs and infinities of one tensor where the other has none; "" without any."""
     clauses = []
     for name, side, other in (("a", one, two), ("b", two, one)):
         for word, test in (("NaN", np.isnan), ("infinite", np.isinf)):
@@ -419,6 +421,7 @@ def _not_finite(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
 
 
 def _constant(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
+    """Clause where only signs of zeros differ, or one tensor alone is constant there; "" otherwise."""
     if (one == two).all():
         return "only the signs of zeros differ"
     clauses = []
@@ -429,7 +432,7 @@ def _constant(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
 
 
 def _proportion(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dtype[Any]) -> str:
-    """One factor that makes b of a, to a few roundings of the dtype."""
+    """Clause where b is one factor times a, within 4 roundings; "" otherwise, or under 4 elements or 3 values."""
     if len(one) < 4 or len(np.unique(one)) < 3:
         return ""
     tiny = float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-52
@@ -444,7 +447,7 @@ def _proportion(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dt
 
 
 def _precision(a: NDArray[Any], b: NDArray[Any]) -> str:
-    """Whether one is the other rounded to a narrower type."""
+    """Clause where one float32 tensor is the other rounded to bfloat16 or float16, bit for bit; "" otherwise."""
     for name in ("bfloat16", "float16") if a.dtype == b.dtype == np.float32 else ():
         if not differing(rounded(a, name), b).any():
             return f"b is a rounded to {name}"
@@ -456,7 +459,7 @@ def _precision(a: NDArray[Any], b: NDArray[Any]) -> str:
 def _rounding(
     a: NDArray[Any], b: NDArray[Any], one: NDArray[np.float64], two: NDArray[np.float64], unit: str
 ) -> tuple[str, ...]:
-    """Whether the differences are of the size of rounding, by the largest element of both."""
+    """Clause where no difference exceeds `_ROUNDINGS` ULPs of the largest element; () otherwise."""
     if unit not in MANTISSA:
         return ()
     size = max(float(np.abs(side[np.isfinite(side)]).max(initial=0.0)) for side in (a, b))
@@ -468,7 +471,7 @@ def _rounding(
 
 
 def _order(a: NDArray[Any], b: NDArray[Any]) -> str:
-    """Whether b holds the values of a at other places."""
+    """Clause where b has the values of a in another order (transposed, permuted); "" otherwise or under 3 values."""
     if a.size < 4 or a.dtype != b.dtype or not np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)):
         return ""
     if len(np.unique(a)) < 3:

@@ -1,7 +1,7 @@
-"""What ranks gathered or microbatches share out, compared as the whole that it is.
+"""Comparison of values gathered from several ranks or microbatches as one whole.
 
-Where the samples of both runs are equal, whichever rank has which, so are the records; of other values that were
-gathered from several ranks, extrema and means are compared, and no more is claimed.
+If the samples of both runs are equal in any order, the records are equal; of other gathered values, extrema and means
+are compared.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SURE = 1e-3
 
 
 class Gathered:
-    """Compares what was gathered from several ranks."""
+    """Compares gathered values of two runs: by extrema and means, by sums, and by the factor of their gradients."""
 
     def __init__(self, sides: Sides) -> None:
-        """Take both runs; the readers know how often either computes its loss in a step."""
+        """Take both runs, their rank ratio, and the largest number of losses of each in a step."""
         a, b, splits = sides.a, sides.b, sides.splits
         self._ranks = shares(b) / shares(a)
         self.by_samples = splits is not None and splits.differ
@@ -43,12 +43,12 @@ class Gathered:
         self._often = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
 
     def _is_scaled(self, learned: Learned) -> bool:
-        """Whether the factor is a power of two that no number of microbatches makes, as a gradient scaler's."""
+        """Whether the gradient factor is a power of two other than the ratio of microbatches: a gradient scaler's."""
         times = abs(learned.factor or 1)
         return times > 1 and not times & (times - 1) and times * min(self._often) != max(self._often)
 
     def learn(self, table: Table, learned: Learned) -> Learned:
-        """What a step shows of the factor by which gradients flow back."""
+        """`learned` with the gradient factor (kept once found), the outputs' factors, and whether gradients use it."""
         if not _has_means(table):
             return learned
         back = of_kinds(table.kinds, FLOWING_BACK) & self._by_moments(table)
@@ -59,13 +59,13 @@ class Gathered:
         return learned._replace(factor=factor, flows_back=flows, units={**learned.units, **units})
 
     def of_one_dtype(self, table: Table) -> Mask:
-        """Differing rows but those of what ran inside in another dtype, on any rank: no other order makes that."""
+        """Mask of differing rows, False for module values (inputs, outputs, their gradients) with two dtypes."""
         pairs = zip(self._layouts, table.pairs, strict=True)
         one, two = (Layouts(layouts).dtype[batch.layout[rows]] for layouts, (batch, rows) in pairs)
         return np.asarray((one == two) | ~of_kinds(table.kinds, _RAN_INSIDE))
 
     def _by_moments(self, table: Table) -> Mask:
-        """Differing rows that are compared by extrema and means: one side at least was gathered, or is a number."""
+        """Mask of differing rows to compare by extrema and means: gathered in either run, or single numbers."""
         gathered = _how(table, Joined.GATHERED) | _equal_parts(table, self._layouts)
         gathered |= _single(table, self._layouts) & _how(table, Joined.ALIKE)
         if not _has_sketches(table):
@@ -73,7 +73,7 @@ class Gathered:
         return gathered
 
     def agree(self, table: Table, rtol: Floats, learned: Learned) -> Mask:
-        """Differing rows of which one side at least was gathered, and whose extrema and means agree."""
+        """Mask of differing rows that agree within `rtol`: by sums, or by extrema, means and variances."""
         out, rows = self._sums(table, rtol, learned), np.flatnonzero(self._by_moments(table))
         if not len(rows) or not _has_means(table):
             return out
@@ -99,14 +99,7 @@ class Gathered:
         return out
 
     def _other_units(self, table: Table, rtol: Floats) -> tuple[list[int], dict[str, float]]:
-        """Rows of single numbers that a module gives n times as large, and whose gradients are n times smaller.
-
-        A loss that a module divides by the samples of all ranks, and the script multiplies by the number of ranks
-        again, is the same loss.
-
-        Returns:
-            the rows, and how many times larger a's outputs are, by name, of those that are selected.
-        """
+        """Rows of scalar outputs that are n times as large in one run, with gradients n times as small."""
         kinds, rows, units = (Kind.OUTPUT, Kind.GRAD_OUTPUT), list[int](), dict[str, float]()
         numbers: dict[tuple[str, str, int], list[int]] = {}
         for at in np.flatnonzero(of_kinds(table.kinds, kinds) & _scalar(table, self._layouts)).tolist():
@@ -125,7 +118,7 @@ class Gathered:
         return rows, units
 
     def _sums(self, table: Table, rtol: Floats, learned: Learned) -> Mask:
-        """Gradients that the ranks' own add up to, or one rank has, by the factor that all gradients have."""
+        """Mask of gradients whose sum over ranks, times the common factor, is within `rtol` by their sketches."""
         out = np.zeros(len(table.rows_a), np.bool_)
         if not _has_sketches(table):
             return out
@@ -140,13 +133,13 @@ class Gathered:
         return out
 
     def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: Floats, scale: float) -> Mask:
-        """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are."""
+        """Mask of scalars whose sum over calls agrees: both summed, b summed already, or b's times `scale`."""
         total, other = one * often[0], two * often[1]
         sums = [np.abs(total - each) <= rtol * np.abs(total) for each in (other, other * scale, two)]
         return np.asarray(np.logical_or.reduce(sums) | (np.abs(one - other) <= rtol * np.abs(one)))
 
     def notes(self, learned: Learned) -> list[str]:
-        """What to say of the factor, and of outputs that the script scales."""
+        """Sentences on the gradient factor, and on outputs that a script scales."""
         lines = [
             f"The output {name} of run {'a' if times > 1 else 'b'} is {max(times, 1 / times):.0f} x that of the other, "
             "and its gradient as much smaller: the script scales one of them. That is taken into account."
@@ -170,7 +163,7 @@ class Gathered:
 
 
 def _factor(table: Table, rows: Ids) -> int | None:
-    """The whole number by which gradients of b are smaller that most sites show, negative for larger; None for none."""
+    """The whole number n that most gradients show as |a| / |b|, or -n as |b| / |a|; None where none does."""
     one, two = (values[rows] for values in _values(table, "amean"))
     seen: Counter[int] = Counter()
     positive = (one > 0) & (two > 0)
@@ -185,9 +178,9 @@ def _factor(table: Table, rows: Ids) -> int | None:
 
 
 def _added_up(table: Table, both: Both) -> Mask:
-    """Rows that sums in another order may explain, where no sketch tells how far they are apart.
+    """Mask of rows that another order of a sum may explain: floats of equal shape.
 
-    What a step begins with is no sum.
+    Not start values, batches or unequal copies.
     """
     out = table.alignment.phase[table.site[table.differing]] != phase_code(Phase.START)
     shapes = []
@@ -199,7 +192,7 @@ def _added_up(table: Table, both: Both) -> Mask:
 
 
 def _equal_parts(table: Table, layouts: Both) -> Mask:
-    """Rows that may be parts on several ranks which happen to be equal: all zeros, as a layer begins."""
+    """Mask of rows whose equal copies may be equal parts of one tensor (all zeros), so that shapes are compatible."""
     out = np.zeros(len(table.rows_a), np.bool_)
     if table.a.how is None and table.b.how is None:
         return out
@@ -214,14 +207,14 @@ def _equal_parts(table: Table, layouts: Both) -> Mask:
 
 
 def _single(table: Table, layouts: Both) -> Mask:
-    """Rows of single numbers, one of each call: losses, and those that a model computes itself."""
+    """Mask of losses, and of scalars that one rank records in several calls."""
     several = np.logical_or(*(_often(batch, rows) > 1 for batch, rows in table.pairs))
     single = several & _scalar(table, layouts) if several.any() else several
     return np.asarray((table.kinds == kind_code(Kind.LOSS)) | single)
 
 
 def _scalar(table: Table, layouts: Both) -> Mask:
-    """Rows that are a single number in both runs."""
+    """Mask of differing rows that are a single number (shape ()) in both runs."""
     pairs = zip(map(Layouts, layouts), table.pairs, strict=True)
     one, two = (of_run.scalar[batch.layout[rows]] for of_run, (batch, rows) in pairs)
     return np.asarray(one & two)
@@ -231,7 +224,7 @@ def _scalar(table: Table, layouts: Both) -> Mask:
 
 
 def _values(table: Table, name: str) -> tuple[Floats, Floats]:
-    """A statistic of the differing rows, in a and in b."""
+    """Statistic `name` (`mean`, `min`) of the differing rows, in a and in b."""
     one, two = (np.asarray(batch.floats[name], np.float64)[rows] for batch, rows in table.pairs)
     return one, two
 
@@ -245,31 +238,32 @@ def _has_sketches(table: Table) -> bool:
 
 
 def _how(table: Table, how: int) -> Mask:
-    """Rows of which ranks' records became one so, in either run."""
+    """Mask of differing rows that were joined in way `how` (`Joined`) in either run."""
     return np.asarray(np.logical_or(*(_joined(batch, rows, how) for batch, rows in table.pairs)))
 
 
 def _joined(batch: StepBatch, rows: Ids, how: int) -> Mask:
+    """Mask of rows joined in way `how`; all False in a step of a single rank."""
     return np.zeros(len(rows), np.bool_) if batch.how is None else np.asarray(batch.how)[rows] == how
 
 
 def _often(batch: StepBatch, rows: Ids) -> Ids:
-    """How many calls of one rank became each row."""
+    """Number of calls put together in each row, 1 without such."""
     return np.ones(len(rows), np.int64) if batch.calls is None else np.asarray(batch.calls)[rows]
 
 
 def _held(batch: StepBatch, row: int) -> tuple[int, int]:
-    """How ranks hold a record: how theirs became one, and how many have one value."""
+    """(`Joined` code, number of ranks) of a row; (0, 0) in a step of a single rank."""
     return (0, 0) if batch.how is None or batch.ranks is None else (int(batch.how[row]), int(batch.ranks[row]))
 
 
 def _size(batch: StepBatch, rows: Ids) -> Floats:
-    """The largest absolute value of each row's tensor."""
+    """Largest absolute value of each row, from minimum and maximum."""
     low, high = (np.abs(np.asarray(batch.floats[name], np.float64)[rows]) for name in ("min", "max"))
     return np.fmax(low, high)
 
 
 def shares(reader: Reader) -> float:
-    """Into how many shares of its samples ranks cut a batch: stages of a pipeline are given the same ones."""
+    """Number of ranks over which a batch is divided; pipeline stages of one model count once."""
     stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
     return reader.many / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

@@ -1,8 +1,7 @@
-"""More than two runs: which agree with which, and from which step on a group goes its own way.
+"""Groups of more than two runs that agree, and the step from which each group diverges from the largest.
 
-Ten runs of one sweep, the machines of a fleet: nobody wants forty-five comparisons. A run is compared with the first
-run of each group that there is, and joins the first that it is the same as; else it begins a group. So few comparisons
-are made where most runs agree. Under a tolerance, runs of a group are each within it of the group's first run.
+A run is compared with the first run of each group, and joins the first group for which the answer is "same"; else it
+begins a group. Under a tolerance, each run is within it of the group's first run.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class GroupDifference:
 
 @dataclass(frozen=True)
 class Groups:
-    """Runs by what they agree with.
+    """Runs in groups with the same numbers.
 
     Attributes:
         verdict: same where all agree, diverged where any diverges, else undecided.
@@ -104,7 +103,7 @@ def group_runs(
 
 
 def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDifference], *, decided: bool) -> str:
-    """The answer; `decided` where each comparison of two groups told whether they agree."""
+    """The answer in words; `decided` is False where a comparison was undecided."""
     total = sum(map(len, groups))
     if not differences:
         return f"All {total} runs have the same numbers."

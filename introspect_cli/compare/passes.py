@@ -117,9 +117,9 @@ _UNSEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(S
 
 
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
-    """The table of one step.
+    """The table of one step: records of a and b matched by site.
 
-    Where one run lists tensors at the start of a step, the other has there what its step before left.
+    Where one run alone lists start values, the other's are copied from the end of its previous step.
     """
     alignment = comparison.alignment
     readers, columns, steps = (comparison.a, comparison.b), (alignment.a, alignment.b), (step_a, step_b)
@@ -139,7 +139,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
 
 
 def _in_order_of_b(table: Table) -> StepBatch:
-    """A's records in the order of b's; those that b has not come last."""
+    """Records of a renumbered in b's order, those that b lacks last."""
     place = np.full(table.alignment.size, np.iinfo(np.int64).max)
     place[table.sites_b] = table.b.sequence
     order = np.lexsort((table.a.sequence, place[table.sites_a]))
@@ -151,7 +151,7 @@ def _in_order_of_b(table: Table) -> StepBatch:
 def matched(
     alignment: Alignment, compared: Mask, steps: tuple[int, int], batches: tuple[StepBatch, StepBatch]
 ) -> Table:
-    """The records of one step of both runs, as they are."""
+    """Table of two batches matched by site: EQUAL or DIFFERENT by checksum, ONLY_A, ONLY_B, NOT_SEEN or ABSENT."""
     a, b = batches
     sites = a.site.astype(np.int64), alignment.b_ids[b.site]
     row_a, row_b, alone_a, alone_b = _partners(alignment, *sites)
@@ -192,7 +192,7 @@ def matched(
 
 
 def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids, Ids, Ids]:
-    """Rows of a and b with the same site, and the rows that have no partner."""
+    """Rows of a and rows of b with one site, then rows of a alone, then rows of b alone."""
     none = np.empty(0, dtype=np.int64)
     if len(site_a) == len(site_b) and np.array_equal(site_a, site_b):
         rows = np.arange(len(site_a), dtype=np.int64)
@@ -208,7 +208,7 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
 
 
 def _blind(batch: StepBatch, rows: Ids) -> Mask:
-    """Rows whose value was not seen: nothing observed, or so little that there is no checksum."""
+    """Mask of rows without a value: not observed, or partial without a checksum."""
     status = batch.status[rows]
     unseen: Mask = status == _UNSEEN
     partial = status == _PARTIAL
@@ -218,7 +218,7 @@ def _blind(batch: StepBatch, rows: Ids) -> Mask:
 
 
 def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
-    """Rows that one run read element by element and of which the other only tells what is in memory."""
+    """Mask of differing rows where one run read an expanded tensor whole and the other only its memory."""
     status_a, status_b = a.status[rows_a], b.status[rows_b]
     unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
     for at in np.flatnonzero(unlike):
@@ -228,10 +228,7 @@ def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mas
 
 
 def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
-    """Random states that one run records as untouched, in words, and the other as a state: these do not compare.
-
-    Whether a generator counts as touched depends on when the capture began; what is drawn from it shows by itself.
-    """
+    """Mask of random states recorded as a text ("untouched") in one run and as a state in the other."""
     random = alignment.kind[sites] == kind_code(Kind.RNG)
     if not random.any():
         return np.asarray(random)
@@ -242,7 +239,7 @@ def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, row
 
 
 def cover(table: Table, comparison: Comparison) -> Table:
-    """The table in which one-sided rows that mean nothing are absent, and those that cannot be compared not seen."""
+    """Mark one-sided rows ABSENT that the other capture could not record, and incomparable rows NOT_SEEN."""
     table = _without_unsaved(_without_unwatched(table, comparison))
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
@@ -254,7 +251,7 @@ def cover(table: Table, comparison: Comparison) -> Table:
 
 
 def _without_cut(table: Table, comparison: Comparison) -> Table:
-    """Without what one run alone has after the last record of both, in a step within which the other was stopped."""
+    """Mark records ABSENT that come after the last common one in a step in which the other run was stopped."""
     one, two = comparison.manifests
     both = ~table.one_sided
     for state, row, batch, stopped in (
@@ -269,10 +266,9 @@ def _without_cut(table: Table, comparison: Comparison) -> Table:
 
 
 def _without_restored(table: Table, comparison: Comparison) -> Table:
-    """Where a run goes on: without batches and random states that a script reads and draws to get to its place.
+    """In the step at which a resumed run continues: mark batches and random states ABSENT or NOT_SEEN.
 
-    What counts is whether it gets there: the last batches are the other run's, and so are the states when something
-    first draws from them.
+    Only those of parts that were restored: a script may read batches and draw numbers to get to its place.
     """
     resumption = (
         comparison.resumption() if comparison.goes_on_at(table.step) and not comparison.options.strict else None
@@ -291,7 +287,7 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
 
 
 def _without_unsaved(table: Table) -> Table:
-    """Without files that one run alone saves: it may save more often, or by another name."""
+    """Mark saved files ABSENT that one run alone saved in this step."""
     alignment, saved = table.alignment, table.alignment.kind == kind_code(Kind.PRODUCT)
     if not saved.any():
         return table
@@ -305,7 +301,10 @@ def _without_unsaved(table: Table) -> Table:
 
 
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:
-    """What one run could not have recorded: it was told not to, lists values of elsewhere, or hid the module."""
+    """Mark one-sided rows ABSENT that the other capture was told not to record or could not see.
+
+    NOT_SEEN if it lists.
+    """
     manifests = comparison.manifests
     for state, manifest, other, other_sites, counts in (
         (ONLY_A, manifests[0], table.b, table.sites_b, comparison.covered[0]),
@@ -323,11 +322,10 @@ def _without_unwatched(table: Table, comparison: Comparison) -> Table:
 
 
 def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids) -> Mask:
-    """Of sites that one run alone has in a step, those that the other could not have seen.
+    """Mask of one-sided sites inside what the other run could not observe.
 
-    The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
-    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several. And a
-    model that has gradients, of which nothing ran, ran unseen: `forward` of a compiled one, called by name.
+    A compiled module is recorded as not observed once per module in it. A loss inside a transform stands for several. A
+    model with gradients but without any module record ran unobserved (a compiled `forward`, called by name).
     """
     blind = other.status == int(Status.NOT_OBSERVED)
     kinds = alignment.kind
@@ -346,15 +344,12 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
 
 
 def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:
-    """The models of which there is anything of some kinds."""
+    """Root names of the sites of these kinds."""
     return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
 
 
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:
-    """What is there only because one run evaluates more often: it says nothing of the other.
-
-    A copy that is only evaluated is recorded when it first is.
-    """
+    """Mark one-sided evaluation records ABSENT if one run alone evaluates in the step, and their start values."""
     alignment, options = table.alignment, comparison.options
     if options.strict or not alignment.evaluating.any():
         return table
@@ -365,7 +360,7 @@ def _without_evaluation(table: Table, comparison: Comparison) -> Table:
 
 
 def evaluates(table: Table) -> tuple[bool, bool]:
-    """Whether run a and run b evaluate in a step."""
+    """Whether a, and whether b, has an evaluation record in the step."""
     phase = table.alignment.phase == phase_code(Phase.EVAL)
     return bool(phase[table.sites_a].any()), bool(phase[table.sites_b].any())
 
@@ -380,7 +375,7 @@ _COMPUTED = (
 
 
 def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """The table in which what was gathered from several ranks is equal by its samples, or agrees by its extrema."""
+    """Mark gathered values WITHIN that agree by sums or extrema; learn their factors. Without gathering, no change."""
     gathered = comparison.gathered
     if gathered is None:
         return table, learned
@@ -392,7 +387,7 @@ def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Tab
 
 
 def tolerate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """The table in which differences that tolerance or noise lets pass are within it."""
+    """Mark differing rows WITHIN that a tolerance or any noise run lets pass."""
     options = comparison.options
     rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
     after = farther(learned, table, comparison.layouts, rounded)
@@ -411,7 +406,7 @@ def tolerate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Ta
 
 
 def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
-    """Plain numbers within tolerance, by their text."""
+    """Mask of plain numbers within atol + rtol * max(|a|, |b|); False for other texts."""
     close = np.zeros(len(rows), dtype=np.bool_)
     for index, place in enumerate(rows):
         try:
@@ -423,10 +418,10 @@ def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
-    """What --rtol is for each differing row.
+    """The rtol of each differing row.
 
-    The tolerance that layouts get by themselves follows dtypes: what both runs computed in bfloat16 or float16, and all
-    that was recorded after that, is rounded so; what came before that is not. Training rests on no evaluation.
+    With `rtol_fine`, rows before the first bfloat16 or float16 value of both runs get that; evaluation does not make
+    training coarse.
     """
     options, rows = comparison.options, table.differing
     out = np.full(len(rows), options.rtol)
@@ -441,12 +436,12 @@ def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -
 
 
 def _may_be_coarse(table: Table, comparison: Comparison) -> bool:
-    """Whether a step may begin with what was rounded so, as the step before is not on record."""
+    """Whether either run's previous step is not on record, so that start values may be coarsely rounded."""
     return any(at and at - 1 not in run for at, run in ((table.step, comparison.a), (table.step_b, comparison.b)))
 
 
 def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:
-    """When both runs first compute in bfloat16 or float16 in training, and in evaluation; infinity for never."""
+    """Order of the first bfloat16 or float16 value of both runs, in training and in evaluation; inf for none."""
     both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
     half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)
     for batch, rows, layouts in zip((table.a, table.b), (table.row_a, table.row_b), comparison.layouts, strict=True):
@@ -458,7 +453,7 @@ def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:
 
 
 def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Mask:
-    """Differing rows that --rtol and --atol let pass."""
+    """Mask of differing rows within rtol and atol: floats by root-mean-square, plain numbers by value."""
     options, (layouts_a, layouts_b) = comparison.options, comparison.layouts
     rows_a, rows_b = table.rows_a, table.rows_b
     distance, scale = table.distances(comparison.layouts)
@@ -497,7 +492,7 @@ _GIVEN = (Kind.INPUT, Kind.OUTPUT)
 
 
 def unsettle(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """The table in which what rests on such parameters alone is within tolerance."""
+    """Mark WITHIN what rests only on parameters whose gradients are rounding (see above); needs a tolerance."""
     if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
         return table, learned
     known = dict(learned.unsettled)
@@ -537,7 +532,7 @@ def unsettle(table: Table, learned: Learned, comparison: Comparison) -> tuple[Ta
 
 
 def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
-    """Parameters that are no further apart than updates of a learning rate each, one way in a and the other in b."""
+    """Mask of rows within 2 * (largest learning rate) per step and element, since the step in `since`."""
     runs = (comparison.tensors.a, comparison.tensors.b)
     rates = [rate for run in runs for rate in learning_rates(run.settings_of(comparison.rank).get(OPTIMIZERS))]
     for site in np.flatnonzero(table.alignment.kind == kind_code(Kind.HYPERPARAMETER)).tolist():
@@ -552,12 +547,13 @@ def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[
 
 
 def _are(fqns: Iterable[str], names: Iterable[str]) -> Mask:
+    """Mask of `fqns` that are in `names`."""
     wanted = {*names}
     return np.array([fqn in wanted for fqn in fqns], np.bool_)
 
 
 def _same_values(table: Table, rows: Ids, of: Ids) -> Mask:
-    """Which rows have the values that some rows have, in both runs."""
+    """Mask of `rows` whose (a, b) checksums equal those of any row of `of`."""
     checksums = table.a.checksum[table.row_a], table.b.checksum[table.row_b]
     values = {
         (one, two) for one, two in zip(*(column[of].tolist() for column in checksums), strict=True) if one and two
@@ -567,10 +563,10 @@ def _same_values(table: Table, rows: Ids, of: Ids) -> Mask:
 
 
 def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
-    """Parameters whose gradient is rounding in both runs, and whether that is so of some elements of it only.
+    """Parameters whose gradient is rounding in both runs, by name: True where only some elements are.
 
-    It is small beside its module's other ones, and no digit is equal; or of a bias that agrees, an element is so small,
-    as in one for queries, keys and values together.
+    Wholly: small beside the module's largest gradient and farther apart than `_NO_DIGIT`. Partly: a bias that agrees
+    has one element so small (as in one bias for queries, keys and values).
     """
     alignment = table.alignment
     taken = (alignment.kind == kind_code(Kind.GRAD)) & (alignment.phase == phase_code(Phase.OPTIMIZER))
@@ -605,11 +601,12 @@ def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
 
 
 def _root_mean_square(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
+    """Root mean square of each row's tensor."""
     return norms(batch, rows, layouts) / np.sqrt(np.maximum(layouts.numel[batch.layout[rows]], 1.0))
 
 
 def unsettled_note(learned: Learned) -> list[str]:
-    """A sentence on those of which a difference was let pass; none for none."""
+    """At most one sentence, on parameters whose difference `unsettle` let pass."""
     names = sorted(learned.let_pass)
     if not names:
         return []
@@ -628,7 +625,7 @@ _AFTER_FORWARD = [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Ph
 
 
 def dead(table: Table, comparison: Comparison) -> Table:
-    """The table in which differences on which nothing recorded rests are dead."""
+    """Mark differences DEAD (one-sided: ABSENT) if all that rests on them is recorded in both runs and agrees."""
     if comparison.options.strict or not table.diverging.any():
         return table
     for edge in (_sparse, _back, _inputs, _batches):
@@ -639,14 +636,14 @@ def dead(table: Table, comparison: Comparison) -> Table:
 
 
 def _of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
-    """The rows of some kinds, in a phase or in all."""
+    """Mask of rows of these kinds, in `phase` or, where None, in any."""
     alignment, sites = table.alignment, table.site
     mask = of_kinds(alignment.kind[sites], kinds)
     return mask if phase is None else mask & (alignment.phase[sites] == phase_code(phase))
 
 
 def _agree(table: Table, rows: Ids | Mask) -> bool:
-    """Whether there are rows, each on record in both runs, and none differs."""
+    """Whether there is a row, and all are EQUAL, WITHIN or DEAD."""
     states = table.state[rows]
     return bool(len(states) and np.isin(states, (EQUAL, WITHIN, DEAD)).all())
 
@@ -656,7 +653,7 @@ def _names(table: Table, rows: Ids) -> list[str]:
 
 
 def _layouts(table: Table, rows: Ids, comparison: Comparison, name: str) -> tuple[Ids, Ids]:
-    """What a lookup table over layouts says of rows that both runs have."""
+    """Property `name` of the layouts (`numel`, `shape`) of rows that both runs have, in a and in b."""
     one, two = (getattr(layouts, name) for layouts in comparison.layouts)
     return one[table.a.layout[table.row_a[rows]]], two[table.b.layout[table.row_b[rows]]]
 
@@ -665,7 +662,7 @@ def _layouts(table: Table, rows: Ids, comparison: Comparison, name: str) -> tupl
 
 
 def _sparse(table: Table, comparison: Comparison) -> Ids:
-    """Gradients that are sparse in one run alone, and of which both optimizers make the same."""
+    """Rows of gradients sparse in one run alone, whose parameter and optimizer state agree after the step."""
     rows = np.flatnonzero(_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
     rows = rows[np.not_equal(*_layouts(table, rows, comparison, "stored"))]
     after: dict[str, list[int]] = defaultdict(list)
@@ -677,7 +674,10 @@ def _sparse(table: Table, comparison: Comparison) -> Ids:
 
 
 def _back(table: Table, comparison: Comparison) -> Ids:
-    """The backward pass, where the optimizer takes the same gradients in both runs and leaves the same."""
+    """Rows of losses and backward gradients that differ, if all parameter gradients and updates agree.
+
+    Losses have to differ by one factor. Where batches are cut differently, also rows of another size.
+    """
     differ = table.state == DIFFERENT
     taken = _of(table, Kind.GRAD, phase=Phase.OPTIMIZER)
     left = _of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, phase=Phase.OPTIMIZER)
@@ -697,7 +697,7 @@ def _back(table: Table, comparison: Comparison) -> Ids:
 
 
 def _amounts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Ids, Ids]:
-    """How many elements both runs have of some rows; all calls together, where these were put together."""
+    """Number of elements of rows in a and in b, summed over calls that were put together."""
     one, two = _layouts(table, rows, comparison, "numel")
     for numel, batch, of_run in ((one, table.a, table.row_a), (two, table.b, table.row_b)):
         if batch.elements is not None:
@@ -707,7 +707,7 @@ def _amounts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Ids, Ids]
 
 
 def _inputs(table: Table, comparison: Comparison) -> Ids:
-    """Inputs of another dtype or shape whose call gives the same."""
+    """Rows of inputs with another shape or kind of dtype, whose call's outputs agree or differ by rounding."""
     rows = np.flatnonzero(_of(table, Kind.INPUT) & (table.state == DIFFERENT))
     form = np.not_equal(*_layouts(table, rows, comparison, "shape"))
     form |= np.not_equal(*_layouts(table, rows, comparison, "floating"))
@@ -727,7 +727,7 @@ def _inputs(table: Table, comparison: Comparison) -> Ids:
 
 
 def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool:
-    """Whether both runs have all of these rows, which agree or differ by no more than rounding."""
+    """Whether both runs have all rows, and each agrees or is within `LEAST_BOUND` roundings; False for none."""
     if not len(rows) or not np.isin(table.state[rows], (EQUAL, WITHIN, DIFFERENT)).all():
         return False
     rows = rows[table.state[rows] == DIFFERENT]
@@ -737,7 +737,7 @@ def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool
 
 
 def _batches(table: Table, comparison: Comparison) -> Ids:
-    """Batches of which the models are given the same, and whose losses agree."""
+    """Rows of differing batches if root inputs agree, and losses agree or each batch is one-sided or resized."""
     rows = np.flatnonzero(_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
     given = np.flatnonzero(_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
     given = given[["." not in name for name in _names(table, given)]] if len(given) else given
@@ -758,10 +758,9 @@ def _batches(table: Table, comparison: Comparison) -> Ids:
 
 
 def factor_of(table: Table, rows: Ids, close: float) -> float:
-    """C where b is c times a in each of some differing rows, by means, extrema and sketches; NaN where it is none.
+    """Factor c where b is c times a in all rows, by means, extrema and sketches; NaN where there is none.
 
-    A power of two rounds nothing, so it has to fit in bits; another factor has to fit up to `close`, and not at all
-    where that is 0.
+    A power of two has to fit bit for bit, another factor within `close`; with `close` 0 no other counts.
     """
     one, two = ((batch, of_run[rows]) for batch, of_run in ((table.a, table.row_a), (table.b, table.row_b)))
     factor = np.nan
@@ -792,7 +791,7 @@ _POWER_OF_TWO = 0.5
 
 
 def dead_note(table: Table, rows: Iterable[int], comparison: Comparison) -> str:
-    """The sentence on dead differences of a step, the first of them by name; "" for none."""
+    """Sentence counting a step's DEAD differences, with the first one named; "" for none."""
     by_order = sorted(rows, key=lambda row: float(table.order[row]))
     if not by_order:
         return ""
@@ -805,6 +804,7 @@ def dead_note(table: Table, rows: Iterable[int], comparison: Comparison) -> str:
 
 
 def _form(layout: Layout) -> str:
+    """Shape and dtype: `2x3 float32 (sparse)`."""
     return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{' (sparse)' * layout.is_sparse}"
 
 
@@ -817,7 +817,10 @@ Given = dict[int, tuple[tuple[str, int], ...]]
 
 
 def recounted(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
-    """The records of a step, in which the calls of the run that has more of a module are counted as the other's."""
+    """Records with the calls of modules renumbered in the run that calls them more often.
+
+    Calls with equal inputs get one number; outputs decide where a run recorded no inputs.
+    """
     given = [_given_to(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
     if not all(given):
         given = [_given_to(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
@@ -831,7 +834,7 @@ def recounted(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBa
 
 
 def _given_to(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
-    """What modules are given in a forward pass, or give, by name and call."""
+    """By module and call, (path, checksum) of its inputs (or outputs, by `kind`) in the forward pass."""
     sites = np.asarray(batch.site, np.int64)
     rows = np.flatnonzero(
         (columns.kind[sites] == kind_code(kind)) & (columns.phase[sites] == phase_code(Phase.FORWARD))
@@ -844,7 +847,7 @@ def _given_to(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given
 
 
 def _numbers(longer: Given, shorter: Given) -> dict[int, int]:
-    """The other run's number for each call of the run that has more; empty where those of one number fit as well."""
+    """New number for each call of the longer run; {} where equal numbers fit as well, or over `_MOST_CALLS`."""
     if len(longer) > _MOST_CALLS:
         return {}
     one, two = list(longer), list(shorter)
@@ -857,7 +860,7 @@ def _numbers(longer: Given, shorter: Given) -> dict[int, int]:
 
 
 def _counted_as(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
-    """The records of a step with the calls of a module, and their gradients, under other numbers."""
+    """The batch with a module's calls renumbered; unchanged where a new call lacks one of the sites."""
     sites = np.asarray(batch.site, np.int64).copy()
     of_module = np.fromiter((columns.fqn[site] == fqn for site in sites.tolist()), np.bool_, len(sites))
     phases = np.isin(columns.phase[sites], [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
@@ -878,7 +881,7 @@ def _counted_as(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int,
 
 
 def separate(table: Table, comparison: Comparison) -> Table:
-    """The table with a mark on random states, and on what one run alone has since the other has no such thing."""
+    """Mark diverging rows as causes: random states, and one-sided rows whose name the other run lacks."""
     if comparison.causes is None:
         return table
     random, alone = (mask[table.site] for mask in comparison.causes)
@@ -889,7 +892,7 @@ Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
 
 
 def _plain(change: Callable[[Table, Comparison], Table]) -> Pass:
-    """A pass that learns nothing."""
+    """A pass made of a function that learns nothing."""
 
     @wraps(change)
     def run(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Carried:
-    """Tensors that the step began with and that are known to differ, by FQN (and path for optimizer state).
+    """Names of tensors known to differ as a step begins, by FQN (states with path).
 
     Attributes:
         within: those that differ by no more than the tolerance or the noise.
@@ -72,13 +72,13 @@ class Carried:
 
 
 def kept(carried: Carried, recorded: frozenset[str]) -> Carried:
-    """What is left of it after a step that agrees: tensors that no step records anew."""
+    """Differences that outlast an equal step: tensors that no step records (not in `recorded`); no states or draws."""
     params, buffers, within = (names - recorded for names in (carried.params, carried.buffers, carried.within))
     return Carried(params, buffers, within=within, diverged=carried.diverged)
 
 
 def is_gap(sides: Sides, pair: Table) -> bool:
-    """Whether what a step began with was recorded by neither the step before nor its own start."""
+    """Whether a run has no record of how the step began: not the previous step, nor a first step with start values."""
     before_a, before_b = pair.step - 1 in sides.a, pair.step_b - 1 in sides.b
     first_a = sides.a.entry(0).step == pair.step and _began(sides.a, pair.a, sides.manifests[0])
     first_b = sides.b.entry(0).step == pair.step_b and _began(sides.b, pair.b, sides.manifests[1])
@@ -86,7 +86,7 @@ def is_gap(sides: Sides, pair: Table) -> bool:
 
 
 def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
-    """Whether the first step on record says how it began; one before which others were dropped need not."""
+    """Whether a run's first recorded step includes start values, or no step before it was dropped."""
     options = manifest.get("options", {})
     if not reader.thinned and "when" not in str(options.get("steps")):
         return True
@@ -100,10 +100,9 @@ def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
 
 
 def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
-    """Of the rows of `table.only_a` and of `table.only_b`, those that hold what the tensor had before.
+    """Masks over `only_a` and `only_b` of tensor records that repeat the tensor's last value.
 
-    That is what the step before left or, after an update, what the step began with: an optimizer that has a frozen
-    parameter does not change it. Where a run has not recorded the step before, the other one tells.
+    The last value is from the same step, or from the previous step of that run, else of the other run.
     """
     alignment = table.alignment
     before = At(sides.a, alignment.a, table.step - 1), At(sides.b, alignment.b, table.step_b - 1)
@@ -114,6 +113,7 @@ def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
         return kind, fqn, path.partition("@")[0]
 
     def repeats(batch: StepBatch, rows: Ids, sites: Ids, left: dict[Tensor, int]) -> Mask:
+        """Mask of `rows` whose checksum equals the tensor's last one, from `left` or earlier in the step."""
         unions, repeated = sites[rows], np.zeros(len(rows), dtype=np.bool_)
         known = dict(left)
         for of in (starts, written, updated):  # in the order in which they come in a step
@@ -132,7 +132,7 @@ def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
 def with_starts(
     alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids
 ) -> tuple[StepBatch, Ids]:
-    """A step's records, and before them tensors as the step before left them; and the union numbers of these.
+    """A step's records preceded by start values taken from the end of the previous step, and their union numbers.
 
     Args:
         alignment: the runs' sites.
@@ -158,19 +158,19 @@ def with_starts(
 
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:
-    """Which of these sites are tensors, or an optimizer's state, at the start of a step."""
+    """Mask of sites of tensors and optimizer states at the start of a step."""
     started = (alignment.phase[unions] == phase_code(Phase.START)) & (alignment.call[unions] == 0)
     return np.asarray(of_kinds(alignment.kind[unions], STATE_KINDS) & started)
 
 
 def updated(alignment: Alignment, unions: Ids) -> Mask:
-    """Which of these sites are parameters after an optimizer step."""
+    """Mask of sites of parameters after an optimizer step."""
     after = alignment.phase[unions] == phase_code(Phase.OPTIMIZER)
     return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & after)
 
 
 def written(alignment: Alignment, unions: Ids) -> Mask:
-    """Which of these sites are parameters that a forward pass has written to, as it left them."""
+    """Mask of sites of parameters after a forward pass wrote to them."""
     forward = alignment.phase[unions] == phase_code(Phase.FORWARD)
     return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & forward)
 
@@ -179,7 +179,10 @@ def written(alignment: Alignment, unions: Ids) -> Mask:
 
 
 def resumed(sides: Sides, offset: int) -> Carried:
-    """Tensors that the later of two captures began with and that differ from what the other had then."""
+    """Tensors with which the later run began and that differ from the other run's at that step.
+
+    Empty if none began later.
+    """
     a, b = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
     if a.step == b.step + offset:
         return Carried()
@@ -204,7 +207,7 @@ LOOKED_AT = 200
 
 
 class Sign(Enum):
-    """What says that a run does not begin its training."""
+    """Evidence that a run continues a training."""
 
     COUNTED = "its framework counts on"
     STATE = "its optimizer's state is not new when it begins"
@@ -214,7 +217,7 @@ class Sign(Enum):
 
 @dataclass(frozen=True)
 class Goes:
-    """One run goes on where the other has been.
+    """A run that continues where the other has been (a resumed run), and the steps that correspond.
 
     Attributes:
         late: `a` or `b`, the run that goes on.
@@ -231,22 +234,22 @@ class Goes:
 
     @property
     def first(self) -> int:
-        """The first step of the run that goes on."""
+        """First step of the resumed run."""
         return self.begins.step
 
     @property
     def at(self) -> int:
-        """The step of the other run that this is compared with."""
+        """Step of the other run that the resumed run's first step is compared with."""
         return self.there.step
 
     @property
     def whole(self) -> str:
-        """The other run."""
+        """`a` or `b`, the run that was not resumed."""
         return OTHER[self.late]
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """Kinds that both captures watched for; all where a run does not say."""
+        """Kinds that both captures recorded; a manifest that names none counts as all."""
         every = {kind.value for kind in Kind}
         one, two = (observed_kinds(manifest) or every for manifest in self.sides.manifests)
         return frozenset(one & two)
@@ -255,18 +258,18 @@ class Goes:
 
     @property
     def firsts(self) -> tuple[At, At]:
-        """The first step of the later run, and the step of the whole run that it is compared with."""
+        """(first step of the resumed run, corresponding step of the other)."""
         return self.begins, self.there
 
     def steps(self) -> Iterator[tuple[At, At]]:
-        """The steps of both from there on, as far as they are looked at."""
+        """Corresponding steps from the resume on that both recorded, up to `LOOKED_AT`."""
         for after in range(LOOKED_AT):
             late, whole = self.begins.to(self.first + after), self.there.to(self.at + after)
             if late.recorded and whole.recorded:
                 yield late, whole
 
     def since(self, late: At, whole: At) -> str:
-        """From which step on, as a clause; "" for the first. Steps are those of a."""
+        """`from step 7 on`, in a's numbering; "" for the first step."""
         step = whole.step if self.late == "b" else late.step
         return "" if late.step == self.first else f"from step {step} on"
 
@@ -274,12 +277,12 @@ class Goes:
 
     @cached_property
     def began(self) -> dict[Tensor, int]:
-        """Checksums of the tensors that the later run begins with: of each optimizer when it first steps."""
+        """Checksums the resumed run begins with; of optimizer states, at the optimizer's first step."""
         return self.begins.begun(LOOKED_AT)
 
     @cached_property
     def had(self) -> Mapping[Tensor, int | None] | None:
-        """Those of the whole run when that step began, None where one is not known; None where none is on record."""
+        """Checksums the other run had when that step began, None for an unknown one; None where nothing is recorded."""
         before, sites = self.there.to(self.at - 1), self.there.sites
         if not before.recorded:
             return dict(self.there.tensors(Phase.START)) or None
@@ -291,22 +294,22 @@ class Goes:
     # --- words
 
     def ab(self, late: str, whole: str) -> tuple[str, str]:
-        """Two values as those of a and of b."""
+        """The two values in the order (a, b)."""
         return (whole, late) if self.late == "b" else (late, whole)
 
     def change(self, late: str, whole: str) -> str:
-        """The values of a and b: `5 -> 1`."""
+        """The two values in the order of a and b: `5 -> 1`."""
         return " -> ".join(self.ab(late, whole))
 
 
 def _firsts(sides: Sides, late: str) -> tuple[At, At]:
-    """The first steps of the later run and of the other, given which is the later one."""
+    """First recorded steps of run `late` and of the other."""
     a, b = (At.first(reader, sites) for reader, sites in zip((sides.a, sides.b), sides.sites, strict=True))
     return (b, a) if late == "b" else (a, b)
 
 
 def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
-    """Which run goes on from the other, where it is so."""
+    """The resumed run and its sign; None where no run begins later, no sign holds, or its capture skipped steps."""
     if not len(sides.a) or not len(sides.b):
         return None
     first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step
@@ -330,7 +333,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
 
 
 def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
-    """By how much a step's number is larger in a than in b, and what is said of it."""
+    """(offset, note): a's step number minus b's, from `global_step` labels or start values; (0, "") for none."""
     a, b = sides.a, sides.b
     if by_labels:
         return by_labels, (
@@ -362,7 +365,7 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
 
 
 def _may_go_on(sides: Sides) -> str:
-    """That one run alone reads a checkpoint, and where it goes on is not seen; "" where some of the start agrees."""
+    """Note where one run alone reads a checkpoint and no start value agrees; "" otherwise."""
     more = {late: _read_more(sides, late) for late in "ab"}
     late, whole = ("a", "b") if more["a"] else ("b", "a")
     begun, begun_whole = (at.tensors(Phase.START).items() for at in _firsts(sides, late))
@@ -375,7 +378,7 @@ def _may_go_on(sides: Sides) -> str:
 
 
 def _read_more(sides: Sides, late: str) -> list[str]:
-    """The checkpoints that the later run read before its first step and the other one did not."""
+    """Checkpoint files that run `late` read before its first step and the other did not, by content."""
     read = []
     for run, reader, files in zip((sides.tensors.a, sides.tensors.b), (sides.a, sides.b), sides.files, strict=True):
         noted = run.settings_of(reader.rank).document(DOCUMENT).get("read")
@@ -385,7 +388,7 @@ def _read_more(sides: Sides, late: str) -> list[str]:
 
 
 def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
-    """By how much a's number of a step is larger than b's of the step with the same `global_step`; 0 where unknown."""
+    """Offset (a's step number minus b's) by equal `global_step`; 0 where a run has no constant difference."""
     offsets: list[int] = []
     for labels in (a, b):
         counted = {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}
@@ -399,7 +402,10 @@ def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
 
 
 def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | None:
-    """The step of the whole run that the later one begins with, and whether that is decided; None for none."""
+    """(step of the other run that this run begins with, whether that is certain); None for none.
+
+    Certain if the optimizer state is not new or it alone `read` a checkpoint. None where both begin alike.
+    """
     start = begins.tensors(Phase.START)
     start_whole = {tensor: value for tensor, value in whole.tensors(Phase.START).items() if tensor[0] != _STATE}
     tensors = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
@@ -424,9 +430,9 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
 
 
 def _step_with(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
-    """The step of the whole run that begins with most of `start`, and with how much; None where none stands out.
+    """(step that begins with most of `start`, number of equal tensors); None where no step stands out.
 
-    What a step begins with, the step before left; where that was not captured, its own start tells.
+    Ends of the previous step are searched first, then the steps' own start values.
     """
     for phase, after in ((Phase.OPTIMIZER, 1), (Phase.START, 0)):
         place = _row_with(whole, start, phase)
@@ -436,7 +442,10 @@ def _step_with(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
 
 
 def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
-    """The row of the step that has most of `start` in a phase, and how much; None where none stands out."""
+    """(row, number of equal tensors) of the step that has most of `start` in a phase.
+
+    None where two steps tie, or the best has under half.
+    """
     sites, reader = whole.sites, whole.reader
     wanted = (sites.phase == phase_code(phase)) & (sites.call == 0)  # later calls are within the step
     wanted &= of_kinds(sites.kind, STATE_KINDS)
@@ -462,13 +471,13 @@ def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
 
 
 def steps_counted(at: At, phase: Phase) -> float | None:
-    """How many steps an optimizer has counted, the most of all parameters; None where it does not count."""
+    """Largest step count in the optimizer states; None where there is none."""
     counts = [number.value for number in at.numbers(Kind.OPTIMIZER_STATE, phase) if number.path == "['step']"]
     return max((count for count in counts if count is not None), default=None)
 
 
 def _not_new(begins: At, whole: At) -> bool:
-    """Whether the later run's optimizer has stepped before its first step, and more often than the whole run's."""
+    """Whether this run's optimizer had stepped when it began, and more often than the other run's."""
     if not _stepped(begins):
         return False
     if not _stepped(whole):
@@ -478,7 +487,7 @@ def _not_new(begins: At, whole: At) -> bool:
 
 
 def _stepped(at: At) -> bool:
-    """Whether an optimizer's state says, when a run begins, that it has stepped: it has counted, or has moments."""
+    """Whether optimizer states at the start have a step count above 0; without counts, moments other than 0."""
     states = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
     counts = [number.value for number in states if number.path == "['step']"]
     if counts:
@@ -496,7 +505,7 @@ _COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 
 
 def resumption_of(goes: Goes, bits: str, *, is_cut: bool) -> Resumption:
-    """What the later run goes on with.
+    """What the resumed run restored of each part of a checkpoint.
 
     Args:
         goes: which run goes on from which.
@@ -524,7 +533,10 @@ def resumption_of(goes: Goes, bits: str, *, is_cut: bool) -> Resumption:
 
 
 def tensors(goes: Goes, kind: Kind, bits: str) -> Part:
-    """Parameters, buffers or the optimizer's state; of a state, what one run alone has differs, too."""
+    """Whether parameters, buffers or states were restored.
+
+    YES if all shared ones are equal (states: also none missing), NO if any differs, UNSEEN where unrecorded.
+    """
     name, code, is_state = kind.several, kind_code(kind), kind is Kind.OPTIMIZER_STATE
     if kind.value not in goes.kinds:
         return Part(name, Restored.UNSEEN)
@@ -552,19 +564,19 @@ def tensors(goes: Goes, kind: Kind, bits: str) -> Part:
 
 
 def _ends_equal(goes: Goes) -> bool:
-    """Whether the optimizers leave the first step with one state in both runs."""
+    """Whether optimizer states after the first common step are equal in both runs, and there are any."""
     left = [{of: value for of, value in at.tensors(Phase.OPTIMIZER).items() if of[0] == _STATE} for at in goes.firsts]
     return bool(left[0]) and left[0] == left[1]
 
 
 def _counted(goes: Goes) -> tuple[str, str] | None:
-    """How many steps the optimizers have counted after that step, in the later and the whole run; None if equal."""
+    """Step counts after the first common step (resumed run, other); None where equal or missing."""
     late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in goes.firsts)
     return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
 
 
 def copies(goes: Goes) -> Part:
-    """Averaged copies of a model, as an evaluation first finds them in both runs, or the end of a step."""
+    """Whether averaged copies (EMA) were restored, at the first common step where both recorded them."""
     name, trained = "averaged copies", True
     for sides in goes.steps():
         late, whole = ({of: v for of, v in at.tensors(Phase.START).items() if _is_copy(of[1])} for at in sides)
@@ -584,12 +596,13 @@ def copies(goes: Goes) -> Part:
 
 
 def _products(side: At) -> dict[Tensor, int]:
-    """Copies of what is trained that nothing runs."""
+    """Checksums of copies that are kept outside of any model."""
     rows = side.rows([Kind.PRODUCT], Phase.OPTIMIZER)
     return {tensor_of(side.sites, number): int(side.batch.checksum[row]) for row, number in rows}
 
 
 def _is_copy(fqn: str) -> bool:
+    """Whether a name's root is an averaged or evaluation copy."""
     root = fqn.partition(".")[0]
     return EVALUATED in root or root.startswith(_COPIES)
 
@@ -598,7 +611,7 @@ def _is_copy(fqn: str) -> bool:
 
 
 def rates(goes: Goes) -> Part:
-    """Learning rates, and the schedule that gives those of the steps after."""
+    """Whether learning rates agree in all common steps: YES, NO at the first that differs, UNSEEN without records."""
     seen = 0
     for sides in goes.steps():
         late, whole = ({key: rate for key, rate in _settings(at).items() if key[1].endswith("['lr']")} for at in sides)
@@ -612,13 +625,13 @@ def rates(goes: Goes) -> Part:
 
 
 def _settings(side: At) -> dict[tuple[str, str], float]:
-    """Hyper-parameters that are numbers, by optimizer and path."""
+    """Numeric hyper-parameters of a step by (optimizer, path)."""
     numbers = side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
     return {(number.fqn, number.path): number.value for number in numbers if number.value is not None}
 
 
 def scaler(goes: Goes) -> Part:
-    """The scale of a gradient scaler."""
+    """Whether the gradient scaler's values agree in the first common step."""
     late, whole = ({path: v for (fqn, path), v in _settings(at).items() if fqn == SCALER} for at in goes.firsts)
     shared = sorted(late.keys() & whole.keys())
     if not shared:
@@ -631,7 +644,7 @@ def scaler(goes: Goes) -> Part:
 
 
 def counters(goes: Goes) -> Part:
-    """What the framework counts."""
+    """Whether `global_step`, `epoch` and `batch` agree; never matters."""
     late, whole = (side.reader.labels.get(side.step, {}) for side in goes.firsts)
     # one step may be so many batches in one run, and fewer in the other
     counted = ("global_step", "epoch", *["batch"] * (late.get("accumulation") == whole.get("accumulation")))
@@ -648,7 +661,7 @@ PLACE = "place in the data"
 
 
 def random(goes: Goes) -> list[Part]:
-    """The random state of each generator."""
+    """For each generator recorded at the start: whether its state was restored."""
     if Kind.RNG.value not in goes.kinds:
         return [Part("random states", Restored.UNSEEN)]
     late, whole = (side.random_states() for side in goes.firsts)
@@ -664,11 +677,7 @@ def random(goes: Goes) -> list[Part]:
 
 
 def _restored(goes: Goes, key: StateKey, late: State | None, whole: State | None) -> tuple[Restored, str]:
-    """Whether a generator was restored, given its state in either run when the step begins.
-
-    A script restores it after its loader has drawn: then it is in the same state when something first draws from it, or
-    when a later step begins.
-    """
+    """Whether a generator's state agrees at the start, at its first draw or at one of `_LATER` later starts."""
     if late is None or whole is None:
         return Restored.UNSEEN, f"on record in {goes.whole if late is None else goes.late} only"
     if late[1] is not whole[1]:
@@ -690,7 +699,7 @@ _LATER = 8
 
 
 def _unused(key: StateKey, first: At, last: At) -> bool:
-    """Whether nothing drew from a generator between two steps of a run."""
+    """Whether nothing drew from a generator between two different steps of a run, by equal states."""
     states = first.random_states(), last.random_states()
     drawn = any(one[0] == key[0] and one[1] is not Phase.START for of in states for one in of)
     return not drawn and first.step != last.step and key in states[0] and states[0][key] == states[1].get(key)
@@ -700,7 +709,10 @@ def _unused(key: StateKey, first: At, last: At) -> bool:
 
 
 def place(goes: Goes) -> Part:
-    """Which batches the later run goes on with; in its first step it may read others before, to get there."""
+    """Whether the resumed run reads the same batches.
+
+    In its first step it may read others before, to get there. Without batches on record, root inputs decide.
+    """
     seen = 0
     for late, whole in goes.steps() if Kind.BATCH.value in goes.kinds else ():
         mine, theirs, begins = late.batches(), whole.batches(), late.step == goes.first
@@ -725,7 +737,7 @@ def place(goes: Goes) -> Part:
 
 
 def _which(goes: Goes, read: list[BatchValues], loader: str) -> str:
-    """Where the whole run read the batch that the later one goes on with."""
+    """Clause naming the other run's step that read the batch which the resumed run reads."""
     if not read:
         return f"{goes.late} reads no batch"
     for side in map(goes.there.to, goes.there.reader.entries["step"][:LOOKED_AT].tolist()):
@@ -735,7 +747,7 @@ def _which(goes: Goes, read: list[BatchValues], loader: str) -> str:
 
 
 def _inputs(side: At) -> dict[tuple[str, int, str], int]:
-    """Checksums of what root modules are given in a step."""
+    """Checksums of root modules' inputs by (FQN, call, path)."""
     sites, batch = side.sites, side.batch
     return {
         (sites.fqn[number], int(sites.call[number]), sites.path[number]): int(batch.checksum[row])

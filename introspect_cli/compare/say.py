@@ -265,7 +265,10 @@ _FIELD = re.compile(r"\{(\w+)")
 
 
 def found(code: str, **fields: Any) -> Finding:
-    """A finding by its code, with its words."""
+    """A finding with its certainty and text.
+
+    A part of a template in brackets is dropped where a field in it is empty.
+    """
     certainty, template = _FINDINGS[code]
     said = {**fields, "of": _FACTORS.get(str(fields.get("of")), fields.get("of"))} if "of" in fields else fields
 
@@ -276,7 +279,7 @@ def found(code: str, **fields: Any) -> Finding:
 
 
 def left(codes: Iterable[str]) -> list[Finding]:
-    """What is left, with its words."""
+    """A finding of certainty LEFT for each code, each once."""
     return [Finding(code, Certainty.LEFT, {}, _LEFT[code]) for code in dict.fromkeys(codes)]
 
 
@@ -286,7 +289,7 @@ def one_of(names: Sequence[str]) -> str:
 
 
 def often(count: int) -> str:
-    """How often: `once`, `3 times`."""
+    """A count as an adverb: `once`, `twice`, `3 times`."""
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
@@ -302,7 +305,7 @@ def event_words(by: str, seed: str, name: str, line: str, *, mode: bool = False)
 
 
 def sentence(subject: str, findings: Sequence[Finding], causes: Sequence[str], rest: Sequence[str]) -> str:
-    """What differs, why as far as that is on record, what is left else, what is likely; one sentence after another."""
+    """The sentences of an answer: subject with proved findings, else remaining causes; likely ones; `rest`."""
     proved, left, likely = ([one.text for one in findings if one.certainty is wanted] for wanted in Certainty)
     likely += causes
     text = (

@@ -1,9 +1,8 @@
-"""Which steps to compare, and which of them need opening at all.
+"""Common steps of two runs, and those that have to be opened.
 
-A store's index has, for every step, a digest of its records and a digest chained over all steps so far. Where both
-runs have the same steps, equal chains at step k mean that nothing differs up to k, so the first step that differs
-is a binary search; after it, a step whose own digests agree is never opened. Everything here is arrays: ten thousand
-steps are not worth ten thousand objects.
+A store's index has, for each step, a digest of its records and a digest chained over all steps so far. With equal step
+numbers, equal chains at step k mean that nothing differs up to k: the first differing step is a binary search. After
+it, only steps with unequal digests are opened. All is arrays, for tens of thousands of steps.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sides:
-    """One rank of both runs, or all ranks of each as one.
+    """Readers of one rank of both runs, or of all ranks as one, with what applies to all steps.
 
     Attributes:
         tensors: whole tensors, where they are stored.
@@ -61,18 +60,18 @@ class Sides:
 
     @property
     def rename(self) -> Rename | None:
-        """FQNs of a to those of b; None where they are the same."""
+        """Function from a's FQNs to b's; None where all are the same."""
         return self.match.rename
 
     @cached_property
     def sites(self) -> tuple[Columns, Columns]:
-        """The sites of a and of b, names as they are compared."""
+        """Site columns of a (renamed) and of b."""
         return columns(self.a.sites, self.rename), columns(self.b.sites)
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Steps of two runs side by side.
+    """Common steps of two runs, and the steps of each alone.
 
     Attributes:
         rows_a: positions among a's entries of the steps both have, in order.
@@ -100,7 +99,7 @@ class Paired:
         return len(self.rows_a)
 
     def __getitem__(self, place: int) -> tuple[StepEntry, StepEntry]:
-        """The entries of a and b at a place of the common steps."""
+        """Index entries (a, b) of the common step at index `place`."""
         return self.a.entry(int(self.rows_a[place])), self.b.entry(int(self.rows_b[place]))
 
     def __iter__(self) -> Iterator[tuple[StepEntry, StepEntry]]:
@@ -108,12 +107,12 @@ class Paired:
 
     @property
     def steps(self) -> Ids:
-        """The common steps, as a numbers them."""
+        """Numbers of the common steps in a."""
         return np.asarray(self.a.entries["step"][self.rows_a], dtype=np.int64)
 
     @property
     def records(self) -> int:
-        """How many records a has in the common steps."""
+        """Number of a's records in the common steps."""
         return self.a.rows_in(self.rows_a)
 
 
@@ -124,7 +123,7 @@ def pair_steps(
     wanted: Callable[[int], bool] | None,
     ends: tuple[int | None, int | None] = (None, None),
 ) -> Paired:
-    """Put the steps of a and b side by side.
+    """Match steps of a and b by number, b's shifted by `offset`.
 
     Args:
         a: reader of run a's rank; its `entries` are ascending.
@@ -164,9 +163,9 @@ def pair_steps(
 
 
 def steps_of(sides: Sides, options: DiffOptions, offset: int) -> Paired:
-    """The selected steps of both, the tails without what the other run was told not to record: it may have had these.
+    """The selected common steps; `tail_a` and `tail_b` leave out steps that the other capture was told not to record.
 
-    So may a run that lists arrays: nobody says that it ended.
+    They are 0 where the other run lists values, since its end is unknown.
     """
     wanted = options.wants_step if options.steps else None
     paired = pair_steps(sides.a, sides.b, offset, wanted, sides.ends)
@@ -180,7 +179,7 @@ def steps_of(sides: Sides, options: DiffOptions, offset: int) -> Paired:
 
 
 def _wanted(steps: tuple[int, ...], asked: object, offset: int) -> int:
-    """How many of some steps are among those that a capture was asked for, in its own numbering."""
+    """Number of `steps` that the capture schedule `asked` selects, after subtracting `offset`; all for no schedule."""
     if not isinstance(asked, str):
         return len(steps)
     from introspect_cli.schedule.rules import Schedule
@@ -193,12 +192,12 @@ def _wanted(steps: tuple[int, ...], asked: object, offset: int) -> int:
 
 
 def words(entries: Entries, rows: Ids, name: str) -> Words:
-    """A 16-byte field of some entries as two 64-bit words each."""
+    """A 16-byte field of index entries as uint64 (n, 2)."""
     return np.frombuffer(np.ascontiguousarray(entries[name][rows]).tobytes(), dtype=np.uint64).reshape(-1, 2)
 
 
 def differing(paired: Paired) -> list[int]:
-    """Places of the common steps whose digests differ, in order."""
+    """Indices of common steps with unequal digests, in order."""
     count = len(paired)
     if not count:
         return []

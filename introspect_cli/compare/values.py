@@ -1,16 +1,14 @@
-"""Values of two implementations of one model put together, whatever their names are.
+"""Values of two implementations of one model paired by content, whatever their names.
 
-*Parameters* are known by what they hold: equal, transposed, or one tensor in one run and several in the other (q, k, v:
-qkv). A checksum is keyed by an element's place in its tensor, so that of the whole does not follow from those of its
-parts. What does add up are sums, and extrema are those of the extreme part: the number of elements, smallest, largest
-and smallest absolute value are exact, sums and sums of squares agree to rounding. Numbers drawn at random do not agree
-in all of these by accident; what is claimed is just that.
+*Parameters* are equal, transposed, or one tensor in one run and several in the other (q, k, v: qkv). A checksum is
+keyed by an element's place, so that of the whole does not follow from those of parts. Sums add up, and extrema are
+those of the extreme part: number of elements, smallest, largest and smallest absolute value are exact, sums and sums of
+squares agree to rounding. Random numbers do not agree in all of these by accident.
 
-*The flow* through both: an activation is known by its checksum, or by its sketch, which keys elements by their place in
-the flattened tensor and so does not mind another shape. Constants prove nothing and are left out. Of several values
-that agree, the nearest is taken, and the earliest of these. Modules that own the same parameters do the same work;
-walked in the order in which a ran them, the first of them whose output does not agree is where to look, and whether its
-input still agrees says which side of it.
+*Activations* are paired by checksum, or by sketch, which keys elements by their place in the flattened tensor and so
+allows another shape. Constants are left out. Of several that agree, the nearest is taken, then the earliest. Modules
+with equal parameters are paired; the first, in a's order, whose output does not agree is where to look, and whether its
+input agrees says on which side of it.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _CLOSE = 1e-6  # sums are taken in float64 of statistics that are right to 1e-6
 
 
 class Merge(NamedTuple):
-    """Parts of one run that are one tensor of the other.
+    """Several tensors of one run that are one tensor of the other.
 
     Attributes:
         parts: FQNs of the parts, in order.
@@ -56,7 +54,7 @@ class Merge(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What adds up of a tensor."""
+    """Statistics that add up when tensors are put together."""
 
     numel: int
     low: float
@@ -67,13 +65,13 @@ class Moments(NamedTuple):
 
 
 def merge_words(parts: str, whole: str, side: str) -> str:
-    """That several modules of one run, `parts` as a list in words, are one in the other, which is `side`."""
+    """Clause that several modules (`parts`, a list in words) are one in run `side`."""
     other = "a" if side == "b" else "b"
     return f"{parts} of {other} are one in {side}, {whole}: put together, their parameters have its extrema and moments"
 
 
 def _together(parts: list[Moments]) -> Moments:
-    """The moments of tensors put together."""
+    """Moments of the concatenation."""
     return Moments(
         sum(part.numel for part in parts),
         min(part.low for part in parts),
@@ -85,7 +83,7 @@ def _together(parts: list[Moments]) -> Moments:
 
 
 def same_numbers(one: Moments, two: Moments) -> bool:
-    """Whether two tensors have the same extrema and, to rounding, the same sums; never where all is one number."""
+    """Whether sizes and extrema are equal, and sums agree to `_CLOSE`; False for constants."""
     if (one.numel, one.low, one.high, one.least) != (two.numel, two.low, two.high, two.least) or one.low == one.high:
         return False
     spread = (one.numel * max(one.squares, two.squares)) ** 0.5
@@ -95,7 +93,7 @@ def same_numbers(one: Moments, two: Moments) -> bool:
 
 
 def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
-    """What adds up of a record; None where statistics are missing, or something in it is not finite."""
+    """Moments of a record; None without statistics, or with NaNs or infinities."""
     names = ("min", "max", "absmin", "mean", "var")
     if any(name not in batch.floats for name in names):
         return None
@@ -108,14 +106,14 @@ def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
 
 
 def merges_of(table: Table, layouts: tuple[Layouts, Layouts]) -> list[Merge]:
-    """Parameters that are several in one run and one in the other, among those that one run only has."""
+    """Merges among the one-sided parameters of a step."""
     return merges_between(
         *(_tensors(table.alignment, half, of_run) for half, of_run in zip(table.halves, layouts, strict=True))
     )
 
 
 def _tensors(alignment: Alignment, half: Half, layouts: Layouts) -> dict[str, Moments]:
-    """Moments of parameters in their order of recording: as the step found them, else as it left them."""
+    """Moments of a run's one-sided parameters, in order: start values, else those after the optimizer step."""
     _, batch, sites, rows = half
     by_tensor: dict[str, Moments] = {}
     for phase in (Phase.START, Phase.OPTIMIZER):
@@ -129,12 +127,12 @@ def _tensors(alignment: Alignment, half: Half, layouts: Layouts) -> dict[str, Mo
 
 
 def merges_between(one: dict[str, Moments], two: dict[str, Moments]) -> list[Merge]:
-    """Parts of either run that together have the moments of a whole of the other."""
+    """Merges of `one` into `two` and of `two` into `one`."""
     return [*_merges(one, two, "b"), *_merges(two, one, "a")]
 
 
 def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
-    """Parts in their order that together have the moments of a whole; `side` is the run that has the wholes."""
+    """Runs of 2 to `_MOST` consecutive parts (siblings' tensors of one name) with the moments of a whole."""
     families: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in parts:
         owner, _, leaf = name.rpartition(".")
@@ -160,7 +158,7 @@ def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) ->
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A record that can prove something.
+    """A record with a distinctive value.
 
     Attributes:
         row: its row in the step's batch.
@@ -179,12 +177,12 @@ class Value:
 
     @property
     def owner(self) -> str:
-        """The module that a parameter is of."""
+        """FQN of the module that holds a parameter."""
         return self.site.fqn.rpartition(".")[0]
 
 
 class Parameters(NamedTuple):
-    """Which parameters of a are which of b.
+    """The pairing of a's and b's parameters.
 
     Attributes:
         pairs: each with its partner: equal bits, or the same numbers in another order (transposed).
@@ -200,12 +198,12 @@ class Parameters(NamedTuple):
 
     @property
     def transposed(self) -> int:
-        """How many pairs hold the same numbers in another order."""
+        """Number of pairs with unequal checksums."""
         return sum(one.checksum != two.checksum for one, two in self.pairs)
 
 
 def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
-    """Put parameters together: by checksum, then by extrema and sums, then as parts of one."""
+    """Pair parameters by checksum, then by moments, then as merges."""
     pairs, *rest = _paired(one, two)
     merges = merges_between(*({value.site.fqn: value.moments for value in left} for left in rest))
     used = {name for merge in merges for name in (*merge.parts, merge.whole)}
@@ -217,7 +215,7 @@ def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
 
 
 def _paired(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
-    """Parameters that hold the same, and those of a and of b that are left."""
+    """Pairs with equal checksum, else equal moments; the rest of a; the rest of b."""
     index: dict[int, list[Value]] = defaultdict(list)
     for value in two:
         index[value.checksum].append(value)
@@ -236,7 +234,7 @@ def _paired(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Valu
 
 
 def tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
-    """What a parameter is tied to, by the aliases of its module."""
+    """Name that a parameter is tied to, as either alias or target; "" for none."""
     owner, _, name = fqn.rpartition(".")
     for module in modules:
         for alias_name, target in module.tied.items():
@@ -256,7 +254,7 @@ _FORWARD = frozenset({Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS})
 
 
 class ValuePair(NamedTuple):
-    """A value of a and the value of b that it is.
+    """A value of a and a value of b that agree.
 
     Attributes:
         rel_l2: their distance; None where they hold the same numbers at other places.
@@ -268,7 +266,7 @@ class ValuePair(NamedTuple):
 
 
 def telling_values(reader: RankReader, step: int) -> list[Value]:
-    """The telling records of a step, in the order of recording; evaluation and recomputation left out."""
+    """Records of a step with distinctive, finite values, in sequence; evaluation and recomputation left out."""
     batch, layouts = reader.read(step), Layouts(reader.layouts)
     values = []
     sequence, proves = batch.sequence, telling(batch)
@@ -287,12 +285,12 @@ def telling_values(reader: RankReader, step: int) -> list[Value]:
 
 
 def forward_of(values: Iterable[Value]) -> list[Value]:
-    """What flows forward: batches, inputs, outputs, losses."""
+    """Batches, inputs, outputs and losses among the values."""
     return [value for value in values if value.site.kind in _FORWARD]
 
 
 def parameters_of(values: Iterable[Value]) -> list[Value]:
-    """Parameters, each once, as the step finds them."""
+    """Start parameters among the values, the first of each name."""
     first: dict[str, Value] = {}
     for value in values:
         if value.site.kind is Kind.PARAM and value.site.phase is Phase.START:
@@ -301,7 +299,7 @@ def parameters_of(values: Iterable[Value]) -> list[Value]:
 
 
 def agreement(a: Value, b: Value, close: float) -> ValuePair | None:
-    """Two values as one, where they are equal, near, or hold the same numbers at other places; None where not."""
+    """The pair if checksums are equal, distance is at most `close`, or moments agree; None otherwise."""
     if a.checksum == b.checksum:
         return ValuePair(a, b, 0.0)
     distance = measured(a, b)
@@ -311,7 +309,7 @@ def agreement(a: Value, b: Value, close: float) -> ValuePair | None:
 
 
 def measured(a: Value, b: Value) -> float | None:
-    """Relative L2 distance of two values of one size, however large; None where it cannot be told."""
+    """Relative L2 distance by sketches; None without sketches, for other sizes or zeros."""
     if a.sketch is None or b.sketch is None or a.moments.numel != b.moments.numel:
         return None
     size = max(a.moments.squares, b.moments.squares) ** 0.5
@@ -319,7 +317,7 @@ def measured(a: Value, b: Value) -> float | None:
 
 
 def _near(one: Moments, two: Moments, close: float) -> bool:
-    """Whether two values of many elements have the same extrema and sums, to the tolerance."""
+    """Whether moments of at least 16 elements agree within `close`."""
     if one.numel != two.numel or one.numel < 16:
         return False
     size = (max(one.squares, two.squares) / one.numel) ** 0.5
@@ -332,9 +330,9 @@ def _near(one: Moments, two: Moments, close: float) -> bool:
 
 
 def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> dict[int, ValuePair]:
-    """For each value of a, by its row, the nearest value of b that agrees; none where there is none.
+    """By row of a, the nearest value of b that agrees.
 
-    Of equally near ones the first at the same place in line is taken: the third of five equal values is the third.
+    Of equally near ones, the n-th is paired with the n-th: the third of five equal values with the third.
     """
     sizes: dict[int, list[Value]] = defaultdict(list)
     for value in two:
@@ -353,7 +351,7 @@ def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> 
 
 
 class _Candidates:
-    """Values of one size, asked for those near to another."""
+    """Values of one size, indexed by checksum and sketch."""
 
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
@@ -365,7 +363,10 @@ class _Candidates:
         self.squares = np.array([value.moments.squares for value in values])
 
     def near(self, value: Value, close: float) -> list[ValuePair]:
-        """The values that agree with one (`agreement`), the nearest first, those at other places last."""
+        """Values that agree with `value`, nearest first.
+
+        All of equal checksum; without any, those within `close` by sketch; without any, those with equal moments.
+        """
         equal = self.checksums.get(value.checksum)
         if equal:
             return [ValuePair(value, other, 0.0) for other in equal]
@@ -384,9 +385,9 @@ _FEW = 1 / 3
 
 
 def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed: bool = False) -> bool:
-    """Whether two runs hardly share a name, of modules and parameters, and comparing them by name led nowhere.
+    """Whether the runs share under a third of their names, and the comparison by name found only structure.
 
-    A random state has the same name in any two runs: that it differs says nothing of what the models compute.
+    A random state as first divergence counts as nothing found; so does a start value of another shape.
     """
     known = listed or first is None or first.reason == "structure" or first.site.kind is Kind.RNG
     named = None if known else first
@@ -403,7 +404,7 @@ def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed:
 
 
 class ModulePair(NamedTuple):
-    """A call of a module of a, and of the module of b that owns the same parameters.
+    """One call of a module of a, and the same call of the module of b with equal parameters.
 
     Attributes:
         a: its output in a.
@@ -421,7 +422,7 @@ class ModulePair(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """How the values of a step flow through both.
+    """The pairing of all values of one step of two implementations.
 
     Attributes:
         step: the step, of a and of b.
@@ -449,7 +450,7 @@ class Flow(NamedTuple):
 
     @property
     def related(self) -> bool:
-        """Whether the runs have a parameter or a module's output in common: batches alone make no port."""
+        """Whether any parameter or module output is paired; batches alone do not count."""
         shared = self.parameters.pairs or self.parameters.merges
         return bool(shared) or any(match.a.site.kind is Kind.OUTPUT for match in self.forward)
 
@@ -457,7 +458,7 @@ class Flow(NamedTuple):
 def flow_of(
     readers: tuple[RankReader, RankReader], step: int, close: float, ordered: tuple[bool, bool] = (True, True)
 ) -> Flow:
-    """Put the values of one step of both together."""
+    """Pair the values of one step of both runs."""
     one, two = (telling_values(reader, step) for reader in readers)
     shared = parameters(parameters_of(one), parameters_of(two))
     forward = forward_of(one), forward_of(two)
@@ -480,14 +481,14 @@ def flow_of(
 
 
 def ends(values: Sequence[Value]) -> list[Value]:
-    """The telling outputs of the model that ran last; of the last module where no model has any."""
+    """Outputs of the root module that ran last; of the last module where no root has any."""
     outputs = [value for value in values if value.site.kind is Kind.OUTPUT]
     roots = [value for value in outputs if "." not in value.site.fqn] or outputs
     return [root for root in roots if (root.site.fqn, root.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
 
 
 def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:
-    """Modules that own the same parameters, with their inputs and outputs compared."""
+    """Modules whose parameters are all paired with one module's, with their outputs and inputs compared."""
     partners: dict[str, str] = {}
     for first, second in shared.pairs:
         # A module whose parameters lie in several of the other run does what none of these does.
@@ -513,6 +514,7 @@ def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value]
 
 
 def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]]:
+    """Values by (kind, FQN, call)."""
     by_call: dict[tuple[Kind, str, int], list[Value]] = defaultdict(list)
     for value in values:
         by_call[value.site.kind, value.site.fqn, value.site.call].append(value)
@@ -522,7 +524,7 @@ def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]
 def _gradients(
     shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float
 ) -> list[tuple[Value, Value, bool]]:
-    """Gradients of parameters that are the same, with whether they agree."""
+    """Gradients of paired parameters and whether they agree within ten times `close`, in sequence."""
     sides = [{value.site.fqn: value for value in side if value.site.kind is Kind.GRAD} for side in (one, two)]
     pairs = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in shared.pairs]
     both = [(mine, other) for mine, other in pairs if mine is not None and other is not None]

@@ -1,17 +1,16 @@
-"""One rank of both runs, compared step by step.
+"""One rank of both runs compared step by step.
 
-Only steps whose digests differ are opened, one at a time, and go through the passes. Counting is done on columns;
-divergences become objects, and their origins are judged, only as far as they are to be listed.
+Only steps with unequal digests are opened, one at a time, and go through the passes. Counting is done on columns;
+divergences become objects, and are judged, only as far as they are listed.
 
-*Which divergence is the first: a value, or the cause that it follows from.* A random state that differs moves no number
-until somebody draws from it, and a module that only one run has may change nothing. So records are told apart: values
-that both runs have are effects, and decide whether the runs diverge. Random states, and what one run only has because
-the other has nothing of that name, are causes: they are blamed where an effect differs and does not explain itself, and
-told as structure where none does.
+*Which divergence is first.* Values that both runs have are effects and decide whether the runs diverge. Random states,
+and records of one run alone whose name the other lacks, are causes: a random state moves no number until something
+draws from it, and an added module may change nothing. Causes are blamed where an effect differs and does not explain
+itself, and told as structure where none does.
 
-A step may diverge in several places that have nothing to do with one another: another seed and another learning rate,
-two branches of a model. Who mends the first alone finds the next tomorrow. So every divergence that rests on nothing
-that differs is told with its cause; where many have one cause (the parameters of one optimizer), the first of them.
+*Other origins.* A step may diverge in several unrelated places: another seed and another learning rate. Every
+divergence that rests on nothing that differs is told with its cause; where many have one cause (the parameters of one
+optimizer), the first.
 """
 
 from __future__ import annotations
@@ -79,10 +78,10 @@ _OUTSIDE = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 
 
 class Lead(NamedTuple):
-    """The record that the answer begins with; it may lie in an earlier step.
+    """The record that the answer starts with; may lie in an earlier step.
 
     Attributes:
-        stands_for: which divergence of the step at hand it is; None where it is one of another step.
+        stands_for: position in the current step's divergences; None where it lies in another step.
     """
 
     step: Step
@@ -93,12 +92,12 @@ class Lead(NamedTuple):
 def choose(
     step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
 ) -> Lead | None:
-    """The divergence that leads the answer; None for the earliest of the step.
+    """The record that leads the answer; None for the earliest of the step.
 
-    That is the earliest value, unless a cause stands before it, in the step or in those in which nothing but causes
-    differed: something of one run alone that brings a value which the other lacks, or lets a gradient flow, or a random
-    state that something was drawn from. What a module inside wrote stands for the output of the code around it, which
-    computes with it: that is on record only later.
+    The earliest value leads, unless a cause before it explains it: a one-sided module that brings a value the other run
+    lacks or lets a gradient flow, or a random state that something was drawn from, in this step or in earlier ones in
+    which only causes differed. A submodule's tensor written in the forward pass leads in place of the output of the
+    code around it, since it is recorded later.
 
     Args:
         step: the first step in which a value diverges.
@@ -135,10 +134,7 @@ def choose(
 
 
 def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
-    """Whether a gradient reaches a module that both have in one run alone: others that it is added to differ.
-
-    So it may where an operator ran in one backward pass alone, as a hook's does.
-    """
+    """Whether a backward gradient of a module of both runs, or a backward operator, is among `before`."""
     return any(
         (site.kind in FLOWING_BACK and all(site.fqn in tree for tree in step.modules))
         or (site.kind is Kind.OP_OUTPUT and site.phase is Phase.BACKWARD)
@@ -147,7 +143,10 @@ def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
 
 
 def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: Structure) -> bool:
-    """Whether a random state differs before a value, and something may have been drawn from it by then."""
+    """Whether a random state differs before a value, and something may have drawn from it since.
+
+    True if a draw differs, the script makes the value, start tensors differ, or not all draws were recorded.
+    """
     if not (earlier.random or any(site.kind is Kind.RNG for site in before)):
         return False
     draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
@@ -157,7 +156,7 @@ def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: S
 
 
 def is_drawn_from(step: Step, position: int) -> bool:
-    """Whether a divergence is the state of a generator from which something then draws other numbers."""
+    """Whether this is a start random state, and a later state of its generator differs in the step."""
     site = step.sites[position]
     if site.kind is not Kind.RNG or site.phase is not Phase.START:
         return False
@@ -168,9 +167,9 @@ def is_drawn_from(step: Step, position: int) -> bool:
 
 
 def brings_values(causes: Table) -> bool:
-    """Whether something that one run only has brings a value into the forward pass that the other has nowhere.
+    """Whether a one-sided forward record has a checksum that the other run has nowhere.
 
-    A wrapper gives what is inside it, and an identity what it is given: neither can be to blame.
+    Also where a one-sided module has inputs but no recorded outputs. A wrapper or an identity brings none.
     """
     alignment = causes.alignment
     giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
@@ -204,7 +203,10 @@ _STANDS_ALONE = _AT_ITS_PLACE | {"rng", "initial", "outside", "own_code", "buffe
 
 
 def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> list[tuple[int, Cause]]:
-    """The other origins among some divergences of a step, one for each cause, in order."""
+    """Up to `_MOST` further origins among `positions`, one per `_key`, in order.
+
+    All evidence has to be EQUAL, and the cause has to have an effect.
+    """
     seen = {_key(step, first, cause)}
     others: list[tuple[int, Cause]] = []
     for position in _looked_at(step, positions):
@@ -230,13 +232,14 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
 
 
 def _looked_at(step: Step, positions: Sequence[int]) -> Iterator[int]:
+    """The first `_JUDGED` positions, then as many of the optimizer phase."""
     yield from positions[:_JUDGED]
     left = [position for position in positions[_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
     yield from left[:_JUDGED]
 
 
 def _key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
-    """What may have one cause: generators, tensors of an optimizer, all that is initialised, all modules of a class."""
+    """Key by which two origins have one cause: loader, class of module, or the reason alone."""
     if cause.reason == "batch":
         return cause.reason, site.fqn
     if cause.reason in {"module", "own_code", "op", "buffer"}:
@@ -247,18 +250,14 @@ def _key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
 
 
 def _has_effect(step: Step, position: int, cause: Cause) -> bool:
-    """Whether the origin made something else differ, or there is a cause on record: else it may follow from another.
-
-    A generator that differs moves no number until something draws from it. An optimizer may compute with the gradients
-    of all parameters, so an equal one of its own says little.
-    """
+    """Whether an origin counts: a generator is drawn from, or an optimizer's hyper-parameters differ; else True."""
     if cause.reason == "rng":
         return is_drawn_from(step, position)
     return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.standing))
 
 
 def shown_by(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
-    """The divergences of the step at which a run goes on that show what it did not restore, one for each part."""
+    """By position, a cause `resumed` for one divergence per lost part; {} but in a resumed run's first step."""
     if resumption is None or not step.comparison.goes_on_at(step.number):
         return {}
     by_position = {}
@@ -271,7 +270,7 @@ def shown_by(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
 
 
 def shows(site: Site, part: Part) -> bool:
-    """Whether a record holds a part of what a resumed run goes on with."""
+    """Whether a record holds this part of a checkpoint: its generator's start state, a batch, or optimizer state."""
     if site.kind is Kind.RNG:
         return site.phase is Phase.START and part.generator == generator_of(site)
     if site.kind is Kind.BATCH:
@@ -283,10 +282,10 @@ def shows(site: Site, part: Part) -> bool:
 
 
 class Walk:
-    """What must be remembered from step to step while one rank is compared."""
+    """State of the walk over one rank's differing steps."""
 
     def __init__(self, comparison: Comparison, outcome: RankOutcome, counted: Mask) -> None:
-        """Take what is compared, what comes out of it, and which of a's sites are counted."""
+        """Start at no step; `counted` masks the sites of a that count."""
         self.counted = np.append(counted, np.zeros(comparison.alignment.size - len(counted), np.bool_))
         self.comparison, self.options, self.outcome = comparison, comparison.options, outcome
         self.structure = outcome.structure = Structure(comparison.alignment, comparison.match)
@@ -303,10 +302,10 @@ class Walk:
             outcome.resumption = comparison.resumption()
 
     def run(self, places: Sequence[int]) -> None:
-        """Walk the steps at these places, filling in the outcome.
+        """Walk the steps at these indices and fill the outcome.
 
-        Of training or evaluation alone, up to the first divergence. The answer needs no step after that: they are
-        counted as long as it takes seconds.
+        Stops at the first divergence for training or evaluation alone; else after `options.later` records beyond it,
+        unless a map or all divergences are wanted.
         """
         outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
         one, two = self.comparison.a, self.comparison.b
@@ -327,7 +326,7 @@ class Walk:
             self._take(*self.one_sided, structure=True)
 
     def _opened(self, places: Sequence[int]) -> Iterator[tuple[int, Table]]:
-        """Differing steps after the passes; with noise runs, every step is a lesson."""
+        """(index, table) of each step in `places` after all passes; with noise runs all steps are learned from."""
         opened, floors = set(places), self.comparison.floors
         for place in range(len(self.outcome.paired)) if floors else places:
             entry_a, entry_b = self.outcome.paired[place]
@@ -340,14 +339,14 @@ class Walk:
                 yield place, table
 
     def _passed(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
-        """A step of both runs, after all passes, and what was learned of it."""
+        """Table of a step after `pair` and all passes, and what was learned."""
         table, learned = pair(self.comparison, step_a, step_b), self.learned
         for step_pass in PASSES:
             table, learned = step_pass(table, learned, self.comparison)
         return table, learned
 
     def _learn(self, entry_a: StepEntry) -> None:
-        """Let each noise run raise its floor at a step, where it has that step and differs there."""
+        """Raise each noise run's floor by this step, where its digest differs."""
         comparison = self.comparison
         for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
             if entry_a.step not in reader:
@@ -362,7 +361,7 @@ class Walk:
     # --- counts
 
     def _count_passed(self, table: Table) -> None:
-        """Count what of a step agrees, what was let pass, and what nothing can be said of."""
+        """Add the step's agreeing, tolerated and unobserved records to the tally."""
         comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
         both = self.counted[table.site] & ~table.one_sided
         equal = int((both & np.isin(table.state, (EQUAL, WITHIN))).sum())
@@ -381,10 +380,10 @@ class Walk:
         self._count_unseen(table)
 
     def _see_results(self, table: Table) -> None:
-        """Remember which results agree in every step, while all of them do.
+        """Narrow the kinds of results that agree in all steps.
 
-        What both run after they have trained for the last time has none, or losses of an accumulation that no update
-        ends: what was trained until then decides. NaN throughout from the first step on hides what a difference does.
+        Steps after the last training that hold no results, or no update, do not count. Kinds that are NaN throughout
+        from the first step on are `hidden`.
         """
         outcome = self.outcome
         if outcome.results is None or outcome.hidden:
@@ -398,7 +397,7 @@ class Walk:
             outcome.results_known = least((outcome.results_known, results_known(table)))
 
     def _count_unseen(self, table: Table) -> None:
-        """Count records that one run or both could not see."""
+        """Add records NOT_SEEN to the tally: those listed elsewhere, and those unobserved in one run or both."""
         unseen = table.chosen & (table.state == NOT_SEEN)
         lost = np.flatnonzero(unseen & (table.because == Because.LISTED))
         self.outcome.tally.update(not_observed=len(lost), blind=len(lost))
@@ -416,7 +415,10 @@ class Walk:
     # --- divergences
 
     def _take(self, place: int, table: Table, *, structure: bool = False) -> None:
-        """Count a step's divergences and list what there is room for; those in structure alone where told so."""
+        """Count a diverging step and list its divergences up to the limit.
+
+        A step in which only causes differ is skipped, unless `structure`.
+        """
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
         chosen = table if comparison.entire else table.keeping(table.chosen)
         if comparison.entire and outcome.agreed != frozenset():
@@ -458,7 +460,7 @@ class Walk:
         self.carried, self.last = carry_over(step, carried, comparison.ended), table.step
 
     def _before(self, table: Table) -> tuple[Table | None, Carried]:
-        """The step before, where both runs have it, and what it left different."""
+        """(table of the previous step or None, differences that this step begins with)."""
         comparison = self.comparison
         step_a, step_b = table.step - 1, table.step_b - 1
         if step_a not in comparison.a or step_b not in comparison.b:
@@ -474,7 +476,7 @@ class Walk:
         return before, carried
 
     def _only_causes(self, place: int, table: Table) -> bool:
-        """Take in what differs in structure in a step; whether that is all that differs."""
+        """Add the step's causes to the structure; whether nothing but causes differs."""
         causes = table.keeping(table.cause)
         if self.comparison.causes is None or not causes.diverged:
             return False
@@ -493,7 +495,7 @@ class Walk:
         return True
 
     def _list(self, step: Step, position: int, cause: Cause | None = None) -> None:
-        """Make one divergence of a step an object; the first of all is kept with what is known of it."""
+        """Append one divergence, judged unless `cause` is given; the first becomes the outcome's first."""
         outcome = self.outcome
         cause = cause or judge(step, position)
         divergence = materialise(step, position, cause)
@@ -503,7 +505,7 @@ class Walk:
         outcome.listed.append(divergence)
 
     def _see_others(self, step: Step, positions: Sequence[int]) -> None:
-        """Keep what else of the step rests on nothing that differs, and the first that both runs have."""
+        """Set the outcome's first shared divergence and the other origins of the step."""
         first, cause = self.outcome.first, self.outcome.cause
         if first is None or cause is None:
             return
@@ -518,7 +520,7 @@ class Walk:
 
 
 def compare_rank(comparison: Comparison) -> RankOutcome:
-    """Compare one rank of two runs."""
+    """Compare one rank, or all as one, over all common steps."""
     options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
     outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset)
     outcome.match, outcome.gathered = comparison.match, comparison.gathered
@@ -552,21 +554,21 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
 
 
 def _measured(comparison: Comparison, paired: Paired) -> int:
-    """How many of the compared steps a perturbed run has."""
+    """Number of compared steps that any perturbed run has."""
     both = zip(comparison.noise, comparison.floors, strict=True)
     perturbed = [reader for (reader, _), floor in both if floor.seed is not None]
     return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
 
 
 def _unseen(batch: StepBatch, counted: Mask) -> Mask:
-    """Which records of a step a run could not see, of those that count."""
+    """Mask of a batch's rows without a value (not observed, or partial without checksum), of those counted."""
     status = np.asarray(batch.status)
     unseen = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
     return np.asarray((unseen | (status == int(Status.NOT_OBSERVED))) & counted[np.asarray(batch.site)])
 
 
 def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:
-    """Whether a step has outputs, none of which was seen, and no loss or gradient, as an evaluation by `vmap`."""
+    """Whether a step has outputs, none observed, and neither loss nor gradient."""
     kinds, chosen = sites.kind[np.asarray(batch.site)], counted[np.asarray(batch.site)]
     outputs = chosen & (kinds == kind_code(Kind.OUTPUT))
     shows = (outputs & ~_unseen(batch, counted)) | of_kinds(kinds, (Kind.LOSS, Kind.GRAD))

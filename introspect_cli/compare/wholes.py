@@ -1,19 +1,14 @@
-"""How two runs are split up over ranks and microbatches; where that differs, all of each run is put together.
+"""How two runs are split over ranks and microbatches; where that differs, each run is put together as one.
 
-Where every rank of a has its partner in b, ranks are compared one by one. Where one run has other ranks, or cut its
-tensors otherwise, whole is compared with whole. Two layouts add up in another order, so nothing that follows from a sum
-can be bit-equal, and a tolerance is put to it that is told with the answer. Of values that were gathered from several
-ranks (samples, activations) only extrema and means are known: those are compared (`passes.py`), and no more is claimed.
+Ranks are compared one by one where every rank has its partner with the same parts of tensors; otherwise whole with
+whole. Two layouts add up in another order, so that a tolerance applies. Of values gathered from several ranks, extrema
+and means are compared (`passes.py`).
 
-The microbatches of a run that accumulates gradients are put together as ranks' shares are. A model may call a layer
-several times itself: of each microbatch, the first calls belong together, then the second ones.
+Microbatches of a run that accumulates gradients are put together like ranks' shares. Where a model calls a layer
+several times, first calls of all microbatches belong together, then second ones.
 
-*The microbatches of a step, as its records tell them: how many samples each has, and how many of its tokens count.* A
-run that accumulates gradients calls its model several times a step, each time with a part of the batch. How many tokens
-of a microbatch count follows from the gradient of what the loss is computed of: it is zero for each token that the loss
-leaves out.
-
-*Whether the ranks of two runs hold the same parts of what they train, so that they can be compared one by one.*
+Each microbatch has a number of samples, and of tokens that count: rows of the gradient at the model's output that are
+not zero.
 """
 
 from __future__ import annotations
@@ -55,9 +50,9 @@ _Names = frozenset[tuple[str, str]]
 
 
 def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
-    """Whether each rank of one run has its partner in the other, with the same share of every tensor.
+    """Whether each rank has its partner in the other run with the same parts of every tensor.
 
-    What one of the runs has on no rank, such as a layer of its own, tells nothing of how the others are shared out.
+    Tensors that one run alone has do not count.
     """
     if a.world_size != b.world_size or bool(a.whole_of) != bool(b.whole_of):
         return False
@@ -79,7 +74,7 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
 
 
 def _cut_alike(one: RankReader, two: RankReader) -> bool:
-    """Whether a rank's parameters and gradients are parts in both runs or in neither, in their first common step."""
+    """Whether parameters and gradients of both runs are parts, or not, alike, in the first common step."""
     if not (_parts(one) or _parts(two)):
         return True  # no step has to be read
     step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
@@ -88,7 +83,7 @@ def _cut_alike(one: RankReader, two: RankReader) -> bool:
 
 
 def _cut(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
-    """Of the parameters and gradients of a step, whether a rank has a part of each, or a share of a sum."""
+    """By (kind, FQN) of parameters and gradients, whether the rank has only a part."""
     batch, sites = reader.read(step), reader.sites
     return {
         (sites.kind[site], sites.fqn[site]): reader.layouts[layout].part is not None
@@ -98,13 +93,13 @@ def _cut(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
 
 
 def _held_by(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:
-    """As `_held`, of the ranks of a task."""
+    """`_held` for the ranks of a task."""
     with task.opened() as [a, b]:
         return _held([(a.rank(rank), b.rank(rank)) for rank in task.ranks])
 
 
 def _held(pairs: Pairs) -> tuple[bool, set[tuple[_Names, _Names]]]:
-    """Whether each rank has the same parts of tensors in both runs, and the states of ranks in a and b, each once."""
+    """(whether each pair has equal sets of parts, pairs of names of parameters and optimizer states)."""
     states: set[tuple[_Names, _Names]] = set()
     names: dict[int, _Names] = {}
     for one, two in pairs:
@@ -115,7 +110,7 @@ def _held(pairs: Pairs) -> tuple[bool, set[tuple[_Names, _Names]]]:
 
 
 def _state(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
-    """The names of states among sites, which ranks share as a rule."""
+    """(FQN, kind) of parameters and optimizer states; cached by site table."""
     if id(sites) not in kept:
         names = zip(sites.fqn, sites.kind, strict=True)
         kept[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATES)
@@ -123,6 +118,7 @@ def _state(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
 
 
 def _parts(reader: Reader) -> frozenset[object]:
+    """(shape, part) of all layouts that are parts."""
     return frozenset((layout.shape, layout.part) for layout in reader.layouts if layout.part is not None)
 
 
@@ -147,7 +143,7 @@ class Microbatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Microbatches:
-    """How one rank of a run takes the batch of a step.
+    """How one rank divides the batch of a step into microbatches.
 
     Attributes:
         number: forward passes of a step, at most.
@@ -161,22 +157,22 @@ class Microbatches:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Samples of each."""
+        """Samples of each microbatch of the first common step."""
         return tuple(micro.samples for micro in self.first)
 
     @property
     def elements(self) -> int:
-        """Elements of what all are given."""
+        """Total elements of the inputs in the first common step."""
         return sum(micro.elements for micro in self.first)
 
     @property
     def usual(self) -> int:
-        """How many a step has, as the first step has it where that is on record."""
+        """Microbatches of the first common step, else the maximum of all steps."""
         return len(self.first) or self.number
 
     @property
     def words(self) -> str:
-        """`4 microbatches of 2 samples`, `8 samples at once`."""
+        """`4 microbatches of 2 samples`, `8 samples at once`, `4 samples, one at a time`."""
         sizes = list(dict.fromkeys(self.sizes))
         if self.singly:
             return f"{len(self.sizes)} samples, one at a time"
@@ -190,13 +186,13 @@ class Microbatches:
 
 
 def microbatches_of(reader: RankReader, root: str, step: int | None, number: int) -> Microbatches:
-    """How a rank takes the batch of a step in so many forward passes, by what goes into its outermost module."""
+    """Microbatches of a rank in a step, by the inputs of module `root`."""
     first = [] if step is None else _of_rank(reader, root, step)
     return Microbatches(number, tuple(first) if all(micro.samples for micro in first) else ())
 
 
 def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
-    """Those of a run, each as one sample where the other run is given several such at once."""
+    """`cut` with each microbatch as one sample, if `other` has fewer, with batches of such shapes; else unchanged."""
     wholes = {micro.shape[1:] for micro in other.first}
     if other.number >= cut.number or not cut.first or any(micro.shape not in wholes for micro in cut.first):
         return cut
@@ -204,13 +200,13 @@ def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
 
 
 def microbatches(reader: Reader, root: str, step: int, rule: Microbatches) -> list[list[Microbatch]]:
-    """The microbatches of a step, of each rank, of a run that takes its batches by a rule."""
+    """Microbatches of a step on each rank; with one sample each if `rule.singly`."""
     ranks = [_of_rank(rank, root, step) for rank in reader.readers]
     return [[micro._replace(samples=1) for micro in rank] for rank in ranks] if rule.singly else ranks
 
 
 def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
-    """One for each call of the outermost module, by what is first of what it is given and gives."""
+    """One microbatch per call of `root`, by its first input or output, with tokens where all calls tell."""
     sites, batch = reader.sites, reader.read(step)
     given: dict[int, tuple[int, ...]] = {}
     tokens: dict[int, int] = {}
@@ -233,13 +229,13 @@ def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
 
 
 def _counted(shape: tuple[int, ...], zeros: int) -> int:
-    """Rows of a gradient that are not zero; 0 where zeros do not come by whole rows."""
+    """Rows of a gradient that are not all zero; 0 where zeros do not fill whole rows."""
     rows, rest = math.prod(shape[:-1]), zeros % shape[-1]
     return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
 
 
 def values_of(reader: Reader, site: Site, step: int) -> list[list[float]]:
-    """The single numbers that the calls of a rank gave at a site, of each rank, in order of the calls."""
+    """Numbers (means) recorded at a site, per rank, in order of calls."""
     of_ranks = []
     for rank in reader.readers:
         sites, batch = rank.sites, rank.read(step)
@@ -253,7 +249,7 @@ def values_of(reader: Reader, site: Site, step: int) -> list[list[float]]:
 
 
 def most_calls(reader: Reader, kinds: Collection[str]) -> int:
-    """How often a run calls in a step what records one of these kinds, at most."""
+    """Largest number of calls in a step of any site of these kinds."""
     most = 0
     for rank in reader.readers:  # calls may be folded in a whole
         calls, kind_of = rank.sites.call, rank.sites.kind
@@ -262,7 +258,7 @@ def most_calls(reader: Reader, kinds: Collection[str]) -> int:
 
 
 def losses_of(reader: RankReader, step: int) -> int:
-    """How many losses a step has."""
+    """Number of loss records in a step."""
     return sum(reader.sites.kind[site] == Kind.LOSS.value for site in reader.read(step).site.tolist())
 
 
@@ -276,7 +272,7 @@ _CALLED = _MODULE | {kind.value for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE)}
 
 @dataclass(frozen=True)
 class Splits:
-    """How both runs are split up over ranks and microbatches, and which calls belong together.
+    """How both runs are split over ranks and microbatches.
 
     Attributes:
         a: how run a takes the batch of a step.
@@ -298,17 +294,17 @@ class Splits:
 
     @property
     def assumed(self) -> bool:
-        """Whether the losses alone say that both take the same batch: no size of it is on record."""
+        """Whether sample counts are missing in either run, so that the number of losses decides."""
         return not (self.a.sizes and self.b.sizes)
 
     @property
     def folded(self) -> bool:
-        """Whether any calls are put together."""
+        """Whether calls of either run are put together."""
         return any(self.folds)
 
 
 class Wholes(NamedTuple):
-    """All ranks of each run as one, calls put together where one run calls its modules more often than the other.
+    """Both runs as wholes, with options and notes.
 
     Attributes:
         splits: how the runs are split up.
@@ -324,10 +320,7 @@ class Wholes(NamedTuple):
 def wholes_of(
     a: Run, b: Run, options: DiffOptions, work: Work | None = None, match: Correspondence | None = None
 ) -> Wholes | None:
-    """Two runs that have ranks as wholes; None where they are split up alike, and each rank is compared for itself.
-
-    Where there is `work`, it looks at ranks, and puts steps together. `match` says which name of a is which of b.
-    """
+    """Both runs as wholes; None where ranks are alike and batches are cut alike (or `strict`)."""
     splits = _splits_of(a, b, work, match)
     if splits.alike and (options.strict or not splits.differ):
         return None
@@ -343,13 +336,13 @@ def wholes_of(
 
 
 def autocasts(run: Run) -> bool:
-    """Whether a run computes in a coarse dtype by autocast."""
+    """Whether autocast to bfloat16 or float16 is among a run's settings."""
     words = str(run.settings.document("autocast").get("autocast", "")).replace(",", "").split()
     return not _COARSE.isdisjoint(words)
 
 
 def _in_tf32(run: Run, reader: Reader) -> bool:
-    """Whether a run computes matrix products or convolutions of float32 on a GPU with the ten bits of TF32."""
+    """Whether TF32 is on for matrix products (or convolutions, if there are any), and a CUDA tensor is on record."""
     switches = run.settings.document("runtime")
     convolves = any(module.module_class.startswith("Conv") for module in reader.modules)
     asked = switches.get("matmul_allow_tf32") or (convolves and switches.get("cudnn_allow_tf32"))
@@ -357,7 +350,7 @@ def _in_tf32(run: Run, reader: Reader) -> bool:
 
 
 def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence | None = None) -> Splits:
-    """How two runs that have ranks are split up; `work` looks at their ranks elsewhere."""
+    """How two runs are split, by their ranks' layouts and numbers of calls."""
     pairs = [(a.rank(rank), b.rank(rank)) for rank in a.ranks if rank in b.ranks]
     every = [[run.rank(rank) for rank in run.ranks] for run in (a, b)]
     first_a, first_b = (run.rank(run.recorded[0]) for run in (a, b))
@@ -381,7 +374,7 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
 
 
 class _Called:
-    """How often a run calls in a step what it calls, at most."""
+    """Largest number of calls per step of everything a run calls."""
 
     def __init__(
         self, readers: Iterable[RankReader], every: Mapping[int, Stages], rename: Callable[[str], str] = str
@@ -405,22 +398,25 @@ class _Called:
                     self._modules[fqn] = self.most[key]
 
     def its_name(self, fqn: str) -> str:
-        """What the run itself calls what is compared as `fqn`."""
+        """The run's own name of an FQN under b's name."""
         return self._its_names.get(fqn, fqn)
 
     @cached_property
     def modules(self) -> dict[str, int]:
-        """The modules that run in training, and how often."""
+        """Largest number of training calls by module."""
         return {name: self.most[False, name] for name in self._modules if (False, name) in self.most}
 
     @property
     def losses(self) -> int:
-        """How many losses a step has."""
+        """Largest number of losses in a step."""
         return self.most.get((False, "loss"), 0)
 
 
 def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tuple[bool, str], int]:
-    """How many calls one microbatch makes of what is to be put together, given how many of these either run has."""
+    """Calls per microbatch by (evaluation, FQN), for what is to be put together.
+
+    `number` and `others` are the microbatches of the two runs.
+    """
     folds: dict[tuple[bool, str], int] = {}
     for key, times in called.most.items():
         evaluated, partner = key[0], other.most.get(key)
@@ -437,7 +433,7 @@ def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tu
 
 
 def _root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
-    """The outermost module that both call, if possible one that is called more often in one of them; "" for none."""
+    """The outermost module of both runs, preferably one called differently often; "" for none."""
     both = [name for name in a if name in b]
     depth = min((name.count(".") for name in both), default=0)
     outer = [name for name in both if name.count(".") == depth]
@@ -445,10 +441,10 @@ def _root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
 
 
 def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -> bool:
-    """Whether two runs cut the same batch into other microbatches.
+    """Whether the runs cut the same batch into different microbatches.
 
-    In one layout they do where the parts add up to as much. Where no inputs are on record, the number of losses alone
-    says so, until it is seen what comes of them.
+    In one layout: numbers differ and samples or elements add up equally; without inputs on record, numbers of losses
+    differ.
     """
     one, two = splits.a, splits.b
     if one.number == two.number:
@@ -468,7 +464,7 @@ def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -
 
 
 def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
-    """A note on what is compared, without its last stop."""
+    """Note on what is compared across layouts, without its final stop."""
     folded = ", calls of a module are taken together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
     sizes = [f"{size}{' put together' * bool(run.whole_of)}" for size, run in zip(sizes, (a, b), strict=True)]

@@ -48,7 +48,7 @@ _KIND_NAMES = {kind.value: kind for kind in USUAL_PHASES}
 
 @dataclass(frozen=True)
 class Named:
-    """What a name says.
+    """Site, step and rank that an array's name stands for.
 
     Attributes:
         step: its step, 0 where none is named.
@@ -65,7 +65,7 @@ class Named:
 
 @dataclass
 class Dump:
-    """A directory or a file of arrays.
+    """Arrays to import: the files, and how their names are read.
 
     Attributes:
         paths: its files, each with its name below the directory, without its ending.
@@ -144,7 +144,7 @@ def find(source: Path) -> list[tuple[str, Path]]:
 
 
 def parsed(words: str, kind: Kind | None = None, root: str = "") -> Named:
-    """What a name says.
+    """Parse an array's name, such as `step3/rank0/output/model.h.0`.
 
     Raises:
         UsageError: it has no kind, and none is given; or nothing after it.

@@ -38,7 +38,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclass
 class State:
-    """What a checkpoint holds.
+    """A checkpoint's contents as sites and settings.
 
     Attributes:
         rows: its tensors, and plain values among them, by site, in the file's order.
@@ -51,7 +51,7 @@ class State:
     notes: list[str] = field(default_factory=list)
 
     def put(self, kind: Kind, name: str, value: Any, path: str = "") -> None:
-        """Add a tensor or a plain value; of several at one site each is a call of its own."""
+        """Add a tensor or plain value; a second one at the same site gets the next call number."""
         site = Site(Phase.START, kind, name, 0, path)
         while site in self.rows:
             site = replace(site, call=site.call + 1)
@@ -59,7 +59,7 @@ class State:
 
 
 def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
-    """What nested plain data is.
+    """Sort a checkpoint's nested data into models, optimizers, random states and settings.
 
     Raises:
         StoreError: it has no tensor.
@@ -80,7 +80,7 @@ def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
 
 @dataclass
 class _Parts:
-    """The parts of a checkpoint, by what they are called."""
+    """Optimizers, models and plain values of a checkpoint, by name."""
 
     optimizers: list[tuple[str, Mapping[Any, Any]]] = field(default_factory=list)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _Parts:
 
 
 def _sorted(tree: Mapping[Any, Any], state: State) -> _Parts:
-    """Sort the parts of a checkpoint: by what they are, then by what they are called; random states at once."""
+    """Sort a checkpoint's top-level entries by content, then by name; random states go into `state` at once."""
     parts, loose = _Parts(), dict[str, Any]()
     for key, part in tree.items():
         name = str(key)
@@ -114,12 +114,12 @@ def _sorted(tree: Mapping[Any, Any], state: State) -> _Parts:
 
 
 def _is_of_size(tensors: Mapping[str, Any]) -> bool:
-    """Whether tensors are a model's: what holds single numbers alone, as callbacks do, is settings."""
+    """Whether any tensor has more than one element; single numbers alone are settings, not a model."""
     return any(math.prod(value.shape) > 1 for value in tensors.values())
 
 
 def _number(value: Any) -> Any:
-    """The one number of a tensor."""
+    """The number in a tensor of one element; None for anything else."""
     if not isinstance(value, Pieces) or value.unread:
         return None
     pieces = [widened(bits, value.dtype).tolist() for bits in value.read()]
@@ -135,7 +135,7 @@ def _is_optimizer(part: Any) -> bool:
 
 
 def _leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What lies at the ends of nested data, by dotted names."""
+    """(dotted name, value) of each leaf of nested dicts and lists."""
     if isinstance(part, (dict, list)):
         for key, value in part.items() if isinstance(part, dict) else enumerate(part):
             yield from _leaves(value, f"{name}.{key}" if name else str(key))
@@ -147,13 +147,14 @@ def _leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _model(part: str, tensors: Mapping[str, Any], state: State) -> None:
+    """Put a model's tensors as parameters and buffers, below the name `part`."""
     buffers = _buffers(tensors)
     for name, value in tensors.items():
         state.put(Kind.BUFFER if name in buffers else Kind.PARAM, f"{part}.{name}" if part else name, value)
 
 
 def _buffers(names: Mapping[str, Any]) -> set[str]:
-    """Names that are buffers for certain: running statistics side by side, and their count."""
+    """Names of batch-norm buffers: `running_mean` and `running_var` side by side, and their count."""
     owners = {name.rpartition(".")[0] for name in names if name.rpartition(".")[2] == _BATCHNORM[0]}
     whole = {owner for owner in owners if _inside(owner, _BATCHNORM[1]) in names}
     return {name for owner in whole for leaf in _BATCHNORM if (name := _inside(owner, leaf)) in names}
@@ -164,7 +165,7 @@ def _inside(owner: str, leaf: str) -> str:
 
 
 def _candidates(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, tuple[int, ...]]] | None:
-    """Names and shapes of what may be the parameters of the one model, in their order; None where there are several."""
+    """(name, shape) of the model's tensors without buffers, in order; None where there are several models."""
     if len(models) != 1:
         return None
     tensors = next(iter(models.values()))
@@ -180,6 +181,7 @@ def _optimizers(
     candidates: Sequence[tuple[str, tuple[int, ...]]] | None,
     state: State,
 ) -> None:
+    """Put the optimizers' states under parameter names: given ones, else found by order, else numbers."""
     documents = []
     for optimizer, held in optimizers:
         groups = _groups(held["param_groups"])
@@ -206,7 +208,7 @@ def _optimizers(
 
 
 def _groups(stored: Any) -> list[dict[str, Any]]:
-    """The groups of parameters, in order; a distributed checkpoint has them by number."""
+    """Parameter groups in order, from a list or a dict by number, each with its `params` as a list of keys."""
     listed = list(stored.values()) if isinstance(stored, dict) else stored if isinstance(stored, list) else []
     groups = [group for group in listed if isinstance(group, dict)]
     for group in groups:
@@ -217,6 +219,7 @@ def _groups(stored: Any) -> list[dict[str, Any]]:
 
 
 def _setting(value: Any) -> Any:
+    """A group's value as plain data; a tensor as `a tensor of [shape]`."""
     if isinstance(value, Pieces):
         return f"a tensor of {list(value.shape)}"
     if isinstance(value, dict):
@@ -225,7 +228,7 @@ def _setting(value: Any) -> Any:
 
 
 def _given_names(groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any]) -> dict[Any, str] | None:
-    """Names by the state's keys, where the file has them; None where not."""
+    """Parameter names by state key, from the keys or from `param_names`; None where the file has none."""
     if held and all(isinstance(key, str) and not key.isdecimal() for key in held):
         return {key: str(key) for key in held}
     names: dict[Any, str] = {}
@@ -240,7 +243,7 @@ def _given_names(groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any]) -
 def _names_by_order(
     groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any], candidates: Sequence[tuple[str, tuple[int, ...]]]
 ) -> dict[Any, str] | None:
-    """Names by the state's keys where each group fits the model's tensors, in their order, in one way only."""
+    """Parameter names by state key, where shapes in order match the model's tensors in exactly one way; else None."""
     names: dict[Any, str] = {}
     for group in groups:
         shapes = [_shape_of(held.get(key)) for key in group["params"]]
@@ -253,7 +256,7 @@ def _names_by_order(
 
 
 def _shape_of(values: Any) -> tuple[int, ...] | None:
-    """The shape of the parameter that a state is of: that which most of its tensors have; None where none tells."""
+    """The most common shape among a state's tensors of several elements: its parameter's; None without any."""
     tensors = (value for _, value in _leaves(values) if isinstance(value, Pieces))
     shapes = Counter(tensor.shape for tensor in tensors if math.prod(tensor.shape) > 1)
     return shapes.most_common(1)[0][0] if shapes else None
@@ -262,7 +265,7 @@ def _shape_of(values: Any) -> tuple[int, ...] | None:
 def _fit(
     shapes: Sequence[tuple[int, ...] | None], candidates: Sequence[tuple[str, tuple[int, ...]]]
 ) -> list[str] | None:
-    """The first names, in order, that have these shapes."""
+    """Names of the first candidates, in order, with these shapes (None fits any); None where one finds none."""
     names, rest = [], iter(candidates)
     for shape in shapes:
         name = next((name for name, size in rest if shape is None or size == shape), None)
@@ -276,6 +279,7 @@ def _fit(
 
 
 def _random(name: str, part: Any, state: State) -> None:
+    """Put the random states in `part`, one site per generator."""
     inner: dict[str, dict[str, Any]] = {}
     for leaf, value in _leaves(part):
         head, _, rest = leaf.partition(".")
@@ -291,11 +295,11 @@ def _random(name: str, part: Any, state: State) -> None:
 
 
 def _is_cpu(values: Mapping[str, Any]) -> bool:
-    """Whether a lone tensor is the state of torch's generator on the processor: nothing else has its size."""
+    """Whether the only tensor has shape (5056,), that of torch's CPU generator state."""
     return [value.shape for value in values.values() if isinstance(value, Pieces)] == [(5056,)]
 
 
 def sites_below(rows: Mapping[Site, Any]) -> Iterator[tuple[Site, Any]]:
-    """The rows in an order in which a step would have them: random states, the model, the optimizer."""
+    """The rows sorted: random states, parameters and buffers, then all others."""
     ranks = {Kind.RNG: 0, Kind.PARAM: 1, Kind.BUFFER: 1}
     yield from sorted(rows.items(), key=lambda row: ranks.get(row[0].kind, 2))

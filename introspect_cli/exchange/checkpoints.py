@@ -41,7 +41,7 @@ CHECKPOINT = "checkpoint"
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a path is a checkpoint, and no run."""
+    """Whether a local path holds tensors and is no run (no manifest, no pack)."""
     if is_remote(path) or str(path).endswith(".introspect.zip"):
         return False
     try:
@@ -78,12 +78,13 @@ def open_any(path: str | Path) -> Run:
 
 @contextmanager
 def opened(*paths: str | Path) -> Iterator[list[Run]]:
-    """Runs or checkpoints, each opened as above, and closed at the end."""
+    """Open runs or checkpoints as `open_any` does, and close them at the end."""
     with ExitStack() as stack:
         yield [stack.enter_context(open_any(path)) for path in paths]
 
 
 def _opened(path: Path) -> Run:
+    """Open a checkpoint as a temporary run of one step."""
     from introspect_cli.exchange.checkpoint_state import sites_below, state_of
     from introspect_cli.exchange.tensor_files import read_any
     from introspect_cli.tensors.arrays import Pieces
@@ -101,7 +102,7 @@ def _opened(path: Path) -> Run:
 
 
 def _reloaded(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None]:
-    """Reads a tensor once more by its checksum, for who wants its elements as numbers; not large ones, nor many."""
+    """A function that reads a tensor again by checksum; None for large ones, and beyond `_MOST_RELOADED` elements."""
     left = _MOST_RELOADED
 
     def read(checksum: int) -> NDArray[Any] | None:
@@ -118,12 +119,12 @@ def _reloaded(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None
 
 
 def _sorted_by_name(path: Path) -> bool:
-    """Whether the model's tensors lie in an order that says nothing: safetensors sorts them."""
+    """Whether tensors are stored in order of name (safetensors), so that their order tells nothing."""
     return path.suffix == ".safetensors" or (path.is_dir() and any(path.glob("*.safetensors")))
 
 
 def summarised(held: Any) -> Summary:
-    """What is kept of a tensor, or of a plain value."""
+    """The summary of a tensor or plain value."""
     from introspect_cli.exchange.incoming import value
     from introspect_cli.tensors.arrays import Pieces, summary_of
 
@@ -133,7 +134,7 @@ def summarised(held: Any) -> Summary:
 def written(
     summaries: Mapping[Site, Summary], path: str | Path, settings: Mapping[str, Any], about: Mapping[str, Any]
 ) -> Run:
-    """A run of one step, opened, which is gone when it is closed."""
+    """Write summaries as a temporary run of one step and open it; it is deleted when closed."""
     import shutil
     import tempfile
 

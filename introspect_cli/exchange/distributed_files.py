@@ -33,7 +33,7 @@ _MOST_METADATA = 1 << 28
 
 @dataclass(eq=False)
 class Made:
-    """What a pickle would make by calling something: the name of that, what it was given, what was put into it."""
+    """An object that a pickle would make by a call: the callable's name, its arguments, and the state set on it."""
 
     name: str
     given: tuple[Any, ...] = ()
@@ -60,7 +60,7 @@ _GIVEN = frozenset(
 
 
 def inert(data: bytes) -> Any:
-    """What a pickle says, with nothing of it executed.
+    """Decode a pickle without executing anything; calls become `Made`.
 
     Raises:
         ValueError: it says it in a way that no metadata does.
@@ -69,7 +69,7 @@ def inert(data: bytes) -> Any:
     memo: dict[Any, Any] = {}
 
     def taken(count: int = 0) -> list[Any]:
-        """The last items of the stack; all since the mark where no number is given."""
+        """Pop the last `count` items of the stack; for 0, all after the last mark."""
         if not count:
             count = next(at for at, item in enumerate(reversed(stack)) if item is _MARK)
         items = stack[len(stack) - count :]
@@ -77,6 +77,7 @@ def inert(data: bytes) -> Any:
         return items
 
     def marked() -> list[Any]:
+        """Pop all items after the last mark, and the mark."""
         items = taken()
         stack.pop()
         return items
@@ -122,7 +123,7 @@ def inert(data: bytes) -> Any:
 
 
 class _Where(NamedTuple):
-    """Where a part lies."""
+    """File, offset and length of a stored part."""
 
     file: str
     offset: int
@@ -130,7 +131,7 @@ class _Where(NamedTuple):
 
 
 def read_distributed(folder: Path) -> dict[Any, Any]:
-    """What a directory holds, nested as it was saved.
+    """Read a `torch.distributed.checkpoint` directory as nested data, tensors as `Pieces`.
 
     Raises:
         StoreError: it cannot be read.
@@ -146,6 +147,7 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
 
 
 def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
+    """The nested data that the metadata describes."""
     places: dict[tuple[str, tuple[int, ...] | None], _Where] = {}
     for index, where in state["storage_data"].items():
         offset = index.state.get("offset")
@@ -169,7 +171,7 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
 
 
 def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
-    """Put a value where a path of keys leads; lists become dicts by number."""
+    """Set the value at a path of keys in nested dicts; list indices are keys too."""
     for key in keys[:-1]:
         inside = tree.setdefault(key, {})
         if not isinstance(inside, dict):
@@ -179,6 +181,7 @@ def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
 
 
 def _sizes(made: Any) -> tuple[int, ...]:
+    """The sizes of a pickled `torch.Size`; ValueError for anything but non-negative integers."""
     sizes = tuple(made.given[0]) if made.given else ()
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError("a size is no number")
@@ -186,6 +189,7 @@ def _sizes(made: Any) -> tuple[int, ...]:
 
 
 def _checked(folder: Path, where: dict[str, Any]) -> _Where:
+    """Where a part lies; ValueError unless it is inside a file beside the metadata."""
     file, offset, length = where["relative_path"], where["offset"], where["length"]
     if not isinstance(file, str) or file != os.path.basename(file) or file in ("", ".", ".."):  # noqa: PTH119 - a name
         raise ValueError(f"it names {str(file)[:80]!r}, which is no file beside it")
@@ -206,7 +210,7 @@ def _piece(folder: Path, where: _Where) -> io.BytesIO:
 def _tensor(
     folder: Path, name: str, about: dict[str, Any], places: dict[tuple[str, tuple[int, ...] | None], _Where]
 ) -> Pieces:
-    """A tensor, put together when it is read: its parts must be there, and be all of it."""
+    """A tensor that is assembled from its parts when read; they must cover all of it without overlap."""
     dtype = about["properties"].other[0].name.rpartition(".")[2]
     shape = _sizes(about["size"])
     if dtype not in NUMPY:

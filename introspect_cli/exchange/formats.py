@@ -63,7 +63,7 @@ FORMATS: dict[str, Format] = {
 
 
 def export(run: Run, name: str, output: str | Path, selection: Selection = EVERYTHING, work: Work | None = None) -> int:
-    """Write a run in a format; files written.
+    """Write a run in a format; returns the number of files.
 
     Args:
         run: the run.
@@ -86,13 +86,14 @@ def export(run: Run, name: str, output: str | Path, selection: Selection = EVERY
 
 
 def _written(name: str, run: Run, directory: Path, selection: Selection) -> int:
+    """Write with the format's writer; returns the number of files."""
     module, _, function = FORMATS[name].writer.partition(":")
     written: int = getattr(import_module(module), function)(run, directory, selection)
     return written
 
 
 def _write_piece(task: Task) -> int:
-    """Write some steps of some ranks: in which format, where to, what of them."""
+    """Write the steps and ranks of a task (`given`: format, directory, selection); returns the number of files."""
     name, where, selection = task.given
     directory = Path(where)
     try:
@@ -104,7 +105,7 @@ def _write_piece(task: Task) -> int:
 
 
 def _in_pieces(name: str, run: Run, directory: Path, selection: Selection, work: Work) -> int:
-    """Write pieces wherever there is a processor."""
+    """Write steps and ranks in tasks run by `work`; returns the number of files."""
     tasks = []
     for steps, ranks in _pieces(list(wanted_steps(run, selection)), by_rank=FORMATS[name].by_rank):
         narrowed = replace(selection, steps=Schedule.of(steps), ranks=ranks, replicas=False)
@@ -119,7 +120,7 @@ def _in_pieces(name: str, run: Run, directory: Path, selection: Selection, work:
 
 
 def _pieces(places: list[tuple[int, int]], *, by_rank: bool) -> Iterator[tuple[list[int], tuple[int, ...]]]:
-    """Steps and ranks in the order in which one process writes them."""
+    """Split (step, rank) pairs into groups of about `_PIECE`; for formats by rank, all steps of some ranks."""
     steps, ranks = sorted({step for step, _ in places}), sorted({rank for _, rank in places})
     stretch = len(steps) if by_rank else max(1, _PIECE // max(len(ranks), 1))
     group = max(1, _PIECE // max(len(steps), 1)) if by_rank else max(_PIECE, len(ranks) if stretch > 1 else 0)
@@ -141,14 +142,14 @@ def wanted_steps(run: Run, selection: Selection) -> Iterator[tuple[int, int]]:
 
 
 def wanted_records(run: Run, step: int, rank: int, selection: Selection) -> Iterator[Record]:
-    """The wanted records of a step of a rank, in order."""
+    """The selected records of a step of a rank, in the order they were made."""
     for record in run.rank(rank).records(step):
         if selection.wants(record.site.kind, record.site.fqn):
             yield record
 
 
 def _fresh(path: str | Path) -> Path:
-    """Make the directory to write to."""
+    """Make the output directory; UsageError where it is not empty or cannot be written."""
     directory = Path(path)
     try:
         directory.mkdir(parents=True, exist_ok=True)

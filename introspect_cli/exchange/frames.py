@@ -28,7 +28,7 @@ _STATUS = [status.name.lower() for status in Status]
 
 
 def arrow() -> Any:
-    """The `pyarrow` module."""
+    """Import `pyarrow`; UsageError with the command to install it where it is missing."""
     try:
         import pyarrow as pa
     except ImportError:
@@ -96,7 +96,7 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
 
 
 def frames(run: Run, selection: Selection = EVERYTHING, *, sketch: bool = False) -> Iterator[Any]:
-    """A `pyarrow.Table` for each wanted step of each rank."""
+    """A `pyarrow.Table` for each selected step of each rank."""
     for step, rank in wanted_steps(run, selection):
         yield step_frame(run, step, rank, selection, sketch=sketch)
 
@@ -135,7 +135,7 @@ def write_csv(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def _column_names(run: Run, selection: Selection) -> list[str]:
-    """The columns of all tables: all steps of a rank have the same, but a rank may have statistics that others lack."""
+    """All columns of all ranks' tables, from the first step of each rank."""
     firsts: dict[int, int] = {}
     for step, rank in wanted_steps(run, selection):
         firsts.setdefault(rank, step)
@@ -144,6 +144,7 @@ def _column_names(run: Run, selection: Selection) -> list[str]:
 
 
 def _cell(value: Any) -> str:
+    """A value as a CSV cell: texts quoted, lists as `2x3`, None empty."""
     if isinstance(value, str):
         return _quoted(value)
     if isinstance(value, list):
@@ -169,7 +170,7 @@ def write_jsonl(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """A value that strict JSON has a word for."""
+    """The value; infinities as text, since strict JSON has none."""
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return repr(value)
     return value

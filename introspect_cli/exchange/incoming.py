@@ -37,11 +37,11 @@ LIMIT_FILE = 256 * 2**20
 
 @dataclass(frozen=True)
 class Incoming:
-    """A step of a rank as it was found.
+    """The imported records of one step of one rank.
 
     Attributes:
         step: its number.
-        rank: process.
+        rank: of the process.
         rows: its records in order.
     """
 
@@ -51,7 +51,7 @@ class Incoming:
 
 
 def checksum_of(text: str) -> int:
-    """64 bits that name a text; 16 hex digits are taken for our own checksum, and stand for themselves."""
+    """A 64-bit checksum for a text: its value where it is 16 hex digits, else a hash."""
     if len(text) == 16:
         try:
             return int(text, 16)
@@ -61,7 +61,7 @@ def checksum_of(text: str) -> int:
 
 
 def value(plain: object) -> Summary:
-    """The summary of a plain value."""
+    """The summary of a plain value, by its type and the first 200 characters of its repr."""
     kind = type(plain).__name__
     text = repr(plain)[:200]
     return Summary(Status.VALUE, Layout((), f"python.{kind}"), checksum_of(f"{kind} {text}"), text=text)
@@ -79,7 +79,7 @@ def scalar(number: float, dtype: str = "float32") -> Summary:
 
 
 def biased(stats: dict[str, float], numel: int) -> None:
-    """Fill in the biased variance, which is what a run keeps, from the unbiased one or from `std`, the root of that."""
+    """Set `var` (biased) from `uvar`, or else from `std`, both with n - 1; nothing where it is set."""
     if "var" in stats or numel < 1:
         return
     unbiased = stats["uvar"] if "uvar" in stats else stats["std"] ** 2 if "std" in stats else None
@@ -112,7 +112,7 @@ def write_run(
     stored: Iterable[tuple[int, memoryview, str, tuple[int, ...]]] = (),
     force: bool = False,
 ) -> tuple[int, int]:
-    """Write what was found as a run; its numbers of steps and of records.
+    """Write imported steps as a run; returns the numbers of steps and records.
 
     Args:
         path: directory of the run.
@@ -157,6 +157,7 @@ def write_run(
 
 
 def _batch(writer: RankWriter, rows: Sequence[Row], *, sketch: bool) -> StepBatch:
+    """The batch of imported rows, their sites and layouts numbered by `writer`."""
     kept = [summary for _, _, summary in rows]
     counts = [name for name, statistic in STATISTICS.items() if statistic.type == "<i8"]
     floats = [name for name in STATISTICS if name not in counts]

@@ -76,7 +76,7 @@ def number(value: float) -> str:
 
 
 def write_tensor(layout: Layout, stats: Mapping[str, float], digest: str) -> str:
-    """One line for a tensor."""
+    """A tensor in one line: shape, dtype, statistics with symbols, hash; a scalar is its value alone."""
     if not layout.shape and "mean" in stats:
         value = stats["mean"]
         whole = layout.dtype.startswith(("int", "uint")) and math.isfinite(value)
@@ -91,7 +91,7 @@ def write_tensor(layout: Layout, stats: Mapping[str, float], digest: str) -> str
 
 
 def read_tensor(text: str) -> tuple[Layout, dict[str, float], str] | None:
-    """What a line says: layout, statistics, and its hash ("" where it has none).
+    """Parse a line into layout, statistics and hash ("" where it has none).
 
     None for what is no such line: a plain value, or the value of a tensor without dimensions. `std` of other tools is
     the unbiased one; where the variance is missing it is told from `std` with n - 1 in mind.

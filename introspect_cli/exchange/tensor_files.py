@@ -74,7 +74,7 @@ _DAMAGE = (
 
 
 def is_tensors(path: str | Path) -> bool:
-    """Whether a path is, by its name and what lies there, a file or a directory of tensors and no run."""
+    """Whether a path is a tensor file by its suffix, or a directory with tensor files or a distributed checkpoint."""
     place = Path(path)
     if place.is_dir():
         names = {entry.name for entry in place.iterdir()}
@@ -83,7 +83,7 @@ def is_tensors(path: str | Path) -> bool:
 
 
 def _tensor_files(names: set[str]) -> list[str]:
-    """The files of a directory whose tensors are the model's."""
+    """The model's files in a directory: a well-known weights file, else indexes, else all of one type of ending."""
     chosen = next((name for name in _WEIGHTS if name in names), None)
     if chosen is not None:
         return [chosen]
@@ -98,12 +98,12 @@ def _tensor_files(names: set[str]) -> list[str]:
 
 
 def _parts(place: Path, names: set[str]) -> list[str]:
-    """Directories of `torch.distributed.checkpoint` inside a checkpoint, as accelerate makes them for FSDP."""
+    """Names of subdirectories that are `torch.distributed.checkpoint` directories."""
     return [name for name in sorted(names) if (place / name / DISTRIBUTED).is_file()]
 
 
 def read_any(path: Path) -> dict[Any, Any]:
-    """What a file or a directory holds, as nested plain data; tensors as `Pieces`, a lone array under "".
+    """Read a tensor file or directory as nested plain data; tensors as `Pieces`, a lone array under "".
 
     Raises:
         StoreError: it cannot be read.
@@ -145,7 +145,7 @@ def _directory(path: Path) -> dict[Any, Any]:
 
 
 def _sharded(folder: Path, name: str) -> dict[Any, Any]:
-    """The tensors of the files that an index lists."""
+    """The tensors of all files in an index's `weight_map`; each must lie beside the index."""
     index = _json(folder / name)
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
@@ -163,6 +163,7 @@ def _sharded(folder: Path, name: str) -> dict[Any, Any]:
 
 
 def _json(path: Path) -> Any:
+    """Parse a JSON file; StoreError where it is over `_MOST_JSON` bytes or invalid."""
     with _regular(path) as file:
         if os.fstat(file.fileno()).st_size > _MOST_JSON:
             raise StoreError(f"{path} is too large to be read: it has more than {_MOST_JSON >> 20} MiB")
@@ -173,7 +174,7 @@ def _json(path: Path) -> Any:
 
 
 def _regular(path: Path) -> Any:
-    """A file that is opened for reading, which is neither a pipe nor a device."""
+    """Open a regular file for reading; StoreError for a pipe, device or directory."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -230,7 +231,10 @@ def _safetensors(path: Path) -> dict[Any, Any]:
 
 
 def _span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callable[[], Iterator[NDArray[Any]]]:
-    """Reads the bytes of a file from a place on: a mapped file that is cut meanwhile would end the process."""
+    """A function that reads `length` bytes from byte `first` on, as arrays.
+
+    Not mapped into memory: a file that is truncated meanwhile would end the process.
+    """
 
     def read() -> Iterator[NDArray[Any]]:
         with _regular(path) as file:
@@ -241,6 +245,7 @@ def _span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callabl
 
 
 def _numbers(file: Any, path: Path, length: int, stored: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+    """Yield `length` bytes of an open file as arrays of at most `PIECE` elements; StoreError where it ends early."""
     left = length
     while left:
         data = np.empty(min(left, PIECE * stored.itemsize), np.uint8)
@@ -275,7 +280,7 @@ def _member(path: Path, member: str) -> Iterator[Any]:
 
 
 def _array(name: str, path: Path, opened: Callable[[], AbstractContextManager[Any]]) -> Pieces:
-    """An array in numpy's format, read piece by piece: what is compressed may be larger than memory."""
+    """An array in numpy's format, read piece by piece when asked for; Fortran order is read at once."""
     with opened() as file:
         shape, fortran, dtype = _npy_header(file)
     if dtype.hasobject:
@@ -304,6 +309,7 @@ def _array(name: str, path: Path, opened: Callable[[], AbstractContextManager[An
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether in Fortran order, dtype) from the header of a `.npy` file."""
     version = np.lib.format.read_magic(file)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:

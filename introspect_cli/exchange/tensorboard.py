@@ -28,6 +28,7 @@ _MASK = 0xFFFFFFFF
 
 
 def _crc_table() -> list[int]:
+    """The 256 entries of the CRC-32C table."""
     table = []
     for byte in range(256):
         crc = byte
@@ -50,6 +51,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def _varint(value: int) -> bytes:
+    """An integer as a protobuf varint; negative ones as 64-bit two's complement."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -68,10 +70,10 @@ def _double(number: int, value: float) -> bytes:
 
 
 class EventFile:
-    """An event file that grows; each event says when it was, in seconds since 1970."""
+    """A TensorBoard event file, appended to; each event has its time in seconds since 1970."""
 
     def __init__(self, path: Path, time: float) -> None:
-        """Begin it: wall_time = 1, file_version = 3."""
+        """Create the file with its version event: wall_time = 1, file_version = 3."""
         self._file = path.open("wb")
         self._write(_double(1, time) + _bytes(3, b"brain.Event:2"))
 
@@ -88,7 +90,7 @@ class EventFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._file.close()
 
 
@@ -134,6 +136,7 @@ def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def _values(run: Run, record: Record) -> list[bytes]:
+    """Summary values of a record: plain numbers and statistics as scalars, a stored tensor as a histogram."""
     site, summary = record.site, record.summary
     again = f"/call{site.call}" if site.call else ""
     phase = "" if site.phase.value in ("forward", "backward", "optimizer", "loss", "data") else f"{site.phase.value}/"

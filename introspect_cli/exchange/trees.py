@@ -53,12 +53,12 @@ class Call:
 
     @property
     def begin(self) -> int:
-        """Sequence of the first thing recorded of it."""
+        """The lowest sequence number of its inputs and outputs."""
         return min(record.sequence for record in (*self.inputs, *self.outputs))
 
     @property
     def end(self) -> int:
-        """Sequence of the last."""
+        """The highest sequence number of its inputs and outputs."""
         return max(record.sequence for record in (*self.inputs, *self.outputs))
 
 
@@ -85,7 +85,7 @@ def write_tree(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
-    """The outermost calls of a step, what each called inside it."""
+    """The outermost forward calls of a step, each with its nested `children`."""
     by_call: dict[tuple[str, int], Call] = {}
     for record in wanted_records(run, step, rank, selection):
         site = record.site
@@ -105,7 +105,7 @@ def calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
 
 
 def node(run: Run, call: Call, *, values: bool, top: bool = False) -> dict[str, Any]:
-    """One call as nested data."""
+    """One call, with its children, as the nested data of a debug tree."""
     args: list[tuple[str, Any]] = []
     kwargs: list[tuple[str, Any]] = []
     for record in call.inputs:
@@ -125,7 +125,7 @@ def node(run: Run, call: Call, *, values: bool, top: bool = False) -> dict[str, 
 
 
 def leaf(run: Run, record: Record, values: bool) -> Any:
-    """A tensor or a plain value."""
+    """A tensor as shape, dtype, statistics and, with `values`, its elements; a plain value as its text."""
     summary = record.summary
     if summary.status in (Status.VALUE, Status.NOT_OBSERVED):
         return _ADDRESS.sub("object at 0xXXXXXXXX", summary.text)
@@ -149,6 +149,7 @@ def printed(array: np.ndarray[Any, Any]) -> list[str]:
 
 
 def _has_values(item: Any) -> bool:
+    """Whether any dict inside has the key `value`: a stored tensor."""
     if isinstance(item, dict):
         return "value" in item or any(map(_has_values, item.values()))
     return isinstance(item, list) and any(map(_has_values, item))
@@ -180,7 +181,7 @@ def find_trees(directory: Path) -> dict[tuple[int, int], list[Path]]:
 
 
 def read_trees(directory: Path) -> Iterator[Incoming]:
-    """Every tree as records."""
+    """Read all tree files below a directory as records, step by step."""
     for (step, rank), paths in find_trees(directory).items():
         rows: list[Row] = []
         seen: dict[str, int] = {}
@@ -196,6 +197,7 @@ def read_trees(directory: Path) -> Iterator[Incoming]:
 
 
 def _node(document: Any, seen: dict[str, int], path: str, depth: int) -> Iterator[Row]:
+    """The records of a call in a tree and of the calls inside it, in order."""
     if not isinstance(document, dict) or depth > _DEEPEST:
         raise StoreError(f"{path} is not a debug tree: a child is no object, or lies more than {_DEEPEST} deep")
     fqn = str(document.get("module_path", "")).removesuffix(_TOP)
@@ -213,7 +215,7 @@ def _node(document: Any, seen: dict[str, int], path: str, depth: int) -> Iterato
 
 
 def _leaves(item: Any) -> list[tuple[str, Any]]:
-    """Leaves with their paths; the object that stands for a tensor is a leaf."""
+    """(path, leaf) of nested data; a dict that describes a tensor is a leaf, None is left out."""
     return [(path, leaf) for path, leaf in flattened(item, is_leaf=_is_tensor) if leaf is not None]
 
 
@@ -222,6 +224,7 @@ def _is_tensor(item: Any) -> bool:
 
 
 def _summary(item: Any) -> Summary:
+    """The summary of a leaf: a tensor's statistics, or a plain value."""
     if not isinstance(item, dict):
         return value(item)
     shape = tuple(int(size) for size in re.findall(r"\d+", str(item["shape"]))[:64])

@@ -44,7 +44,7 @@ def dump(document: object) -> str:
 
 
 def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
-    """Write the reports; files written."""
+    """Write a report for each selected step and rank, and the environment; returns the number of files."""
     top = directory / "introspection"
     top.mkdir(exist_ok=True)
     written = 0
@@ -82,14 +82,14 @@ def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, An
 
 
 def _only_root(by_kind: dict[Kind, list[Record]]) -> str:
-    """`Net.` where every parameter is the same model's, since other tools write their names without it; else ""."""
+    """`Net.` where all parameters, gradients and buffers have that one root; "" otherwise."""
     kinds = (Kind.PARAM, Kind.BUFFER, Kind.GRAD)
     roots = {record.site.fqn.partition(".")[0] for kind in kinds for record in by_kind.get(kind, [])}
     return f"{roots.pop()}." if len(roots) == 1 else ""
 
 
 def _latest(records: Iterable[Record]) -> dict[str, Record]:
-    """By FQN, what the step left behind, else what it began with."""
+    """One record by FQN: that after the optimizer step where there is one, else the last."""
     latest: dict[str, Record] = {}
     for record in records:
         before = latest.get(record.site.fqn)
@@ -99,7 +99,7 @@ def _latest(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def digest_of(run: Run, record: Record) -> str:
-    """The hash of a record's bits."""
+    """The MD5 of a record's stored tensor; its checksum in hex where none was stored."""
     stored = run.tensor(record.summary.checksum) if record.summary.checksum else None
     if stored is None:
         return f"{record.summary.checksum:016x}"
@@ -107,7 +107,7 @@ def digest_of(run: Run, record: Record) -> str:
 
 
 def _all(digests: Iterable[str]) -> str:
-    """The digest of the digests, in order."""
+    """The MD5 of digests joined in order."""
     joined = "".join(digests).encode()
     return hashlib.md5(joined, usedforsecurity=False).hexdigest()
 
@@ -121,7 +121,7 @@ def _leaf(run: Run, record: Record) -> Any:
 
 
 def yaml_value(text: str) -> Any:
-    """A plain value's repr as the value it stands for, where that is a number, a flag or None."""
+    """The number, boolean, None or unquoted text that a repr stands for; anything else as it is."""
     constants: dict[str, Any] = {"True": True, "False": False, "None": None}
     if text in constants:
         return constants[text]
@@ -143,7 +143,7 @@ def _parameters(run: Run, data: dict[str, Record], grads: dict[str, Record], roo
 
 
 def _all_of(run: Run, what: str, records: dict[str, Record]) -> dict[str, str]:
-    """The digest of all records' digests, where there are any."""
+    """`{"__all_<what>__": digest}` over all records' digests; {} without records."""
     return {f"__all_{what}__": _all(digest_of(run, record) for record in records.values())} if records else {}
 
 
@@ -242,7 +242,7 @@ def find_reports(directory: Path) -> list[tuple[int, int, Path]]:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """Environment variables and packages, where they lie beside the reports or one level up."""
+    """Environment variables and packages from files beside the reports or one level up."""
     settings: dict[str, Any] = {}
     for name, file in (("environment", "env_vars.yaml"), ("packages", "pip_freeze.yaml")):
         for place in (directory, directory / "introspection", directory.parent):
@@ -254,7 +254,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
 
 def read_reports(directory: Path, root: str) -> Iterator[Incoming]:
-    """Every report as records; names of parameters get `root` in front."""
+    """Read every report below a directory as records; parameters' names get `root` in front."""
     for step, rank, path in find_reports(directory):
         document = documents.load(read_bytes(path), str(path))
         if not isinstance(document, dict):

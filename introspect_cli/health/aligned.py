@@ -36,7 +36,7 @@ _BIAS = re.compile(r"(Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\
 
 
 class SiteName(NamedTuple):
-    """What a site is called, whatever the rank."""
+    """A site's name, equal on all ranks."""
 
     kind: str
     phase: str
@@ -46,7 +46,7 @@ class SiteName(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Records that ought to be equal on some ranks and are not.
+    """Values of one site that should be equal on some ranks and are not.
 
     Attributes:
         others: the ranks that differ from `base`.
@@ -67,12 +67,12 @@ class Difference(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The first rank that differs."""
+        """The lowest rank that differs from `base`."""
         return self.others[0]
 
     @property
     def is_multiple(self) -> bool:
-        """Whether one is a multiple of the other."""
+        """Whether the value of `rank` is a multiple of that of `base` (`scale` is known)."""
         return not np.isnan(self.scale)
 
     @property
@@ -90,15 +90,15 @@ class Difference(NamedTuple):
 
 @dataclass
 class Ledger:
-    """Of what has to be equal on some ranks, by name, since when it is not.
+    """Results of comparing named values between ranks, step after step.
 
     Attributes:
-        shared: what was equal when it was first compared.
-        equal: what was equal when it was last compared.
-        first: the first difference of each.
-        parted: the first difference of what had been equal.
-        since: of what differs now, the difference since when.
-        times: how often each differed, and how often it was compared.
+        shared: names equal in their first comparison.
+        equal: names equal in their last comparison.
+        first: the first difference of each name.
+        parted: the first difference of each name that had been equal before.
+        since: for each name that differs now, the difference with which that began.
+        times: by name, how often it differed, and how often it was compared.
     """
 
     shared: set[str] = field(default_factory=set)
@@ -109,7 +109,7 @@ class Ledger:
     times: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
 
     def note(self, name: str, difference: Difference | None) -> None:
-        """Take in a comparison."""
+        """Add the comparison of one step; None where the values are equal."""
         self.times[1][name] += 1
         if difference is None:
             self.equal.add(name)
@@ -125,12 +125,12 @@ class Ledger:
 
 @dataclass
 class Gathered:
-    """What rules about ranks ask for, gathered from one step after the other."""
+    """Base of what rules about ranks gather, one step after the other."""
 
     ranks: Ranks
 
     def step(self, now: AlignedStep) -> None:
-        """Take in the next step."""
+        """Add the next step."""
 
 
 T = TypeVar("T", bound=Gathered)
@@ -138,7 +138,7 @@ T = TypeVar("T", bound=Gathered)
 
 @dataclass
 class Ranks:
-    """The ranks of a run, and what was gathered of them.
+    """The ranks of a run, and everything gathered of their common steps.
 
     Attributes:
         run: the run.
@@ -153,7 +153,7 @@ class Ranks:
     gathered: list[Gathered] = field(default_factory=list)
 
     def of(self, kind: type[T]) -> T:
-        """What one of the classes has gathered so far."""
+        """The gathered instance of the class `kind`; a new, empty one where there is none."""
         gathered = next((held for held in self.gathered if isinstance(held, kind)), None)
         if gathered is None:
             gathered = kind(self)
@@ -162,29 +162,32 @@ class Ranks:
 
     @cached_property
     def readers(self) -> dict[int, RankReader]:
-        """Of each rank."""
+        """The reader of each rank, by rank."""
         return {rank: self.run.rank(rank) for rank in self.numbers}
 
     @cached_property
     def whole(self) -> WholeReader:
-        """The ranks' readers as one, which numbers their sites alike."""
+        """All ranks as one reader, for common site numbers."""
         return WholeReader(str(self.run.path), [*self.readers.values()], stages=self.run.stages)
 
     @cached_property
     def sites(self) -> list[SiteName]:
-        """All sites by number."""
+        """The name of each site, by common number."""
         sites = self.whole.sites
         names = zip(sites.kind, sites.phase, sites.fqn, sites.path, sites.call.tolist(), strict=True)
         return [SiteName(*name) for name in names]
 
     @cached_property
     def classes(self) -> dict[str, str]:
-        """The class of each module."""
+        """Class name of each module, by FQN."""
         return {module.fqn: module.module_class for module in self.whole.modules}
 
     @cached_property
     def adding_up(self) -> dict[str, list[int]]:
-        """Of parameters whose gradient adds up to that of their module's output, the sites of the latter."""
+        """Biases and embedding weights by FQN, with the sites of their module's output gradients.
+
+        The elements of their gradient add up to those of the output gradient.
+        """
         outputs: dict[str, list[int]] = {}
         for number, site in enumerate(self.sites):
             if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
@@ -200,7 +203,7 @@ class Ranks:
 
     @cached_property
     def groups(self) -> list[frozenset[int]]:
-        """Ranks between which wrappers share out the samples, as each rank recorded it."""
+        """Data-parallel groups of ranks, as each rank's manifest has them."""
         groups = [self.run.manifests.get(rank, {}).get("data_parallel") for rank in self.numbers]
         return [
             frozenset(rank for rank in group if type(rank) is int)
@@ -210,11 +213,11 @@ class Ranks:
 
     @cached_property
     def has_parts(self) -> bool:
-        """Whether any rank holds parts of tensors."""
+        """Whether any rank has a layout with a part (a sharded tensor)."""
         return any(layout.part is not None for reader in self.readers.values() for layout in reader.layouts)
 
     def take(self, step: int, batches: Mapping[int, StepBatch]) -> None:
-        """Hand a step of all ranks to whatever gathers."""
+        """Give a step of all ranks to everything that gathers."""
         now = AlignedStep(step, self, batches)
         for gathered in self.gathered:
             gathered.step(now)
@@ -247,23 +250,23 @@ class AlignedStep:
         return sorted(numbers, key=self.begun)
 
     def begun(self, number: int) -> int:
-        """Where in the step the first rank recorded a site."""
+        """The lowest sequence number that a rank has for a site in this step."""
         return min(int(self.batches[rank].sequence[row]) for rank, row in self.rows[number].items())
 
     def checksum(self, rank: int, row: int) -> int:
-        """Of a rank's record; 0 where it was not observed."""
+        """Checksum of a rank's record; 0 where it was not observed."""
         return int(self.batches[rank].checksum[row])
 
     def text(self, rank: int, row: int) -> str:
-        """A plain value."""
+        """Text of a rank's record, which is its plain value."""
         return self.batches[rank].text[row]
 
     def layout(self, rank: int, row: int) -> Layout:
-        """Of a rank's record."""
+        """Layout of a rank's record."""
         return self._readers[rank].layouts[int(self.batches[rank].layout[row])]
 
     def status(self, rank: int, row: int) -> Status:
-        """What was seen of it."""
+        """Status of a rank's record."""
         return Status(int(self.batches[rank].status[row]))
 
     def stats(self, rank: int, row: int, *names: str) -> list[float]:
@@ -272,34 +275,40 @@ class AlignedStep:
         return [float(floats[name][row]) if name in floats else np.nan for name in names]
 
     def sketch(self, rank: int, row: int) -> NDArray[np.float64] | None:
-        """Of a rank's record; None where it has none of a tensor of several elements."""
+        """Sketch of a rank's record, float64 (16,).
+
+        None where it was not kept, is not finite, or for a single element.
+        """
         sketch, layout = self.batches[rank].sketch, self.layout(rank, row)
         several = sketch is not None and layout.numel > 1 and np.isfinite(sketch[row]).all()
         return sketch[row].astype(np.float64) if several and sketch is not None else None
 
     def is_whole(self, rank: int, row: int) -> bool:
-        """Whether a rank has all of a tensor, and all of it was seen."""
+        """Whether a record was observed and its layout has no part."""
         return self.status(rank, row) is Status.OBSERVED and self.layout(rank, row).part is None
 
     def numel(self, rank: int, row: int) -> int:
-        """Elements that a rank holds itself; none of what lies in another rank's part."""
+        """Number of elements that the rank holds: of its part, where there is one."""
         layout = self.layout(rank, row)
         return layout.numel if layout.part is None else layout.part.numel
 
     def values(self, number: int, ranks: Iterable[int]) -> frozenset[object]:
-        """The different values that some ranks, those of them that have one, recorded at a site."""
+        """Distinct (checksum, part, text) that some ranks recorded at a site; ranks without a record are ignored."""
         held = ((rank, self.rows[number][rank]) for rank in ranks if rank in self.rows[number])
         return frozenset((self.checksum(*at), self.layout(*at).part, self.text(*at)) for at in held)
 
     def total(self, rank: int, row: int) -> tuple[float, float] | None:
-        """What the elements that a rank holds add up to, and their absolutes; None where not all of it is finite."""
+        """Sums of a record's elements and of their absolutes.
+
+        None where any element is not finite or they are unknown.
+        """
         counts = self.batches[rank].counts
         odd = any(int(counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in counts)
         mean, amean = (value * self.numel(rank, row) for value in self.stats(rank, row, "mean", "amean"))
         return None if odd or not np.isfinite([mean, amean]).all() else (mean, amean)
 
     def difference(self, rows: Rows, value: Callable[[int, int], object] | None = None) -> Difference | None:
-        """How records of some ranks differ, by their checksums or by another value; None where all are equal."""
+        """The difference between ranks' records by `value` (default: the checksum); None where all are equal."""
         values = {rank: (value or self.checksum)(rank, rows[rank]) for rank in sorted(rows)}
         base = min(values, default=0)
         others = tuple(rank for rank in values if values[rank] != values[base])
@@ -312,7 +321,7 @@ class AlignedStep:
         return Difference(self.step, others, base, *self._distance(base, others[0], rows), single)
 
     def _distance(self, base: int, other: int, rows: Rows) -> tuple[float, float]:
-        """The distance of two records, and by which factor they differ; see `Difference`."""
+        """(distance, scale) of two ranks' records, as `Difference` has them; NaN where unknown."""
         both = (base, rows[base]), (other, rows[other])
         sizes = []
         for at in both:

@@ -91,12 +91,12 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> CheckResult:
-    """Put every rule to every rank, and those about ranks to all of them together.
+    """Check a run by rules about one rank, for every rank, and by rules about all ranks together.
 
     Args:
         run: the run.
         rules: the rules; those of `RULES` where there is `work`.
-        work: runs tasks, each of which puts rules to some ranks; None to do so here.
+        work: runs tasks, each of which checks some ranks; None to check here.
     """
     several = run.world_size > 1 and bool(run.ranks) and not run.whole_of
     groups: Iterable[Iterable[_OfRank]] = [(_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks)]
@@ -110,7 +110,7 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
 
 
 class _OfRank(NamedTuple):
-    """What rules say of one rank.
+    """Results of the rules about one rank.
 
     Attributes:
         stride: one step in so many was looked at.
@@ -124,6 +124,7 @@ class _OfRank(NamedTuple):
 
 
 def _check_group(task: Task) -> list[_OfRank]:
+    """Check the ranks of a task by the rules whose ids it gives."""
     rules = [rule for rule in RULES if rule.id in task.given]
     with task.opened() as [run]:
         return [_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks]
@@ -135,7 +136,7 @@ def _of_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
 
 
 def _walk(run: Run) -> Ranks:
-    """The ranks side by side, step by step."""
+    """Gather all common steps of all ranks, in order."""
     numbers = [set(run.rank(rank).entries["step"].tolist()) for rank in run.recorded]
     ranks = Ranks(run, run.recorded, sorted(set.intersection(*numbers)))
     ranks.gathered += [kind(ranks) for kind in _GATHERED]
@@ -145,12 +146,15 @@ def _walk(run: Run) -> Ranks:
 
 
 def check_tables(path: str, tables: Sequence[Table]) -> CheckResult:
-    """Put all rules about one rank to ranks that have been read."""
+    """Check ranks that have been read by all rules about one rank."""
     return _result(path, [_of_rank(table, RULES) for table in tables], RULES, None)
 
 
 def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
-    """The result, given what the rules say of each rank."""
+    """The check's result: findings by rule, and the rules that could not be decided.
+
+    Rules about ranks are skipped where `ranks` is None.
+    """
     findings: list[Finding] = []
     checked: list[str] = []
     unseen: list[tuple[str, str]] = []
@@ -179,7 +183,7 @@ def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ra
 
 
 def _answer(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
-    """What a rule finds in a table, or in all ranks; or what it lacks."""
+    """(hits, needs) of a rule for a table or `Ranks`; `needs` says what was missing where it could not be decided."""
     try:
         with np.errstate(all="ignore"):  # what is not a number is what some rules look for
             hits = list(rule.find(subject))
@@ -189,7 +193,7 @@ def _answer(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
 
 
 def folded(rule: Rule, hits: list[Hit]) -> Finding:
-    """One finding for a rule: the earliest of what it found, the other sites beside it."""
+    """One finding of all hits of a rule: the earliest, with the other hits' sites in `also`."""
     first = min(hits, key=lambda hit: hit.step)
     also = tuple(dict.fromkeys(hit.site for hit in hits if hit.site != first.site))
     return Finding(rule.id, rule.level, first.step, first.rank, first.site, first.evidence, rule.cause, also)
@@ -200,7 +204,7 @@ def folded(rule: Rule, hits: list[Hit]) -> Finding:
 
 @dataclass(frozen=True)
 class Look:
-    """What is seen of a run.
+    """A summary of a run at one moment.
 
     Attributes:
         path: where it is.
@@ -229,7 +233,7 @@ class Look:
 
 
 def look(run: Run) -> Look:
-    """Look at a run that was opened just now.
+    """Summarise a run: progress, curves, and findings of the rules about one rank.
 
     Raises:
         StoreError: it cannot be read.
@@ -243,7 +247,7 @@ def look(run: Run) -> Look:
 
 
 def _rate(run: Run) -> float | None:
-    """Steps in a second from the start of the script to now, or to its end."""
+    """Steps per second from the start to now, or to the end; None where a time or step is missing."""
     began, ended = run.time("started"), run.time("ended")
     if run.state is RunState.RUNNING:
         ended = dt.datetime.now(dt.timezone.utc)

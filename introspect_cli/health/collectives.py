@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
     @property
     def where(self) -> str:
-        """It and its line."""
+        """`all_reduce sum of float32 [4] at train.py:41`."""
         return f"{self.what} at {self.source}" if self.source else self.what
 
     @property
@@ -56,7 +56,7 @@ def _is_message(group: str) -> bool:
 
 
 class Collectives(Gathered):
-    """The collectives of each step.
+    """Collectives of all ranks, compared step by step.
 
     Attributes:
         seen: whether any rank recorded any.
@@ -98,7 +98,17 @@ class Collectives(Gathered):
 def compare(
     ranks: Mapping[int, Sequence[Call]], group: str, when: str, *, whole: bool = True
 ) -> tuple[int, str] | None:
-    """The first collective of a group that ranks call differently: the rank, and a sentence; None where they agree."""
+    """(rank, sentence) for the first collective of a group that a rank calls otherwise than the lowest rank.
+
+    Args:
+        ranks: calls of each rank, in order.
+        group: its name.
+        when: the step, in words.
+        whole: whether the step ended; then another source line counts only where both ranks ran both lines as often.
+
+    Returns:
+        None where all ranks agree.
+    """
     base = min(ranks)
     for other in sorted(ranks):
         one, two = ranks[base], ranks[other]
@@ -125,7 +135,7 @@ def compare(
 
 
 def _surplus(long: Sequence[Call], short: Sequence[Call]) -> int:
-    """Which call of the longer sequence the shorter one lacks: what follows it fits again; else the first beyond."""
+    """Position in `long` of the one call that `short` lacks; the length of `short` where removing one is not enough."""
     keys, wanted = ([(call.what, call.source) for call in calls] for calls in (long, short))
     for number in range(len(long)):
         if keys[:number] + keys[number + 1 :] == wanted:
@@ -134,7 +144,7 @@ def _surplus(long: Sequence[Call], short: Sequence[Call]) -> int:
 
 
 def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
-    """Where ranks part in the step that never ended, in each group."""
+    """A hit for each group in which ranks called different collectives in a step that never ended."""
     steps: dict[int, dict[str, dict[int, list[Call]]]] = {}
     for reader in readers:
         for step, group, what, source in _begun(reader):
@@ -162,7 +172,10 @@ def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
 
 
 def _begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
-    """Lines of a rank's note on what began: step, group, what, source. Somebody else may have written it."""
+    """(step, group, operation, `file:line`) of each collective that a rank noted as begun.
+
+    Empty without the note; malformed lines are skipped, since the file may be a stranger's.
+    """
     try:
         data = reader.read_file(IN_FLIGHT, _MOST)
     except (StoreError, FileNotFoundError):

@@ -28,7 +28,7 @@ _NEAR, _TELLS = 1e-5, 1e-3
 
 
 class RankInputs(Gathered):
-    """Batches and inputs of models, compared between ranks.
+    """Batches, model inputs and gradient scales, compared between ranks.
 
     Attributes:
         batches: of two ranks, how often a loader's batches were equal, of how many, and the first step they were.
@@ -47,7 +47,7 @@ class RankInputs(Gathered):
         self.averaged: set[str] = set()
 
     def step(self, now: AlignedStep) -> None:
-        """Compare what the ranks were given in a step, and what optimizers take with what backward passes gave."""
+        """Compare batches and inputs of each two ranks, and gradients with what the backward passes gave."""
         inputs = [number for number in now.of(Kind.INPUT, Phase.FORWARD) if "." not in now.sites[number].fqn]
         for pairs, numbers in ((self.batches, now.of(Kind.BATCH, Phase.DATA)), (self.inputs, inputs)):
             for number in numbers:
@@ -65,6 +65,7 @@ class RankInputs(Gathered):
                 self._compare(now, now.sites[number].fqn, now.rows[number])
 
     def _compare(self, now: AlignedStep, fqn: str, rows: Rows) -> None:
+        """Note whether a parameter's gradient is the sum or the mean of the ranks' backward passes."""
         outputs = [now.rows[n] for n in self.ranks.adding_up.get(fqn, ()) if n in now.rows]
         taken, passed, ranks = _taken(now, rows), passed_back(now, outputs, now.batches), len(now.batches)
         if taken is None or passed is None or abs(passed[0]) * (1 - 1 / ranks) <= _TELLS * passed[1]:
@@ -76,6 +77,7 @@ class RankInputs(Gathered):
 
 
 def _sizes(now: AlignedStep, number: int) -> Hit | None:
+    """A hit where ranks' batches or inputs differ in dimension 0 alone; None otherwise."""
     kind = now.sites[number].kind
     shapes = {rank: now.layout(rank, row).shape for rank, row in now.rows[number].items()}
     if len({shape[1:] for shape in shapes.values()}) > 1 or len(set(shapes.values())) < 2 or not all(shapes.values()):
@@ -89,7 +91,7 @@ def _sizes(now: AlignedStep, number: int) -> Hit | None:
 
 
 def _taken(now: AlignedStep, rows: Rows) -> float | None:
-    """What the elements of a gradient add up to, of which each rank has all or a part; None where that is open."""
+    """The sum of a gradient's elements over all parts; None where a part is missing, unreduced or not finite."""
     parts = {now.layout(rank, row).part: now.total(rank, row) for rank, row in rows.items() if now.numel(rank, row)}
     same = len(parts) == 1 and len({now.checksum(rank, row) for rank, row in rows.items()}) == 1
     if len(rows) < len(now.batches) or (None in parts and not same) or any(part and part.owed for part in parts):
@@ -157,7 +159,10 @@ def rank_steps(ranks: Ranks) -> Iterator[Hit]:
 
 
 def used_up(ranks: Ranks) -> bool:
-    """Whether data-parallel ranks that end early have no other reason than their data: no step is without a loss."""
+    """Whether ranks that end early only ran out of data.
+
+    They are data-parallel, recorded all their steps, and have losses in all of them as the others do.
+    """
     progress, steps = ranks.of(Progress), [ranks.run.rank(rank).entries["step"] for rank in ranks.numbers]
     all_seen = all(len(each) and len(each) == each[-1] - each[0] + 1 for each in steps)
     computing = progress.computing == {*ranks.numbers} and not progress.hits

@@ -49,7 +49,7 @@ _PLAIN = re.compile(r"True|False|-?\d+\.\d*(e[+-]?\d+)?|-?\d+e[+-]?\d+")
 
 
 class Equal(Gathered):
-    """Each row's ledger.
+    """Ledgers of all values that must be equal between ranks, one for each of `ROWS`.
 
     Attributes:
         stale: parameters that differ although their gradients are equal, by FQN.
@@ -67,7 +67,7 @@ class Equal(Gathered):
         self.unsound: set[str] = set()
 
     def step(self, now: AlignedStep) -> None:
-        """Compare what has to be equal in a step."""
+        """Compare the sites of each of `ROWS` between ranks."""
         outputs = now.of(Kind.OUTPUT, Phase.FORWARD)
         self.cut = {now.sites[n].fqn: parts for n in outputs if (parts := _parts(now, n))}
         self.unsound = self._unsound(now)
@@ -91,6 +91,7 @@ class Equal(Gathered):
                     break  # others follow it
 
     def _unsound(self, now: AlignedStep) -> set[str]:
+        """Modules that hold, directly or inside, a parameter or buffer that differs between ranks."""
         held = *now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER), *now.of(Kind.BUFFER, Phase.START, Phase.FORWARD)
         names = {now.sites[n].fqn for n in held if len(now.values(n, now.rows[n])) > 1}
         names |= {now.sites[n].fqn for n in now.of(Kind.PARAM)} - self.of("param").equal
@@ -99,11 +100,12 @@ class Equal(Gathered):
         }
 
     def of_call(self, now: AlignedStep, number: int, kind: Kind) -> list[int]:
-        """What the call of a site was given, or drew."""
+        """Sites of `kind` (INPUT or RNG) of the same module call as a site."""
         site = now.sites[number]
         return self.calls.get((kind.value, site.fqn, site.call), [])
 
     def _note(self, row: str, name: str, difference: Difference | None) -> None:
+        """Note a comparison; gradients of parameters that differ do not count."""
         ledger, params = self.ledgers[row], self.ledgers["param"]
         if row != "grad" or difference is None or name in params.equal:
             ledger.note(name, difference)
@@ -111,19 +113,19 @@ class Equal(Gathered):
             self.stale.setdefault(name, params.since[name])
 
     def of(self, row: str, needs: str = "") -> Ledger:
-        """A row's ledger; where something is needed of it, not an empty one."""
+        """The ledger of a row; NotObservedError with `needs` where that is given and nothing was compared."""
         ledger = self.ledgers[row]
         observed(not needs or ledger.times[1], needs)
         return ledger
 
     @cached_property
     def peers(self) -> list[list[int]]:
-        """Ranks that are given the same samples."""
+        """Lists of two or more ranks that are given the same samples; see `peers_of`."""
         return peers_of(self.ranks.numbers, self.ranks.groups)
 
 
 def peers_of(numbers: Iterable[int], groups: Iterable[frozenset[int]]) -> list[list[int]]:
-    """Ranks that are given the same samples: those of one place in their groups, where wrappers cut batches."""
+    """Lists of ranks with the same samples: those at the same position in their data-parallel groups, two or more."""
     sharing = {rank: {rank} for rank in numbers}  # each with all that share its samples
     for group in groups:
         together = set(group).union(*(sharing[rank] for rank in group if rank in sharing))
@@ -135,7 +137,10 @@ def peers_of(numbers: Iterable[int], groups: Iterable[frozenset[int]]) -> list[l
 
 
 def is_data_parallel(ranks: Ranks) -> bool:
-    """Whether ranks are to be given different samples: a wrapper says so, or each holds all parameters."""
+    """Whether ranks are to get different samples.
+
+    All are in data-parallel groups; without groups, half of the parameters or more start equal and none is sharded.
+    """
     wrapped = frozenset[int]().union(*ranks.groups)
     if wrapped:
         return set(ranks.numbers) <= wrapped
@@ -144,7 +149,7 @@ def is_data_parallel(ranks: Ranks) -> bool:
 
 
 def share_samples(ranks: Ranks, one: int, two: int) -> bool:
-    """Whether two ranks are to be given different samples; peers of tensor parallelism get the same."""
+    """Whether two ranks get different samples: both in one data-parallel group; without groups, `is_data_parallel`."""
     if ranks.groups:
         return any(one in group and two in group for group in ranks.groups)
     return is_data_parallel(ranks)
@@ -163,6 +168,7 @@ def _held(now: AlignedStep, number: int) -> list[tuple[int, int]]:
 
 
 def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
+    """Rows of ranks that hold the same part; none where layouts differ, or a record is incomplete."""
     if now.sites[number].fqn in equal.of("layout").since:
         return []
     by_part: dict[object, dict[int, int]] = {}
@@ -176,6 +182,7 @@ def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
 
 def _in_groups(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
+    """Rows of the ranks in each data-parallel group, if all are whole and of one layout."""
     groups = equal.ranks.groups or [frozenset(equal.ranks.numbers)]
     held = [{rank: row for rank, row in _held(now, number) if rank in group} for group in groups]
     whole = [rows for rows in held if all(now.is_whole(*at) for at in rows.items())]
@@ -183,6 +190,7 @@ def _in_groups(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
 
 def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
+    """Rows of peers, ranks given the same samples, that hold the same part."""
     if not equal.peers:
         return []
     fqn = now.sites[number].fqn
@@ -200,13 +208,13 @@ def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
 
 def _parts(now: AlignedStep, number: int) -> dict[int, Part]:
-    """The part that each rank has of a whole; {} where one has none, or a sum is owed."""
+    """The part of each rank's record of a site; {} where one is whole. Unreduced sums are left out."""
     parts = {rank: now.layout(rank, row).part for rank, row in _held(now, number)}
     return {} if None in parts.values() else {rank: part for rank, part in parts.items() if part and not part.owed}
 
 
 def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
-    """Ranks that a call was given the same, where its parameters and buffers are equal: all, or those of a replica."""
+    """Rows of ranks whose call got equal inputs; none for modules whose parameters or buffers differ."""
     site, inputs = now.sites[number], equal.of_call(now, number, Kind.INPUT)
     if not inputs or site.fqn in equal.unsound:
         return []
@@ -230,7 +238,7 @@ def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
 
 def _why_peers(_: Equal, now: AlignedStep, number: int, found: Difference) -> str:
-    """What differs before it: the batch, or a parameter that both begin the step with."""
+    """`: their batches differ`, or `: <parameter> differs` at the start of the step; "" where neither does."""
     del number
     for kind, phase in ((Kind.BATCH, Phase.DATA), (Kind.PARAM, Phase.START)):
         for other in now.of(kind, phase):
@@ -242,13 +250,14 @@ def _why_peers(_: Equal, now: AlignedStep, number: int, found: Difference) -> st
 
 
 def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
+    """A clause where the random states that the call drew from differ; "" otherwise."""
     ranks = [found.base, *found.others]
     drew = any(len(now.values(each, ranks)) > 1 for each in equal.of_call(now, number, Kind.RNG))
     return "the random states it draws from differ" if drew else ""
 
 
 def _why_grad(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
-    """What the records prove of the reduction of a gradient, or which ranks have one; "" where that is not known."""
+    """A clause on how a gradient was reduced, proved by collectives, sums or equal copies; "" where unknown."""
     rows = now.rows[number]
     if found.is_multiple:
         return ""
@@ -257,7 +266,7 @@ def _why_grad(equal: Equal, now: AlignedStep, number: int, found: Difference) ->
 
 
 def _by_collectives(collectives: Collectives, now: AlignedStep, rows: Rows) -> str:
-    """Which reductions a gradient is a multiple of: of what came out of one, or of what went in."""
+    """A clause on the reduction whose result or input each rank's gradient is a multiple of; "" where one has none."""
     found: dict[tuple[bool, int], tuple[str, int, str]] = {}
     for rank, row in rows.items():
         mine, calls = now.sketch(rank, row), collectives.calls.get(rank, {})
@@ -289,7 +298,7 @@ def _by_collectives(collectives: Collectives, now: AlignedStep, rows: Rows) -> s
 
 
 def _by_sums(ranks: Ranks, now: AlignedStep, fqn: str, rows: Rows) -> str:
-    """That ranks take what their backward passes gave, by sums of elements."""
+    """A clause where each rank's gradient sums to what its own backward pass gave; "" otherwise."""
     outputs = [now.rows[number] for number in ranks.adding_up.get(fqn, ()) if number in now.rows]
     parts = any(now.layout(*at).part is not None for at in rows.items())
     taken = {rank: now.total(rank, row) for rank, row in rows.items()}
@@ -309,7 +318,7 @@ def _by_sums(ranks: Ranks, now: AlignedStep, fqn: str, rows: Rows) -> str:
 
 
 def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int]) -> tuple[float, float] | None:
-    """What the backward passes of some ranks gave at outputs, added up, and its absolutes; None where that is open."""
+    """Sums of the output gradients of some ranks, and of their absolutes; None where one is unknown or sharded."""
     at = [(rank, held[rank]) for rank in ranks for held in outputs if rank in held]
     given = [now.total(*each) if now.layout(*each).part is None else None for each in at]
     known = [each for each in given if each is not None]
@@ -317,7 +326,7 @@ def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int])
 
 
 def _alike(now: AlignedStep, rows: Rows) -> str:
-    """Ranks by their gradient; nothing where each has another, or a part."""
+    """A clause grouping ranks by equal gradients; "" where all differ or any is sharded."""
     ranks: dict[int, list[int]] = {}
     for rank, row in rows.items():
         ranks.setdefault(now.checksum(rank, row), []).append(rank)
@@ -328,7 +337,7 @@ def _alike(now: AlignedStep, rows: Rows) -> str:
 
 
 class Row(NamedTuple):
-    """Sites that have to be equal on some ranks.
+    """A kind of site that must be equal between ranks.
 
     Attributes:
         held: of a site, what is compared: the rows of ranks.
@@ -524,7 +533,7 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, object]]:
-    """Plain values of what is the same on all ranks of a sound run, by name."""
+    """(name, value) of the leaves of nested settings, without keys that may differ between ranks."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if str(key) not in _RANK_LOCAL:
@@ -534,7 +543,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(ranks: Ranks) -> Iterator[Hit]:
-    """Flags and fractions of torch's own modules that differ between ranks which train one model.
+    """Hits for plain attributes of torch's own modules that differ between data-parallel ranks.
 
     A script's modules may know which rank they are on, such as the one that prints.
     """
@@ -561,7 +570,7 @@ def _attributes(ranks: Ranks) -> Iterator[Hit]:
 
 
 class Parts(Gathered):
-    """Parameters as they are at the first step, and whether ties hold after it.
+    """Parts of parameters at the first step, and ties between parameters of different ranks.
 
     Attributes:
         wrong: what is wrong with the parts of a parameter, by FQN.
@@ -575,7 +584,7 @@ class Parts(Gathered):
         self.untied: dict[tuple[tuple[int, str], tuple[int, str]], int | None] = {}
 
     def step(self, now: AlignedStep) -> None:
-        """Look at the parts and find the ties in the first step; see in each whether the ties hold."""
+        """Check parts and find ties in the first step; check in every step whether ties still hold."""
         if now.step == self.ranks.steps[0]:
             self._tie(now)
             for number in now.of(Kind.PARAM, Phase.START):
@@ -591,7 +600,10 @@ class Parts(Gathered):
                     self.untied[one, two] = now.step
 
     def _wrong(self, now: AlignedStep, number: int) -> str:
-        """What the parts leave out of the whole, or have twice; two of different places with the same moments."""
+        """A clause where parts do not cover the whole exactly, or two different parts have equal moments.
+
+        "" otherwise.
+        """
         holders = [(rank, now.layout(rank, row).part) for rank, row in _held(now, number)]
         parts: dict[Part, int] = {}
         for rank, part in holders:
@@ -616,6 +628,7 @@ class Parts(Gathered):
         return ""
 
     def _tie(self, now: AlignedStep) -> None:
+        """Find parameters of different names that start equal on two ranks, neither of which has both."""
         holders: dict[object, list[tuple[int, str]]] = {}
         for number in now.of(Kind.PARAM, Phase.START):
             for rank, row in _held(now, number):

@@ -31,11 +31,7 @@ class NotObservedError(Exception):
 
 
 def observed(value: T, needs: str) -> T:
-    """What a rule needs, if there is any.
-
-    Raises:
-        NotObservedError: there is none.
-    """
+    """`value` itself; NotObservedError with `needs` where it is empty or false."""
     if not value:
         raise NotObservedError(needs)
     return value
@@ -82,7 +78,7 @@ class Rule:
 
 
 def rule(level: Level, *, over_ranks: bool = False) -> Callable[[Find], Rule]:
-    """Make a rule of the function that finds what it looks for: by its name, and what its docstring says of it.
+    """Make a `Rule` of a function: id from its name; about, when and cause from its docstring.
 
     The constants of its file stand there in braces.
     """
@@ -146,6 +142,6 @@ class CheckResult:
     checkpoint: bool = False
 
     def reaches(self, level: Level) -> bool:
-        """Whether anything is as bad as `level` or worse."""
+        """Whether any finding is of `level` or worse."""
         worst = LEVELS.index(level)
         return any(LEVELS.index(finding.level) <= worst for finding in self.findings)

@@ -40,7 +40,7 @@ _LOOKUPS = ("Embedding", "Norm")
 
 
 class _Depth(NamedTuple):
-    """Gradients along the depth of one model.
+    """Gradient norms at the first and last layers of one model.
 
     Attributes:
         root: the model.
@@ -55,7 +55,7 @@ class _Depth(NamedTuple):
     late: NDArray[np.float64]
 
     def first(self, flags: NDArray[np.bool_]) -> Hit:
-        """The first step that is flagged."""
+        """A hit for the first step whose flag is true."""
         at = int(np.argmax(flags))
         step, early, late = int(self.steps[at]), self.early[at], self.late[at]
         norms = f"{early / late:.1e} times those of its last at step {step} (norms {early:.1e} and {late:.1e})"
@@ -63,7 +63,7 @@ class _Depth(NamedTuple):
 
 
 def _layers(table: Table) -> list[int]:
-    """Gradients at the outputs of modules with weights of two or more dimensions, in execution order; no lookups."""
+    """Sites of output gradients of modules with weights of two or more dimensions, in order; no embeddings."""
     owners = set()
     for site in table.pick(Kind.GRAD):
         layout = table.layout(site)
@@ -79,6 +79,7 @@ def _layers(table: Table) -> list[int]:
 
 
 def _roots(table: Table, sites: list[int]) -> dict[str, list[int]]:
+    """Sites by the root module they belong to."""
     groups: dict[str, list[int]] = {}
     for site in sites:
         groups.setdefault(table.fqn[site].partition(".")[0], []).append(site)
@@ -86,7 +87,7 @@ def _roots(table: Table, sites: list[int]) -> dict[str, list[int]]:
 
 
 def _by_depth(table: Table) -> list[_Depth]:
-    """The roots with enough layers."""
+    """The gradient norms of each root with `LAYERS` layers or more."""
     depths = []
     for root, sites in _roots(table, _layers(table)).items():
         norms = table.norms(sites)
@@ -161,7 +162,7 @@ def unbalanced_gradients(table: Table) -> Iterator[Hit]:
 
 
 def _heads(table: Table) -> list[list[str]]:
-    """Groups of modules called with the very same input, each of whose outputs is one of the root's."""
+    """Groups of modules that get the same input, each with an output that the root returns."""
     columns = table.many
     if not len(columns.steps):
         return []
@@ -208,7 +209,7 @@ def dead_units(table: Table) -> Iterator[Hit]:
 
 
 def _activations(table: Table) -> list[int]:
-    """Float outputs, and inputs that a gradient was recorded for (so not the data themselves), no vectors."""
+    """Sites of floating point outputs, and of inputs with a gradient, of two or more dimensions."""
     sites = []
     for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD):
         layout, place = table.layout(site), (table.fqn[site], table.call[site], table.path[site])
@@ -220,7 +221,7 @@ def _activations(table: Table) -> list[int]:
 
 
 def _was_given(table: Table, site: int) -> bool:
-    """Whether an output is no more zero than the first input of its module's call was."""
+    """Whether the module's first input had as many zeros (median share) as its output, or more than `DEAD`."""
     given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
     before = np.zeros(0) if given is None else table.stat(given, "zeros")[1]
     return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(table.stat(site, "zeros")[1]))))

@@ -55,7 +55,7 @@ Series = dict[str, tuple["int | float", ...]]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Series of some sites over the same steps.
+    """Series of some sites over common steps.
 
     Attributes:
         steps: int64 (P,), the steps that are kept.
@@ -70,7 +70,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Series of many sites.
+    """Series of many sites, within a budget of bytes.
 
     Attributes:
         sites: name of each site; the first `whole` keep every step.
@@ -92,7 +92,7 @@ class Packed:
 
 
 class _Part:
-    """One part in the making."""
+    """Collects the series of one part of `Packed`."""
 
     def __init__(self, tables: Sequence[Table], shifts: Sequence[int], steps: NDArray[np.int64]) -> None:
         self.steps = steps
@@ -111,7 +111,7 @@ class _Part:
         ]
 
     def at(self, run: int, number: int, name: str) -> NDArray[Any]:
-        """A statistic, or checksums, of a site at the kept steps as it was recorded, NaN or 0 where absent."""
+        """A site's statistic, or its checksums, at the kept steps; NaN or 0 where absent."""
         table, common = self._windows[run]
         column = table.column(number)
         values = _SERIES[name](column.floats) if name in _SERIES else column.checksum
@@ -121,7 +121,7 @@ class _Part:
         return out
 
     def take(self, runs: dict[int, int]) -> tuple[Series, list[NDArray[np.float32]]]:
-        """The series of a site and the rows they need; `keep` makes the rows part of this."""
+        """The series of a site, and the rows they need; `keep` adds these rows."""
         series: Series = {}
         rows: list[NDArray[np.float32]] = []
         for stat in _SERIES:
@@ -142,6 +142,7 @@ class _Part:
         return series, rows
 
     def keep(self, runs: dict[int, int], rows: list[NDArray[np.float32]], *, compared: bool) -> None:
+        """Add rows, and the site's states (equal, differs, only in one run) where runs are compared."""
         self.rows += rows
         if compared:
             none = np.zeros(len(self.steps), np.uint64)
@@ -220,10 +221,10 @@ _MOST = 4  # of a kind; a script with more losses than that has a history for ea
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One number a step.
+    """One value per step.
 
     Attributes:
-        name: what it is.
+        name: for people.
         kind: `loss`, `gradients` or `learning rate`.
         steps: int64 (T,).
         values: float64 (T,); not finite where the run's value was not.
@@ -236,7 +237,7 @@ class Curve:
 
 
 def curves(table: Table, shift: int = 0) -> tuple[Curve, ...]:
-    """The curves of a rank that there are, the first loss first; `shift` is added to its step numbers."""
+    """Curves of a rank: losses, the gradient norm after the first loss, learning rates; `shift` is added to steps."""
     made = []
     for site in table.pick(Kind.LOSS)[:_MOST]:
         call = f" of backward {table.call[site]}" if table.call[site] else ""
@@ -273,7 +274,7 @@ def _gradient_norm(table: Table) -> list[Curve]:
 
 @dataclass(frozen=True)
 class Depth:
-    """How large values are along the depth of a model, over all steps.
+    """Scale of values at each module of a model, over all steps.
 
     Attributes:
         names: modules in execution order.

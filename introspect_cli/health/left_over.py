@@ -51,7 +51,7 @@ def _total(table: Table, site: int) -> NDArray[np.float64]:
 
 
 def _sums(table: Table) -> tuple[list[str], NDArray[np.float64], NDArray[np.float64]]:
-    """Biases, the sums of their gradients, and those of the gradients at the outputs: (T, biases)."""
+    """Names of biases, sums of their gradients and of their modules' output gradients, float64 (T, biases) each."""
     outputs: dict[str, list[int]] = {}
     for site in table.pick(Kind.GRAD_OUTPUT, phase=Phase.BACKWARD):
         if not table.path[site]:
@@ -69,7 +69,7 @@ def _sums(table: Table) -> tuple[list[str], NDArray[np.float64], NDArray[np.floa
 
 
 def _left_over(taken: NDArray[np.float64], given: NDArray[np.float64], before: NDArray[np.float64]) -> bool:
-    """Whether what was taken is a multiple of what was given and what was taken before, both to the same part."""
+    """Whether `taken` is `given` plus `before` times one positive factor, and not a multiple of `given` alone."""
     size = float(np.linalg.norm(taken))
     both = np.stack([given, before], axis=1)
     if not size or np.linalg.matrix_rank(both, tol=1e-3 * float(np.linalg.norm(both))) < 2:

@@ -46,12 +46,13 @@ _LACKING = "totals of each step, which a launch keeps since this version"
 
 
 def shares_of(task: Task) -> Array:
-    """The shares of some ranks up to the last step that counts, as `_HELD`; of a rank that keeps no totals, none."""
+    """Totals of copies in each step up to the last, as `_HELD`, of the task's ranks; none of ranks without totals."""
     with task.opened() as [run]:
         return np.concatenate([np.zeros(0, _HELD), *(_of_rank(run.rank(rank), task.given) for rank in run.ranks)])
 
 
 def _of_rank(reader: RankReader, last: int) -> Array:
+    """Totals of copies of one rank up to step `last`, as `_HELD`."""
     totals = reader.totals
     steps = reader.entries["step"]
     numbers_of: dict[bytes, int] = {}
@@ -70,12 +71,12 @@ def _of_rank(reader: RankReader, last: int) -> Array:
 
 
 def concatenated(*groups: Array) -> Array:
-    """The shares of all ranks of some groups."""
+    """The totals of several groups of ranks in one array."""
     return np.concatenate(groups)
 
 
 def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
-    """Compare the copies that ranks have, by what their records add up to.
+    """Find ranks whose copies differ from those of most ranks, by totals of records alone.
 
     Args:
         run: the run.
@@ -107,7 +108,7 @@ def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
 
 
 def _scope(shares: int, alone: int, undecided: int) -> str:
-    """What was compared, and what was not."""
+    """A sentence on how many shares were compared, are on one rank alone, and have no majority."""
     scope = f"only copies of parameters, gradients and optimizer state were compared: {count(shares, 'share')} of them"
     if alone:
         scope += f", of which {alone} {'is' if alone == 1 else 'are'} on one rank alone"
@@ -117,9 +118,9 @@ def _scope(shares: int, alone: int, undecided: int) -> str:
 
 
 def _unequal(held: Array) -> tuple[list[tuple[bytes, int, int, int]], int]:
-    """Of shares of which a minority has another number than most: the share, a rank, the lowest of most, how many most.
+    """(share, rank, lowest rank of the majority, size of the majority) for each rank in a minority.
 
-    And how many shares have no majority.
+    And the number of shares without a majority.
     """
     names, share = np.unique(held["share"], return_inverse=True)
     order = np.lexsort((held["rank"], held["number"], share))
@@ -140,7 +141,7 @@ def _unequal(held: Array) -> tuple[list[tuple[bytes, int, int, int]], int]:
 
 
 def _looked_at(run: Run, of: bytes, rank: int, base: int, most: int) -> list[tuple[int, int, Hit]]:
-    """The records of a share that differ, of the first step in which any does, with when they were recorded."""
+    """Hits for the differing records of a share, in the first step that has any, with their order."""
     one, two, share = run.rank(base), run.rank(rank), np.frombuffer(of, SHARE)[0]
     host = run.manifests.get(rank, {}).get("host")
     for row, step in enumerate(two.entries["step"].tolist()):
@@ -167,7 +168,7 @@ def _looked_at(run: Run, of: bytes, rank: int, base: int, most: int) -> list[tup
 
 
 def _of_share(reader: RankReader, batch: StepBatch, share: Any) -> dict[int, int]:
-    """The rows of a share by the keys of their sites."""
+    """Row numbers of a share's records, by site key."""
     kinds = np.array([KIND_CODES[kind] for kind in reader.sites.kind], np.int64)
     places = np.array([place_of(layout) for layout in reader.layouts], np.uint64)
     rows = np.flatnonzero((kinds[batch.site] == share["kind"]) & (places[batch.layout] == share["place"]))

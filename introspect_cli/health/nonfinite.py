@@ -49,7 +49,7 @@ _MADE = {
 
 
 def _is_mask(table: Table, event: NonFinite) -> bool:
-    """Whether it is a mask, nothing but -Inf in something that is no gradient, or a bound that a buffer holds."""
+    """Whether non-finite values are intended: only -Inf in a mask-like value, or bounds in a buffer."""
     if event.nans or (event.posinfs and table.kind[event.site] != Kind.BUFFER.value):
         return False
     if event.posinfs:
@@ -59,7 +59,7 @@ def _is_mask(table: Table, event: NonFinite) -> bool:
 
 
 def _bounds(table: Table) -> list[int]:
-    """Buffers that hold infinities and no NaN when the first step begins, before anything was computed."""
+    """Sites of buffers with infinities and no NaN at the start of the first step."""
     first = int(table.many.steps[0])
     began = (event for event in table.nonfinite if event.step == first and not event.nans)
     return [event.site for event in began if table.phase[event.site] == Phase.START.value]
@@ -89,7 +89,7 @@ def nonfinite(table: Table) -> Iterator[Hit]:
 
 
 def _maker(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
-    """Say what the first record holds and whether what went into it was finite."""
+    """A sentence: what the first non-finite record holds, and whether its inputs were finite."""
     counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
     parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)
     what = f"{parts} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Gathered):
-    """Steps in which ranks did not do the same.
+    """First steps in which ranks differ in losses, updates or gradients.
 
     Attributes:
         losses: the first step in which ranks have another number of losses.
@@ -35,11 +35,11 @@ class Progress(Gathered):
 
     @property
     def hits(self) -> list[Hit]:
-        """Where ranks began to be at different steps."""
+        """Hits where ranks began to be at different steps: other numbers of losses, or of updates."""
         return [hit for hit in (self.losses, self.unmoved) if hit is not None]
 
     def step(self, now: AlignedStep) -> None:
-        """Compare what the ranks did in a step."""
+        """Compare losses, gradients and updates of the ranks."""
         self._gradients(now)
         times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
         self.computing |= times.keys()
@@ -63,6 +63,7 @@ class Progress(Gathered):
             self.unmoved = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
 
     def _gradients(self, now: AlignedStep) -> None:
+        """Note parameters with a gradient on only some of the ranks that step."""
         holders = {now.sites[n].fqn: now.rows[n] for n in now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER)}
         gradients = now.of(Kind.GRAD, Phase.OPTIMIZER)
         stepping = {rank for number in gradients for rank in now.rows[number]}
@@ -78,7 +79,7 @@ class Progress(Gathered):
                 self.missing.setdefault(fqn, Hit(now.step, f"grad {fqn}", evidence, without[0]))
 
     def _moves(self, now: AlignedStep) -> dict[int, bool]:
-        """Whether a rank changed any of the parameters that it has a gradient of."""
+        """By rank, whether any parameter with a gradient changed in the step."""
         with_grad = {(rank, now.sites[n].fqn) for n in now.of(Kind.GRAD, Phase.OPTIMIZER) for rank in now.rows[n]}
         before, moved = dict(self._last), dict[int, bool]()
         for phase in (Phase.START, Phase.OPTIMIZER):

@@ -28,7 +28,7 @@ _NOT_FINITE = ("nans", "posinfs", "neginfs")
 
 
 def read_table(reader: RankReader, most_cells: int = MOST_CELLS) -> Table:
-    """Read all steps of a rank once."""
+    """Read all steps of a rank once; sites with many records only every `stride`-th, to stay below `most_cells`."""
     sites, steps = reader.sites, reader.entries["step"].astype(np.int64)
     is_few = np.array([kind in _FEW for kind in sites.kind], np.bool_)
     stride = max(1, -(-len(steps) * int((~is_few).sum()) // most_cells))
@@ -79,7 +79,7 @@ def _fill(
     place: NDArray[np.int64],
     numel: NDArray[np.float64],
 ) -> None:
-    """Put some records of a step, by their sites' places, into a row."""
+    """Fill row `row` of the columns with some records of a step."""
     places, floats = place[batch.site[rows]], columns.floats
     measured = np.isin(batch.status[rows], _MEASURED)
     columns.layout[row, places[measured]] = batch.layout[rows[measured]]
@@ -98,7 +98,7 @@ def _fill(
 
 
 def _nonfinite(step: int, batch: StepBatch, numel: NDArray[np.float64]) -> Iterator[NonFinite]:
-    """Records of a step that are not all finite."""
+    """Each record of a step with a NaN or infinity."""
     if batch.counts:
         counts = np.stack([batch.counts[name] for name in _NOT_FINITE], axis=1)
         for row in np.flatnonzero((counts > 0).any(axis=1)).tolist():
@@ -108,7 +108,7 @@ def _nonfinite(step: int, batch: StepBatch, numel: NDArray[np.float64]) -> Itera
 
 
 class _MovesBuilder:
-    """How parameters move, from one step to the next."""
+    """Collects `Moves` step by step."""
 
     def __init__(self, reader: RankReader, steps: NDArray[np.int64], numel: NDArray[np.float64]) -> None:
         sites = reader.sites
@@ -127,12 +127,13 @@ class _MovesBuilder:
         self._last_sketch: NDArray[np.float32] | None = None
 
     def take(self, row: int, batch: StepBatch) -> None:
-        """Compare the parameters after a step's optimizer with those that were last seen."""
+        """Compare the parameters after a step's optimizer with the values seen last."""
         if self.moves.names:
             self._see(row, batch, after=False)
             self._see(row, batch, after=True)
 
     def _see(self, row: int, batch: StepBatch, *, after: bool) -> None:
+        """Keep parameters' checksums and sketches; with `after`, note first how they changed."""
         numbers = self._param[batch.site]
         rows = np.flatnonzero((numbers >= 0) & (self._after[batch.site] == after) & (batch.checksum != 0))
         if not len(rows):

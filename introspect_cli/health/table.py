@@ -83,18 +83,18 @@ class Columns:
 
     @classmethod
     def empty(cls, steps: NDArray[np.int64], sites: NDArray[np.int64]) -> Columns:
-        """Columns in which nothing has been seen yet."""
+        """Columns without any value."""
         shape = len(steps), len(sites)
         floats = {name: np.full(shape, np.nan, np.float32) for name in (*STATS, *SHARES)}
         return cls(steps, sites, np.full(shape, -1, np.int32), np.zeros(shape, np.uint64), floats)
 
     @cached_property
     def place(self) -> dict[int, int]:
-        """Column of each site's number."""
+        """Column number by site number."""
         return {int(site): column for column, site in enumerate(self.sites)}
 
     def column(self, site: int) -> Column:
-        """One site of them."""
+        """The column of one site."""
         place = self.place[site]
         floats = {name: values[:, place] for name, values in self.floats.items()}
         return Column(self.steps, self.layout[:, place], self.checksum[:, place], floats)
@@ -102,7 +102,7 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """How each trained parameter moved, at every step.
+    """Change of each trained parameter in every step.
 
     Attributes:
         steps: int64 (T,), step numbers.
@@ -118,23 +118,23 @@ class Moves:
 
     @cached_property
     def skipped(self) -> set[int]:
-        """Steps after which no parameter had changed: what a gradient scaler skips."""
+        """Steps with observed parameters in which none changed, as where a gradient scaler skips."""
         seen = (self.changed >= 0).any(axis=1)
         return set(self.steps[seen & ~(self.changed == 1).any(axis=1)].tolist())
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A rank, ready to be asked.
+    """All records of one rank as columns over steps.
 
     Attributes:
         stride: every `stride`-th step is kept in `many`.
         phase, kind, fqn, call, path, module_class, op, source: of each site, by number.
         order: int64, sequence of each site when it was first seen.
-        few: losses, batches and hyper-parameters, every step.
-        many: all other sites.
-        moves: of parameters.
-        nonfinite: first such record of each site, by step and sequence.
+        few: losses, batches and hyper-parameters, in every step.
+        many: all other sites, in every `stride`-th step.
+        moves: changes of parameters.
+        nonfinite: the first record of each site that is not finite, by step and sequence.
     """
 
     rank: int
@@ -167,7 +167,7 @@ class Table:
         return {site: number for number, site in enumerate(sites)}
 
     def site(self, phase: Phase, kind: Kind, fqn: str, call: int = 0, path: str = "") -> int | None:
-        """Number of a site, None where there is none."""
+        """Number of a site; None where there is none."""
         return self.numbers.get((phase.value, kind.value, fqn, call, path))
 
     def pick(self, *kinds: Kind, phase: Phase | None = None) -> list[int]:
@@ -181,7 +181,7 @@ class Table:
         return sorted(numbers, key=lambda number: int(self.order[number]))
 
     def rates(self) -> list[int]:
-        """Sites of learning rates."""
+        """Sites of learning rates: hyper-parameters whose path ends in `['lr']`."""
         return [site for site in self.pick(Kind.HYPERPARAMETER) if self.path[site].endswith("['lr']")]
 
     def column(self, site: int) -> Column:
@@ -189,7 +189,7 @@ class Table:
         return (self.few if site in self.few.place else self.many).column(site)
 
     def name(self, site: int) -> str:
-        """A site for people."""
+        """A site in words: `output GPT.h.0[0] call 1`, or `aten.mm in GPT.h.0 at model.py:41`."""
         call = f" call {self.call[site]}" if self.call[site] else ""
         if self.op[site]:
             where = f" at {self.source[site]}" if self.source[site] else ""
@@ -198,11 +198,11 @@ class Table:
         return f"{kind if kind == fqn else f'{kind} {fqn}'}{self.path[site]}{call}"
 
     def hit(self, site: int, step: int, evidence: str) -> Hit:
-        """What a rule found at a site."""
+        """A hit at a site."""
         return Hit(int(step), self.name(site), evidence)
 
     def layout(self, site: int) -> Layout | None:
-        """The first layout a site was seen with."""
+        """The layout of a site's first measured step; None where it has none."""
         seen = self.column(site).layout
         seen = seen[seen >= 0]
         return self.layouts[int(seen[0])] if len(seen) else None
@@ -233,7 +233,7 @@ class Table:
         return steps, values[0]
 
     def stats(self, site: int, *names: str) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
-        """The same of several statistics, at the steps where all of them are present."""
+        """Step numbers, and values of several statistics, at the steps where all are present."""
         column = self.column(site)
         values = [column.floats[name].astype(np.float64) for name in names]
         rows = np.flatnonzero(~np.isnan(values).any(axis=0))
@@ -243,12 +243,15 @@ class Table:
 def first_rise(
     values: NDArray[np.float64], limit: Callable[[NDArray[np.float64]], float], least: int, most: int
 ) -> int | None:
-    """The first position whose value exceeds the limit that so many values before it set."""
+    """First position from `least` on whose value exceeds `limit` of the up to `most` values before it.
+
+    None where there is none.
+    """
     return next((at for at in range(least, len(values)) if values[at] > limit(values[max(0, at - most) : at])), None)
 
 
 def lasting(flags: NDArray[np.bool_], least: int) -> int | None:
-    """Where the stretch of true flags begins that lasts to the end, if it is `least` long or longer."""
+    """Start of the stretch of true flags that ends the array; None where it is shorter than `least`."""
     others = np.flatnonzero(~flags)
     start = int(others[-1]) + 1 if len(others) else 0
     return start if len(flags) - start >= least else None

@@ -31,7 +31,7 @@ ROUNDING = 1e-5
 
 
 def _layouts(table: Table) -> dict[str, Layout]:
-    """The layout of each parameter."""
+    """Layout of each parameter by FQN."""
     layouts = {site: table.layout(site) for site in table.pick(Kind.PARAM)}
     return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not None}
 
@@ -48,7 +48,7 @@ def _gradients(table: Table) -> dict[str, float]:
 
 
 def _resting(table: Table) -> Iterator[tuple[str, int, int, bool]]:
-    """Parameters that were seen often enough: name, the first step, in how many, and whether any changed their bits."""
+    """(name, first step, steps seen, whether it ever changed) of parameters seen in `LEAST` steps or more."""
     for place, name in enumerate(table.moves.names):
         changed = table.moves.changed[:, place]
         seen = np.flatnonzero(changed >= 0)
@@ -113,9 +113,9 @@ def not_in_optimizer(table: Table) -> Iterator[Hit]:
 
 
 def _copies(table: Table, trained: set[str]) -> set[str]:
-    """Modules of which no parameter is trained and each begins as a trained one: averages, and targets.
+    """Untrained modules whose parameters all start equal to trained ones, such as moving averages.
 
-    One at least is drawn: constants, as of a normalisation, are like others' by chance.
+    One parameter at least must be random: constants are equal by chance.
     """
     started = {table.fqn[site]: site for site in table.pick(Kind.PARAM, phase=Phase.START)}
     first = {name: table.column(site).checksum[:1].tolist() for name, site in started.items()}
@@ -131,7 +131,11 @@ def _copies(table: Table, trained: set[str]) -> set[str]:
 
 
 def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.float64]]]:
-    """Of each weight of two or more dimensions, steps that were not skipped, and the update's length over its own."""
+    """For each weight of two or more dimensions: name, steps not skipped, relative length of the update.
+
+    Raises:
+        NotObservedError: there are no updates, or an L-BFGS optimizer made them.
+    """
     moves = table.moves
     observed(moves.names, "parameters after optimizer steps")
     optimizers = {table.fqn[site] for site in table.pick(Kind.HYPERPARAMETER)} - {SCALER}
@@ -201,7 +205,7 @@ REST = 5
 
 
 def _batches(table: Table) -> dict[str, list[tuple[int, tuple[int, ...], int]]]:
-    """Every loader's batches in order: the step, the checksums, and how many samples, by the largest tensor."""
+    """By loader, (step, checksums, samples) of each batch in order; samples is the length of the largest tensor."""
     columns = table.few
     groups: dict[tuple[str, int], list[int]] = {}
     for site in table.pick(Kind.BATCH, phase=Phase.DATA):

@@ -99,6 +99,7 @@ def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Grap
 
 
 def _read(reader: Any, step: int) -> Graph:
+    """The graph of one step: operators, parameters and the edges between them."""
     batch = reader.read(step)
     order = sorted(range(len(batch.site)), key=lambda row: int(batch.sequence[row]))
     params: dict[int, Record] = {}
@@ -119,7 +120,7 @@ def _read(reader: Any, step: int) -> Graph:
 
 
 def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, layers: bool = True) -> Graph:
-    """Take out what says nothing new, and join up what it passed on.
+    """Remove nodes that tell nothing new, and connect their inputs with their users.
 
     Args:
         graph: what to prune.
@@ -147,18 +148,21 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, l
 
 
 def _targeted(node: Node, targets: tuple[str, ...]) -> bool:
+    """Whether a node's FQN, name or operator matches one of the globs."""
     return (
         selects(node.record.site.fqn, targets) or selects(node.name, targets) or selects(node.record.info.op, targets)
     )
 
 
 def _unchanging(graph: Graph) -> set[int]:
+    """Numbers of operators with one input that leave its scale within `UNCHANGED`, forward and backward."""
     by_number = {node.number: node for node in graph.nodes}
     inputs: dict[int, list[int]] = {}
     for start, end in graph.edges:
         inputs.setdefault(end, []).append(start)
 
     def same(node: Node) -> bool:
+        """Whether a node has one input and the same mean of absolutes, within `UNCHANGED`."""
         given = inputs.get(node.number, [])
         if len(given) != 1 or node.inputs != 1:
             return False
@@ -175,7 +179,7 @@ def _unchanging(graph: Graph) -> set[int]:
 
 
 def _middle(graph: Graph) -> set[int]:
-    """Nodes in numbered layers that are neither the first nor the last of their kind."""
+    """Numbers of nodes in layers that are neither the first nor the last of their list (`h.1` of `h.0` to `h.2`)."""
     numbers: dict[str, set[int]] = {}
     places: dict[int, list[tuple[str, int]]] = {}
     for node in graph.nodes:
@@ -192,7 +196,7 @@ def _middle(graph: Graph) -> set[int]:
 
 
 def without(graph: Graph, gone: Iterable[int]) -> Graph:
-    """The graph without some nodes; what led into one leads to what it led to."""
+    """The graph without the nodes `gone`; an edge into one leads on to its next remaining users."""
     gone = set(gone)
     after: dict[int, list[int]] = {}
     for start, end in graph.edges:
@@ -210,7 +214,7 @@ def without(graph: Graph, gone: Iterable[int]) -> Graph:
 
 
 def backward_of(graph: Graph) -> dict[int, Node]:
-    """For each forward operator, the first backward one that belongs to it: the gradient it passes on."""
+    """For each forward operator's number, its first backward operator."""
     backward: dict[int, Node] = {}
     for node in graph.nodes:
         if node.forward is not None and node.record.site.phase is Phase.BACKWARD:

@@ -53,7 +53,7 @@ class ValueRow:
 
 
 def pieces(path: str) -> list[str]:
-    """`[0]['hidden'].logits` cut into its pieces; what cannot be read is one piece."""
+    """`[0]['hidden'].logits` as `[0]`, `['hidden']`, `.logits`; an unreadable rest is one piece."""
     out: list[str] = []
     place = 0
     while place < len(path):
@@ -66,11 +66,12 @@ def pieces(path: str) -> list[str]:
 
 
 def keys(path: str) -> list[str | int]:
-    """The keys of a path, numbers as numbers; what cannot be read is one key."""
+    """`[0]['hidden'].logits` as 0, `hidden`, `logits`; an unreadable rest is one key."""
     return [_key(piece) for piece in pieces(path)]
 
 
 def _key(piece: str) -> str | int:
+    """The key in one piece of a path: an int, an unquoted text or an attribute's name."""
     if _PIECE.fullmatch(piece) is None:
         return piece
     inner = piece[1:] if piece[0] == "." else piece[1:-1]
@@ -83,7 +84,7 @@ def _key(piece: str) -> str | int:
 
 
 def nested(items: Iterable[tuple[str, Any]]) -> Any:
-    """Values by path as nested dicts and lists; a single value at the empty path is itself."""
+    """Values by path as nested dicts and lists; keys 0, 1, ... make a list."""
     return _nested([(keys(path), value) for path, value in items])
 
 
@@ -99,7 +100,7 @@ def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
 
 
 def flattened(value: Any, path: str = "", is_leaf: Callable[[Any], bool] = lambda _: False) -> list[tuple[str, Any]]:
-    """Leaves of nested dicts and lists with their paths."""
+    """(path, leaf) of nested dicts, lists and tuples; `is_leaf` ends the descent."""
     if is_leaf(value) or not isinstance(value, (dict, list, tuple)):
         return [(path, value)]
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -111,7 +112,7 @@ _Tree: TypeAlias = "dict[str, Any]"
 
 
 def _nested_values(sides: Iterable[Record], classes: Any) -> dict[str, tuple[ValueRow, ...]]:
-    """For each module, the nested ones among what it was given and gave in its first call of the first step."""
+    """By module, the rows of nested inputs and outputs of its first call in the first step."""
     trees: dict[tuple[str, str], _Tree] = {}
     for record in sides:
         site, layout = record.site, record.summary.layout
@@ -141,13 +142,14 @@ def _inside(node: _Tree) -> _Tree:
 
 
 def _named(document: Any, *keys: str) -> dict[str, str]:
-    """Path to class name, as far as a run says; a run of an older version does not."""
+    """The texts of a document below `keys`, by path; {} where there are none."""
     for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
     return {str(path): str(name) for path, name in document.items()} if isinstance(document, dict) else {}
 
 
 def _rows(node: _Tree, name: str, path: str, depth: int, classes: dict[str, str]) -> Iterator[ValueRow]:
+    """Rows of a nested value, the outermost first; equal numbered neighbours are folded."""
     inside = list(_inside(node).items())
     if not inside:
         yield replace(node[""], depth=depth, name=name)
@@ -166,7 +168,7 @@ def _rows(node: _Tree, name: str, path: str, depth: int, classes: dict[str, str]
 
 
 def stretches(looks: Sequence[object], numbered: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """First and last position of each stretch of neighbours that look like its first, if that is numbered."""
+    """(first, last) positions of runs of equal neighbours; only a numbered entry begins a run longer than one."""
     start = 0
     while start < len(looks):
         end = start
@@ -182,7 +184,7 @@ def _look(node: _Tree) -> object:
 
 
 def _guess(piece: str) -> str:
-    """What a run that tells no classes lets one say: the form of the keys."""
+    """`(object)`, `(sequence)` or `(mapping)`, by the form of the first key."""
     return "(object)" if piece[0] == "." else "(sequence)" if piece[1:-1].isdecimal() else "(mapping)"
 
 
@@ -239,7 +241,7 @@ def module_tree(run: Any, *, fold: bool = True, rank: int | None = None, depth: 
 
 
 def _flowing(reader: Any) -> Iterator[Record]:
-    """What modules were given and gave at the first step."""
+    """Records of module inputs and outputs in the first step, without recomputation."""
     batch, kinds = reader.read_row(0) if len(reader) else None, reader.sites.kind
     for row, number in enumerate(batch.site.tolist() if batch is not None else ()):
         if kinds[number] in _SIDES:
@@ -249,13 +251,13 @@ def _flowing(reader: Any) -> Iterator[Record]:
 
 
 def _cut(row: ModuleRow, depth: int) -> ModuleRow:
-    """A row without the nested values that lie deeper than is wanted."""
+    """The row without nested values below `depth` levels of the tree."""
     left = depth - row.info.fqn.count(".")
     return replace(row, values=tuple(value for value in row.values if value.depth <= left))
 
 
 def _folded(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
-    """Rows without the inner ones of runs of numbered siblings that look alike."""
+    """Rows without those between the first and last of numbered siblings with equal class, sizes and content."""
     children: dict[str, list[ModuleRow]] = {}
     for row in rows:
         if row.info.fqn:  # a module without a name would be its own child

@@ -90,7 +90,7 @@ def reader_of(run: Any, rank: int | None = None, step: int | None = None) -> Any
 
 
 def _steps(reader: Any) -> str:
-    """Which steps a rank has."""
+    """`it has 5 from 0 to 4`, for an error's sentence."""
     if not len(reader):
         return "it has no complete step"
     numbers = reader.entries["step"]
@@ -99,7 +99,7 @@ def _steps(reader: Any) -> str:
 
 
 def overview(run: Any) -> Overview:
-    """What a run is, without opening more than its first step."""
+    """The overview of a run; reads only its first step."""
     readers = [run.rank(rank) for rank in run.ranks]
     first = next((reader for reader in readers if len(reader)), None)
     batch, names = (first.read_row(0), first.sites.kind) if first is not None else (None, [])
@@ -209,7 +209,7 @@ def step_records(run: Any, step: int, selection: Selection, *, rank: int | None 
 
 
 def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: int | None = None) -> list[History]:
-    """All sites of an FQN (or glob) over all steps; of what is inside it, where it has none of the kinds itself.
+    """A statistic of all sites whose FQN matches, over all steps; sites inside it where it has none itself.
 
     Raises:
         UsageError: the run has no site of that name, or the statistic is unknown or was not kept.
@@ -239,7 +239,7 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
 
 
 def paired(a: list[History], b: list[History]) -> list[tuple[History | None, History | None]]:
-    """The histories of two runs by site, in a's order, those of b alone last."""
+    """(a's, b's) history of each site in a's order, then those only in b; None for a missing side."""
     second = {history.site: history for history in b}
     names = dict.fromkeys([*(history.site for history in a), *second])
     first = {history.site: history for history in a}
@@ -247,6 +247,7 @@ def paired(a: list[History], b: list[History]) -> list[tuple[History | None, His
 
 
 def _history(sites: Any, number: int, rows: list[tuple[int, float | None, str]]) -> History:
+    """The history of a site from (step, value, text) rows."""
     site, _ = sites[number]
     call = f" #{site.call}" if site.call else ""
     name = f"{site.phase.value} {site.kind.value} {site.fqn}{site.path and ' ' + site.path}{call}"
@@ -255,6 +256,7 @@ def _history(sites: Any, number: int, rows: list[tuple[int, float | None, str]])
 
 
 def _number(value: float | None, text: str) -> float | None:
+    """The value, or the number in `text` where it is None; None where that is no number."""
     with suppress(ValueError):  # most plain values are no numbers
         return float(text) if value is None and text else value
     return None

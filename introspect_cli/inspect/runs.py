@@ -116,7 +116,7 @@ def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
 
 
 def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The runs that a directory is or holds as packs, and the directories to look into next: none in a run."""
+    """(runs, subdirectories to search): the directory itself where it is a run, else its packs."""
     if (folder / MANIFEST).is_file():
         return [folder], []
     with os.scandir(folder) as scanned:
@@ -127,6 +127,7 @@ def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _row(path: Path) -> RunRow:
+    """The row of the run at `path`, also where it is damaged or unreadable."""
     size = size_on_disk(str(path))
     try:
         with open_run(path) as run:
@@ -138,6 +139,7 @@ def _row(path: Path) -> RunRow:
 
 
 def _opened(path: Path, run: Run, size: int) -> RunRow:
+    """The row of an open run."""
     manifest = run.manifest
     ended, detail = run.state.value, ""
     code = manifest.get("exit_code")
@@ -150,6 +152,7 @@ def _opened(path: Path, run: Run, size: int) -> RunRow:
 
 
 def _command(manifest: dict[str, Any]) -> str:
+    """The script's file name and arguments."""
     argv = manifest.get("argv")
     words = argv if isinstance(argv, list) else [manifest.get("script") or ""]
     return " ".join([Path(str(words[0])).name, *map(str, words[1:])]) if words else ""
@@ -183,7 +186,7 @@ _NAMED = 3
 
 
 def chosen(word: str | os.PathLike[str]) -> Path | str:
-    """The run that a word stands for; the word itself where it is a path, a URL, or stands for none.
+    """The run that `@1` (the last), `@2`, ... or a label stands for; the word itself for anything else.
 
     Raises:
         UsageError: there are not so many runs, or several have that label.

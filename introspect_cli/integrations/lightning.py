@@ -32,7 +32,7 @@ class Introspect(Callback):  # type: ignore[misc] # the base is untyped where Li
         self._window = Window(path, options)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to record."""
+        """Start to record."""
         self._window.begin(pl_module, trainer.global_rank, trainer.world_size)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - Lightning's signature

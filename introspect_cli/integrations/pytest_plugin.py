@@ -35,7 +35,7 @@ def introspect(request: Any) -> Checks:
 
 
 class Checks:
-    """What a test may assert.
+    """Assertions of the `introspect` fixture.
 
     Args:
         folder: golden runs are looked for below it.
@@ -104,6 +104,7 @@ class Checks:
 
 
 def _called(model: Any, inputs: Any) -> None:
+    """Call a model with a dict as keywords, a tuple as arguments, or one value."""
     if isinstance(inputs, dict):
         model(**inputs)
     elif isinstance(inputs, tuple):
@@ -113,6 +114,7 @@ def _called(model: Any, inputs: Any) -> None:
 
 
 def _captured(model: Any, path: Path, work: Callable[[], Any], **options: Any) -> Path:
+    """Capture a function into a run; a SystemExit by which the comparison stopped it is swallowed."""
     from introspect_cli.api import capture
     from introspect_cli.store.read.run import open_run
 
@@ -128,6 +130,7 @@ def _captured(model: Any, path: Path, work: Callable[[], Any], **options: Any) -
 
 
 def _fail_unless_same(result: DiffResult) -> None:
+    """Raise an AssertionError with the answer and its evidence unless the verdict is SAME."""
     __tracebackhide__ = True
     from introspect_cli.compare.terms.result import Verdict
 

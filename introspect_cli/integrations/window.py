@@ -39,7 +39,7 @@ class Window:
         self._open: AbstractContextManager[Path] | None = None
 
     def begin(self, model: nn.Module | None, rank: int = 0, world_size: int = 1) -> None:
-        """Begin to record; nothing happens where it has begun.
+        """Start the capture; nothing if it is open.
 
         Args:
             model: what is trained.
@@ -58,7 +58,7 @@ class Window:
         atexit.register(self._process_ends)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Stop recording, with the error that ended training if one did; nothing happens where it has not begun."""
+        """Close the capture, with the error that ended training; nothing if it is not open."""
         opened, self._open = self._open, None
         if opened is None:
             return
@@ -70,12 +70,12 @@ class Window:
                 raise
 
     def _process_ends(self) -> None:
-        """Training never said that it was over: the exception that python has shown last ended it, if one did."""
+        """Close the capture as the process ends, with the last exception that python has shown."""
         self.end(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
 
 
 def _this_script() -> Target | None:
-    """What this process runs; None in a notebook or an interpreter."""
+    """This process's script or module; None in a notebook or interpreter."""
     process = described(sys.orig_argv)
     if process.role is not Role.SCRIPT or (process.script is None and process.module is None):
         return None
@@ -83,7 +83,7 @@ def _this_script() -> Target | None:
 
 
 def _launch(rank: int, world_size: int) -> Launch | None:
-    """The launch that the framework made itself, with what its processes have in common; None for one process."""
+    """The framework's launch, from its rank and world size; None for one process."""
     if world_size < 2:
         return None
     return find_launch({**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size)})

@@ -56,6 +56,7 @@ def follow(
     taken = [-1]
 
     def look(run: Run) -> tuple[int, RunState]:
+        """Hand on the steps after the last one taken; returns how many were taken in all, and the run's state."""
         reader = run.rank(run.ranks[0]) if run.ranks else None
         for step in reader.entries["step"].tolist() if reader is not None else ():
             if step > taken[-1]:
@@ -75,7 +76,7 @@ _SINGLE = {Kind.LOSS.value, Kind.HYPERPARAMETER.value}
 def numbers_of(
     reader: RankReader, step: int, selection: Selection | None = None, stats: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Numbers of a step by name.
+    """The numbers of a step to publish, by name.
 
     Args:
         reader: of the rank.
@@ -119,7 +120,7 @@ def numbers_of(
 
 
 def _norm_of(reader: RankReader, batch: StepBatch, rows: list[int]) -> float | None:
-    """The L2 norm of all elements of some records together; None where none has moments."""
+    """The L2 norm over all elements of some records; None where none has mean and variance."""
     if not rows or not {"mean", "var"} <= batch.floats.keys():
         return None
     mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))
@@ -129,6 +130,6 @@ def _norm_of(reader: RankReader, batch: StepBatch, rows: list[int]) -> float | N
 
 
 def _value(record: Record) -> float:
-    """A loss; of one that is not finite, what it is."""
+    """A loss's mean; NaN or infinity where it holds one."""
     stats = record.summary.stats
     return math.nan if stats.get("nans", 0) else math.inf if stats.get("infs", 0) else float(stats["mean"])

@@ -30,53 +30,53 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 class Place(Protocol):
-    """Takes what is published."""
+    """A destination for a run's numbers and files: a logger, a directory or a URL."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of a step."""
+        """Publish the numbers of a step."""
 
     def keep(self, file: Path) -> None:
-        """Take a file: the page, the packed run."""
+        """Publish a file: the page, or the packed run."""
 
     def close(self) -> str:
-        """Let everything reach its place; where it can be looked at, in words."""
+        """Finish publishing; returns in words where it can be looked at."""
 
 
 NUMBERS = "metrics.jsonl"
 
 
 class Directory:
-    """A directory below which each run has one of its own."""
+    """A directory with a subdirectory for each run."""
 
     def __init__(self, path: str, name: str) -> None:
-        """Begin a directory of the run's name below another."""
+        """Create the directory `path/name` and its file of numbers."""
         self.path = Path(path) / name
         self.path.mkdir(parents=True, exist_ok=True)
         self._file = (self.path / NUMBERS).open("w", encoding="utf-8")
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Append a line with the numbers of a step; those that are not finite are left out of JSON as text."""
+        """Append a JSON line with the numbers of a step; those not finite as text."""
         plain = {name: value if abs(value) < float("inf") else str(value) for name, value in numbers.items()}
         self._file.write(json.dumps({"step": step, **plain}) + "\n")
         self._file.flush()
 
     def keep(self, file: Path) -> None:
-        """Copy a file, all at once."""
+        """Copy a file, atomically."""
         fresh = self.path / f".{file.name}"
         shutil.copyfile(file, fresh)
         fresh.replace(self.path / file.name)
 
     def close(self) -> str:
-        """Close the numbers."""
+        """Close the file of numbers; returns the directory."""
         self._file.close()
         return str(self.path)
 
 
 class Remote:
-    """The run itself in object storage, with its numbers and page beside it."""
+    """A run uploaded to object storage while it is written, with its numbers and page."""
 
     def __init__(self, url: str, run: str, name: str, rank: int | None = None, *, sources: bool = False) -> None:
-        """Find the place.
+        """Prepare the upload.
 
         Args:
             url: such as `s3://bucket/runs`.
@@ -99,17 +99,17 @@ class Remote:
         self._began = False
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Keep the numbers of a step for the next round."""
+        """Keep the numbers of a step for the next upload."""
         if self._directory is not None:
             self._directory.log(step, numbers)
 
     def keep(self, file: Path) -> None:
-        """Have the page sent with the last round; the run itself needs no pack."""
+        """Keep a file for the next upload; a packed run is ignored, since the run itself is uploaded."""
         if not file.name.endswith(ENDING):
             self._files[file.name] = file.read_bytes()
 
     def look(self) -> None:
-        """Send what is new, if it is time. What fails is sent in a later round.
+        """Upload what is new, if the interval is over; a failed upload is retried with the next.
 
         Raises:
             RefusedError: storage will not have it.
@@ -125,6 +125,7 @@ class Remote:
                 pass  # it is tried again
 
     def _send(self) -> None:
+        """Upload the run, the file of numbers and kept files."""
         self._sender.send()
         if self._directory is not None:
             self._files[NUMBERS] = (self._directory.path / NUMBERS).read_bytes()
@@ -132,7 +133,7 @@ class Remote:
             self._sender.storage.put(name, data)
 
     def close(self) -> str:
-        """Send what is left, trying again for a while.
+        """Upload the rest, retried after each of `PAUSES`.
 
         Raises:
             StoreError: not all was sent.
@@ -162,10 +163,10 @@ _MOST = 1000  # metrics of MLflow in one request
 
 
 class TensorBoard:
-    """An event file that grows; beside those of a logger it joins that logger's run."""
+    """A TensorBoard event file; in a logger's directory it joins that logger's run."""
 
     def __init__(self, directory: str, name: str) -> None:
-        """Begin a file in a directory; in `runs/NAME` where it is empty."""
+        """Create an event file in `directory`; in `runs/NAME` where that is ""."""
         self._directory = Path(directory or f"runs/{name}")
         self._directory.mkdir(parents=True, exist_ok=True)
         stem = f"events.out.tfevents.{int(time.time())}.introspect.{os.getpid()}.0"
@@ -280,7 +281,7 @@ LOGGERS: dict[str, Callable[[str, str], Place]] = {
 
 
 def open_place(text: str, run: str, name: str, rank: int | None = None, *, sources: bool = False) -> Place:
-    """The place that a text means.
+    """Open the place to publish to that `text` names.
 
     Args:
         text: `mlflow`, `mlflow:RUN_ID`, `tensorboard:DIR`, `wandb:PROJECT`, a directory, or a URL.

@@ -44,16 +44,16 @@ AT_ONCE = 8
 
 
 def _job(manifest: bytes, path: str) -> object:
-    """Which launch a manifest is of."""
+    """The job id of the launch in a manifest; None where it names none."""
     said = documents.load(manifest, path)
     return (launch_of(said) or {}).get("job") if isinstance(said, dict) else None
 
 
 class Sender:
-    """Sends a run, or one rank of it."""
+    """Uploads a run, or one rank of it, in rounds."""
 
     def __init__(self, run: Path, url: str, rank: int | None = None, *, sources: bool = False) -> None:
-        """Find the place.
+        """Open the storage; nothing is sent yet.
 
         Args:
             run: its directory.
@@ -77,20 +77,20 @@ class Sender:
 
     @property
     def waiting(self) -> int:
-        """Bytes that were there to send, and were not sent yet."""
+        """Bytes seen in the last round and not sent."""
         return sum(share.waiting for share in self._shares.values())
 
     @property
     def steps(self) -> int:
-        """Steps that are there, of the rank with the fewest."""
+        """Steps seen in the last round, of the rank with the fewest."""
         return min((share.steps for share in self._shares.values()), default=0)
 
     def is_due(self) -> bool:
-        """Whether it is time for another round."""
+        """Whether the interval since the last round is over."""
         return time.monotonic() >= self._next
 
     def send(self) -> None:
-        """Send what is new.
+        """Upload what is new, several directories concurrently.
 
         Raises:
             StoreError: some of it was not sent.
@@ -107,6 +107,7 @@ class Sender:
             raise StoreError(f"cannot read {self._run}: {reason(error)}") from None
 
     def _begin(self, place: str) -> Share:
+        """The `Share` of a directory, begun and kept for further rounds."""
         base = place.rpartition("/")[0]
         with Folder.at(str(self._run / base)) as folder:
             run_id = str(read_manifest(folder).get("id"))
@@ -117,7 +118,7 @@ class Sender:
         return share
 
     def _send_shared(self, base: str) -> None:
-        """Send what ranks of a launch share, so that it is there before a catalogue with a log that names it."""
+        """Upload the launch's `shared/` files before a catalogue whose log names them."""
         with self._lock, Folder.at(str(self._run / base)) as run:
             if SHARED not in run:
                 return
@@ -133,7 +134,10 @@ class Sender:
                         there.add(name)
 
     def _places(self) -> list[str]:
-        """The directories that have a catalogue each; manifests that stand above them are sent."""
+        """The directories with a catalogue each: "" for a run of one process, else each rank's.
+
+        Uploads manifests above.
+        """
         with Folder.at(str(self._run)) as folder:
             if launch_of(read_manifest(folder)) is None:
                 return [""]
@@ -151,7 +155,7 @@ class Sender:
         return [place for place in places if (self._run / place / LOG).exists()]
 
     def _announce(self, folder: Folder, base: str) -> None:
-        """Have the manifest of a launch there, which its ranks all write alike."""
+        """Upload a launch's manifest unless it is there; StoreError where another launch's is."""
         name = f"{base}{MANIFEST}"
         data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
         [there] = self.storage.read([(name, 0, LIMIT_DOCUMENT)])

@@ -43,7 +43,7 @@ _TENSOR = ".safetensors"
 
 
 class Stretch(NamedTuple):
-    """Bytes of a file that are to be sent; those of a log are checked by its heads, and have no digest."""
+    """Bytes of a file to upload; those of a log get no digest, since its heads check them."""
 
     name: str
     begin: int
@@ -51,7 +51,7 @@ class Stretch(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """A directory as it is at a moment.
+    """State of a directory at one moment.
 
     Attributes:
         over: whether nobody writes it any more.
@@ -67,7 +67,7 @@ class _Look(NamedTuple):
 
 
 class Share:
-    """The directory of a run of one process, or of a rank of a launch: what has one catalogue.
+    """Uploads one directory with one catalogue: a run of one process, or a rank of a launch.
 
     Attributes:
         steps: whose records are sent.
@@ -78,7 +78,7 @@ class Share:
     def __init__(
         self, run: Path, place: str, storage: Storage, run_id: str, *, sources: bool, before: Callable[[], None]
     ) -> None:
-        """Find what was sent before.
+        """Resume from the catalogue that is there, if any.
 
         Args:
             run: the run's directory.
@@ -106,7 +106,7 @@ class Share:
         self._resume(place)
 
     def _resume(self, place: str) -> None:
-        """Take over what an earlier catalogue names, as far as its pieces are there."""
+        """Take over the extents of an earlier catalogue whose pieces exist; StoreError for another run's."""
         try:
             [before] = catalogues(self._storage, [place])
             entries = self._storage.entries(place) or {}
@@ -131,7 +131,7 @@ class Share:
         self._number = max((int(piece[:6]) + 1 for piece in entries if piece[:6].isdecimal()), default=0)
 
     def send(self, every: float) -> None:
-        """Send what is new.
+        """Upload what is new as pieces, then the catalogue.
 
         Args:
             every: within how many seconds this will be called again.
@@ -154,6 +154,7 @@ class Share:
     # --- what there is
 
     def _look(self) -> _Look:
+        """The directory's present state: lock, small files, lengths of logs, steps."""
         with Folder.at(str(self._path)) as folder:
             over = not is_locked(folder)  # asked first: what is then read is all there will be
             inline = {} if self._place else {MANIFEST: folder.read_file(MANIFEST, LIMIT_DOCUMENT)}
@@ -170,7 +171,7 @@ class Share:
     def _look_at(
         self, rank: Directory, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
     ) -> int:
-        """Take in what counts of a rank; its steps."""
+        """Add a rank's heads and log length to `inline` and `lengths`; returns its number of steps."""
         log, name = f"{prefix}{LOG}", f"{prefix}{HEADS}"
         with rank.file(LOG) as file:
             frames = Frames(file, number, file.path)
@@ -187,7 +188,7 @@ class Share:
     # --- what is to be sent
 
     def _stretches(self, look: _Look) -> Iterator[Stretch]:
-        """What is not there yet: small files first, which are read together."""
+        """Stretches not uploaded yet, of at most `PIECE` bytes: small files first, then logs, tensors last."""
         there = {name for name, _ in files_of(self._path, sources=self._sources)}
         whole = [name for name in there if name not in look.inline and not name.endswith((LOG, HEADS))]
         every = (*look.lengths, *whole)
@@ -200,7 +201,7 @@ class Share:
         return sum(extent.length for _, extent in self._extents.get(name, ()))
 
     def _whole(self, name: str) -> int:
-        """The length of a file that is replaced as a whole, after forgetting what was sent of another one."""
+        """Size of a file that is only replaced as a whole; forgets uploaded extents whose digests no longer fit."""
         there = (self._path / name).stat()
         size = there.st_size
         stamp = size, there.st_mtime_ns
@@ -217,6 +218,7 @@ class Share:
         return size
 
     def _read(self, name: str, begin: int, end: int) -> bytes:
+        """Bytes `begin` to `end` of a file of the directory."""
         folders, _, last = name.rpartition("/")
         with Folder.at(str(self._path / folders)) as place, place.file(last) as file:
             return file.read(begin, end)
@@ -224,7 +226,7 @@ class Share:
     # --- sending
 
     def _put(self, group: list[Stretch]) -> None:
-        """Send some stretches as one piece."""
+        """Upload some stretches as one piece."""
         parts, extents, at = [], [], 0
         for name, begin, end in group:
             data = self._read(name, begin, end)
@@ -243,6 +245,7 @@ class Share:
         self.waiting -= at
 
     def _put_catalogue(self, look: _Look, every: float) -> None:
+        """Upload the catalogue of all pieces in use."""
         used = {piece for extents in self._extents.values() for piece, _ in extents}
         pieces = sorted(used)
         number = {piece: place for place, piece in enumerate(pieces)}
@@ -270,6 +273,7 @@ class Share:
 
 
 def _in_pieces(todo: list[Stretch]) -> Iterator[list[Stretch]]:
+    """Group stretches, in order, to at most `PIECE` bytes."""
     group: list[Stretch] = []
     for stretch in todo:
         if group and sum(each.end - each.begin for each in group) + stretch.end - stretch.begin > PIECE:

@@ -22,7 +22,7 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def shorten(text: str, width: int) -> str:
-    """A name cut at its front, where names differ least, at a dot if there is one near."""
+    """A name cut at its front to `width` characters, `…` first, at a dot in its first third if there is one."""
     if len(text) <= width:
         return text
     kept = text[-(width - 1) :] if width > 1 else ""
@@ -31,14 +31,14 @@ def shorten(text: str, width: int) -> str:
 
 
 def cut(text: str, length: int, *, front: bool = False) -> str:
-    """A text that is no longer than that, cut at its end or at its front."""
+    """A text of at most `length` characters, `…` in place of its end, or of its front."""
     if len(text) <= length:
         return text
     return "…" + text[len(text) - length + 1 :] if front else text[: length - 1] + "…"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number in a few significant digits; whole numbers whole."""
+    """A number in `digits` significant digits; whole ones below a million as integers, None as `-`."""
     if value is None:
         return "-"
     if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 10**6):
@@ -61,7 +61,7 @@ def two_numbers(a: float, b: float, least: int = 4, most: int = 9) -> tuple[str,
 
 
 def distance(rel: float | None) -> str:
-    """A relative distance in at most seven characters."""
+    """A relative distance in at most seven characters; `-` where unknown, `<1e-07` below that."""
     if rel is None or math.isnan(rel):
         return "-"
     if rel < 1e-7:
@@ -129,13 +129,13 @@ Span = tuple[str, str]
 
 @dataclass(frozen=True)
 class Line:
-    """One paragraph, wrapped by the console at its width, continuation lines indented.
+    """A paragraph, wrapped at the console's width.
 
     Attributes:
         spans: its text.
         indent: blanks in front of it.
         wrap: whether it is wrapped.
-        hang: blanks in front of its continuation lines; 0 for two more than in front of it, where it has any.
+        hang: blanks in front of its continuation lines; 0 for two more than `indent`, where that is not 0.
     """
 
     spans: tuple[Span, ...] = ()
@@ -185,7 +185,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture: letters in a terminal, as many as there is room for; on a page a drawing.
+    """A picture: text in a terminal, fitted to its width; a drawing on a page.
 
     Attributes:
         letters: its blocks, given a width.
@@ -198,7 +198,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Fold:
-    """What a page shows when it is asked to."""
+    """Blocks that a page shows when their title is clicked."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -213,13 +213,13 @@ def line(text: str = "", style: str = "", indent: int = 0, *, wrap: bool = True)
 
 
 def section(title: str, blocks: Iterable[Block]) -> list[Block]:
-    """Blocks below a blank line and a heading; none without any."""
+    """A blank line, a heading and the blocks; [] where there are no blocks."""
     inside = list(blocks)
     return [line(), line(title, "heading"), *inside] if inside else []
 
 
 def rest_of(total: int, shown: int, where: str = "", indent: int = 0, *, what: str = "more") -> list[Block]:
-    """`and 3 more (--all lists them)`, where not all is shown."""
+    """`and 3 more (--all lists them)` where `total` is larger than `shown`; [] otherwise."""
     named = f" ({where})" if where else ""
     return [line(f"and {total - shown:,} {what}{named}", "dim", indent)] if total > shown else []
 
@@ -230,7 +230,7 @@ def table_of(
     style: Callable[[Item], str] = lambda _: "",
     caption: str = "",
 ) -> Table:
-    """A row for each item: every column with what it says of one, if it says anything, and the style of a row."""
+    """A table with a row per item; columns whose texts are all "" are left out."""
     items = tuple(items)
     cells = [(column, [words(item) for item in items]) for column, words in columns]
     kept = [(column, texts) for column, texts in cells if any(texts)]
@@ -239,7 +239,7 @@ def table_of(
 
 
 def fit(table: Table, width: int) -> tuple[Table, list[int]]:
-    """The table as it fits into a width, and the width of each column.
+    """The table fitted to a width, and the width of each column.
 
     Texts are cut, the widest column first, down to its least width; where that is not enough, columns are dropped
     before, in the order they ask for.
@@ -266,7 +266,7 @@ def fit(table: Table, width: int) -> tuple[Table, list[int]]:
 
 
 def lines_of(blocks: Iterable[Block], width: int) -> Iterator[Line]:
-    """The blocks, tables laid out as lines of text."""
+    """All blocks as lines of text, tables laid out for `width`."""
     for block in blocks:
         if isinstance(block, Line):
             yield block
@@ -291,6 +291,7 @@ def table_lines(table: Table, width: int) -> list[Line]:
 
 
 def _row(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], gap: str, style: str) -> Line:
+    """One row of a table as a line, each cell padded to its column's width."""
     cells = [
         text.rjust(width) if column.right else text.ljust(width)
         for text, column, width in zip(texts, columns, widths, strict=True)

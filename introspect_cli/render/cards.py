@@ -35,7 +35,7 @@ _STATE_ORDER = ("equal", "not seen", "within", "differs", "only b", "only a")
 
 
 def first_screen(result: DiffResult) -> str:
-    """Verdict, cards and strip of a comparison."""
+    """Markup of a comparison's verdict, three cards and strip."""
     badge = f'<span class="badge {_STYLE[result.verdict]}">{_WORD[result.verdict]}</span>'
     first, found = result.first, html_of(page_blocks(result))
     if first is None or result.subject == "checkpoints":
@@ -53,11 +53,12 @@ def first_screen(result: DiffResult) -> str:
 
 
 def breakable(name: str) -> str:
-    """A dotted name that may be broken after its dots."""
+    """A dotted name as markup that may break after each dot."""
     return text(name).replace(".", ".<wbr>")
 
 
 def _where(result: DiffResult, first: Divergence) -> str:
+    """The card "Where": step, module, kind and source line of the first divergence."""
     site = first.site
     steps = text(step_words(first.step, first.labels))
     if result.counts.steps_compared:
@@ -78,7 +79,7 @@ def _where(result: DiffResult, first: Divergence) -> str:
 
 
 def roundings(first: Divergence) -> str:
-    """The distance in units of its dtype's rounding, in words; "" where that means nothing."""
+    """The distance in units of the dtype's rounding, in words; "" where dtypes differ or it is unknown or 0."""
     if first.a is None or first.b is None or first.rel_l2 is None or first.site.kind is Kind.RNG:
         return ""
     dtype = first.a.layout.dtype
@@ -90,6 +91,7 @@ def roundings(first: Divergence) -> str:
 
 
 def _how_much(result: DiffResult, first: Divergence) -> str:
+    """The card "How much": distance, roundings, noise floor, and both values."""
     a, b = first.a, first.b
     how = "from whole tensors" if first.exact else "estimated from sketches"
     big = f"{text(distance(first.rel_l2))} <small>relative L2, {how}</small>"
@@ -105,7 +107,7 @@ def _how_much(result: DiffResult, first: Divergence) -> str:
 
 
 def _later(result: DiffResult, first: Divergence) -> str:
-    """How far it has grown by the last step that was compared."""
+    """The largest distance at the last compared step, and its module; "" where no step came later."""
     found = result.map
     if found is None or not found.steps or found.steps[-1] <= first.step:
         return ""
@@ -116,13 +118,14 @@ def _later(result: DiffResult, first: Divergence) -> str:
 
 
 def _why(result: DiffResult, first: Divergence) -> str:
-    """Where the cause lies, and what a terminal says of it."""
+    """The card "Why": where the cause lies, and the lines that a terminal shows."""
     follows = first.role is not Role.ORIGIN and first.reason != "resumed"
     blamed = "unknown: not everything was recorded" if follows else reason_named(first.reason).place
     return card("Why", text(blamed), (), html_of(why_lines(result) if result.head else [line(result.sentence)]))
 
 
 def _counted(result: DiffResult) -> Block:
+    """A line: how many records agree, differ and were not observed."""
     counts = result.counts
     counted = (
         f"{count(counts.records, 'record')} of {count(counts.steps_compared, 'step')} compared: {counts.equal:,} "
@@ -133,7 +136,7 @@ def _counted(result: DiffResult) -> Block:
 
 
 def rests_on(result: DiffResult) -> list[Block]:
-    """Evidence, counts and notes."""
+    """Evidence, counts, and notes in a fold."""
     blocks: list[Block] = [line(f"- {clause}") for clause in result.evidence]
     blocks += [_counted(result)] * (result.first is not None)
     notes = tuple(line(f"- {note}") for note in result.notes)
@@ -141,7 +144,7 @@ def rests_on(result: DiffResult) -> list[Block]:
 
 
 def first_table(first: Divergence) -> list[Block]:
-    """Both records of the first divergence; what is equal in both is counted, not listed."""
+    """A table of both records at the first divergence; rows equal in both are only counted."""
 
     def sides(words: Callable[[Summary], str], absent: str = "") -> tuple[str, str]:
         a, b = (absent if side is None else words(side) for side in (first.a, first.b))
@@ -162,7 +165,7 @@ def first_table(first: Divergence) -> list[Block]:
 
 
 def strip(result: DiffResult) -> str:
-    """The first diverging step in the order it ran; nothing where it holds none of what the strip shows."""
+    """Markup of the first diverging step in order of execution; "" where there is nothing to show."""
     if result.first is None or not result.strip:
         return ""
     each = [(title, [cell for cell in result.strip if cell.row == row]) for row, title in _ROWS.items()]
@@ -172,6 +175,7 @@ def strip(result: DiffResult) -> str:
 
 
 def _shade(cell: StripCell) -> str:
+    """CSS class of a cell by its state and distance (bounds 1e-6, 1e-4, 1e-2, 0.3)."""
     if cell.state != "differs":
         return {"equal": "eq", "within": "in", "not seen": "un"}.get(cell.state, "one")
     rel = cell.rel_l2
@@ -179,6 +183,7 @@ def _shade(cell: StripCell) -> str:
 
 
 def _strip_row(title: str, cells: Sequence[StripCell], first: Divergence) -> str:
+    """One row of the strip; beyond `_MOST_CELLS`, neighbours share a cell that shows the worst of them."""
     fold = -(-len(cells) // _MOST_CELLS)
     wide = 100 / -(-len(cells) // fold)
     parts, mark = [], ""

@@ -28,7 +28,7 @@ _NARROWEST, _WIDEST = 40, 80
 
 
 def check_blocks(result: CheckResult) -> list[Block]:
-    """The findings, worst first, and what could not be looked for."""
+    """The findings, worst first, a summary, and rules that could not be decided."""
     blocks: list[Block] = []
     for finding in result.findings:
         blocks += _finding(finding, "" if result.checkpoint else f" from step {finding.step}")
@@ -45,7 +45,7 @@ def check_blocks(result: CheckResult) -> list[Block]:
 
 
 def summary(result: CheckResult) -> str:
-    """One line: how many findings of each level, over how much."""
+    """`1 error, 2 warnings (30 rules over 20 steps of RUN)`."""
     counts = [
         count(number, level.value if level is not Level.INFO else "remark")
         for level in LEVELS
@@ -58,6 +58,7 @@ def summary(result: CheckResult) -> str:
 
 
 def _finding(finding: Finding, since: str) -> list[Block]:
+    """A finding: level, rule, site; its evidence; its cause."""
     rank = f", rank {finding.rank}" if finding.rank else ""
     head = Line(
         (
@@ -85,6 +86,7 @@ def rules_blocks(rules: Sequence[Rule]) -> list[Block]:
 
 
 def _folded(text: str, style: str, width: int) -> list[Block]:
+    """A text wrapped to the terminal, between `_NARROWEST` and `_WIDEST` columns."""
     room = max(min(width, _WIDEST), _NARROWEST) - 4
     folded = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
     return [line(part, style, 4 if number else 2, wrap=False) for number, part in enumerate(folded)]
@@ -96,7 +98,7 @@ _MODULES = 8
 
 
 def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = None) -> list[Block]:
-    """The whole screen."""
+    """The screen of a run in progress: curves, distance to another run, and findings."""
     blocks: list[Block] = [Line(((clean(look.path), "heading"), (f"  {watch_line(look)}", "")))]
     for curve in look.curves[:_CURVES]:
         blocks += _curve(curve)
@@ -116,13 +118,14 @@ def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = Non
 
 
 def watch_line(look: Look) -> str:
-    """How far the run is, in a line."""
+    """`running, step 12, 3.1 steps/s on average`."""
     rate = f", {number(look.rate, 3)} steps/s on average" if look.rate is not None else ""
     where = "no step yet" if look.last is None else step_words(look.last, look.labels)
     return f"{look.state.value}, {where}{rate}"
 
 
 def _curve(curve: Curve) -> list[Block]:
+    """A curve's last value, its range and a sparkline; one line where all values are equal."""
     values = curve.values.tolist()
     finite = [value for value in values if math.isfinite(value)]
     last = number(values[-1]) if math.isfinite(values[-1]) else "not finite"
@@ -136,6 +139,7 @@ def _curve(curve: Curve) -> list[Block]:
 
 
 def _distance(look: Look, name: str, result: DiffResult | None) -> list[Block]:
+    """How far the run is from another one, in a line."""
     if result is None:
         return [line(f"against {clean(name)}: nothing to compare yet", "dim"), line()]
     if result.verdict is Verdict.DIVERGED:

@@ -38,11 +38,11 @@ _ASCII = dict(zip("…█▓▒░▁▂▃▄▅▆▇│├└─·•", "~#*+
 
 
 class Screen:
-    """Where blocks are drawn.
+    """A terminal or stream on which blocks are drawn.
 
     Attributes:
-        width: columns there are; without end in a pipe.
-        interactive: whether a person sits in front of it.
+        width: number of columns; `WIDEST` in a pipe.
+        interactive: whether it is a terminal.
         unicode: whether it can show more than ASCII.
     """
 
@@ -63,6 +63,7 @@ class Screen:
         )
 
     def _measure(self) -> int:
+        """Number of columns: `COLUMNS`, else the terminal's; `WIDEST` in a pipe."""
         columns = os.environ.get("COLUMNS", "")
         if columns.isdecimal() and int(columns) > 0:
             return int(columns)
@@ -81,7 +82,7 @@ class Screen:
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Iterable[Block]], None] | None]:
-        """A function that draws blocks over those it drew before; None where there is no terminal to draw over."""
+        """A function that replaces the blocks it drew before; None where the stream is no terminal."""
         if not self.interactive or self._console.is_dumb_terminal:
             yield None
             return
@@ -96,7 +97,7 @@ class Screen:
             yield draw
 
     def _texts(self, line: Line) -> list[Text]:
-        """A line, styled; several where it is wider than the terminal: cut at blanks, words that are longer whole."""
+        """A line, styled, wrapped at blanks to at most 120 columns; longer words are not cut."""
         text = _styled(line, self._shown)
         width, hang = max(min(self.width, 120), 20), line.hang or (line.indent + 2 if line.indent else 0)
         if not line.wrap or len(text) <= width or self.width >= WIDEST:
@@ -112,6 +113,7 @@ class Screen:
         return parts
 
     def _shown(self, content: str) -> str:
+        """The text; where the stream has no unicode, with ASCII in place of other characters."""
         if self.unicode:
             return content
         return "".join(_ASCII.get(char, char) for char in content).encode("ascii", "backslashreplace").decode()

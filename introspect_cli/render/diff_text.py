@@ -31,7 +31,7 @@ def diff_blocks(
     grouped: bool = False,
     more: str = "--all lists them",
 ) -> list[Block]:
-    """The whole answer.
+    """The whole answer of a comparison.
 
     Args:
         result: the comparison.
@@ -78,7 +78,7 @@ _LIKELY = 3
 
 
 def why_lines(result: DiffResult) -> list[Block]:
-    """What is equal, what explains the first divergence, and what likely caused it, each with a label in front."""
+    """Labelled lines: what is known to be equal, what explains the first divergence, what likely caused it."""
     rows: list[tuple[str, str, str]] = []
     for known in _KNOWN:
         things = [fact.text for fact in result.rests_on if fact.known == known]
@@ -116,7 +116,7 @@ def why_lines(result: DiffResult) -> list[Block]:
 
 
 def _followed(result: DiffResult) -> list[Block]:
-    """The first divergence, and how much follows from it in the pass at hand and after that."""
+    """The first divergence, and how many follow in the same pass and later in the step."""
     first, *rest = result.divergences
     blocks: list[Block] = [divergence_table([first])]
     same = [each for each in rest if each.step == first.step]
@@ -133,12 +133,12 @@ def _followed(result: DiffResult) -> list[Block]:
 
 
 def first_blocks(result: DiffResult) -> list[Block]:
-    """The answer of a verb that has no option to list more: the first divergence, and how many there are."""
+    """The answer with only the first divergence listed, for verbs without an option to list more."""
     return diff_blocks(replace(result, divergences=result.divergences[:1]), more="")
 
 
 def _tensors(result: DiffResult, *, everything: bool, verbose: bool) -> list[Block]:
-    """The tensors that differ between two checkpoints: those that one lacks, then those farthest off."""
+    """A table of differing tensors of two checkpoints: missing ones first, then by distance."""
     shown = result.divergences if everything else result.divergences[:_SHOWN_TENSORS]
     if not shown:
         return []
@@ -153,7 +153,7 @@ def _place(divergence: Divergence) -> tuple[int, int, Site]:
 
 
 def _rest(result: DiffResult, listed: int, how: str) -> list[Block]:
-    """How much is not listed."""
+    """A line: how many divergences there are, and how many are not listed."""
     more = result.counts.diverged - listed
     counts = result.counts
     text = f"{count(counts.diverged, 'divergence')} in {count(counts.steps_diverged, 'step')}"

@@ -38,7 +38,7 @@ _SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "
 
 
 def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, moments: bool = False) -> Table:
-    """Divergences as a table; columns without content are left out, as are those of time where moments are compared."""
+    """A table of divergences without empty columns; `moments` leaves out columns of time (step, phase, rank)."""
     noisy = any(each.floor is not None for each in divergences)
     sized = any(each.size is Size.ROUNDING for each in divergences)
     shifted = any(each.step_b != each.step for each in divergences)
@@ -66,13 +66,13 @@ def _over_noise(divergence: Divergence) -> str:
 
 
 def module_of(divergence: Divergence) -> str:
-    """A module with its class, where that says more."""
+    """`model.head (Linear)`, or the name alone where the class is unknown or the same."""
     name, owner = clean(divergence.site.fqn), clean(divergence.module_class)
     return f"{name} ({owner})" if owner and owner != name else name
 
 
 def glance(divergence: Divergence) -> tuple[str, str]:
-    """Run a and run b at a glance: what tells them apart in a few characters."""
+    """(a, b) in a few characters: shapes, dtypes, values or statistics, whichever differs first."""
     a, b = divergence.a, divergence.b
     if a is None or b is None or Status.VALUE in (a.status, b.status):
         return _alone(a), _alone(b)
@@ -90,6 +90,7 @@ def glance(divergence: Divergence) -> tuple[str, str]:
 
 
 def _alone(summary: Summary | None) -> str:
+    """One record in a few characters: its value, or shape and dtype; `(none)` where missing."""
     if summary is None:
         return "(none)"
     if summary.status is Status.VALUE:
@@ -104,7 +105,7 @@ def _shape(summary: Summary) -> str:
 
 
 def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
-    """The statistic that moved most, against the spread of the values; the checksum where none moved visibly."""
+    """The statistic that moved most relative to the spread of values; checksums where none visibly moved."""
     if a.layout.numel == 1 and "mean" in a.stats and "mean" in b.stats:
         return two_numbers(a.stats["mean"], b.stats["mean"])
     spread = max(abs(a.stats.get("std", 0.0)), abs(b.stats.get("std", 0.0)))
@@ -124,7 +125,7 @@ def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
 
 
 def detail_blocks(result: DiffResult) -> list[Block]:
-    """Of each listed divergence what differs, in two or three lines."""
+    """For each listed divergence, lines on what differs: layout, statistics, elements."""
     blocks: list[Block] = []
     for divergence in result.divergences:
         a, b = divergence.a, divergence.b
@@ -196,7 +197,7 @@ _WHY = {
 
 
 def changes_blocks(code: CodeChanges | None) -> list[Block]:
-    """All changes, the most likely cause first, by how near they are."""
+    """All changed statements, grouped by nearness to the divergence, the most likely cause first."""
     if code is None:
         return [line("Nothing is known of the source files: a run has no digests of them (--no-source).")]
     blocks: list[Block] = []
@@ -212,7 +213,7 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
 
 
 def change_lines(one: Ranked) -> Iterator[Line]:
-    """Both sides of a change, with the line above."""
+    """The place of a change, then its lines in a and in b."""
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope and change.unit != "value" else ""
     sides = change.a is not None and change.b is not None and change.a.first != change.b.first
@@ -232,6 +233,7 @@ def change_lines(one: Ranked) -> Iterator[Line]:
 
 
 def _side(side: Side | None, sign: str, style: str) -> Iterator[Line]:
+    """Lines of one side, each after `sign`; beyond `_LONGEST` only their number."""
     if side is None:
         return
     lines = side.text.splitlines()

@@ -31,13 +31,13 @@ _LONGEST_CODE = 4000
 
 
 def findings_blocks(result: DiffResult, *, everything: bool, settings: bool = False) -> list[Block]:
-    """Each finding as lines; with settings where they do not stand among the causes already."""
+    """Lines of each finding; differing settings too where `settings` is set."""
     rows = (*_TEXT, _settings_blocks) if settings else _TEXT
     return [block for blocks_of in rows for block in blocks_of(result, everything)]
 
 
 def page_blocks(result: DiffResult) -> list[Block]:
-    """Each finding as a page shows it: all of it, the likely changes first and all others folded."""
+    """The findings for a page: the likeliest changes, all others in folds."""
     blocks: list[Block] = []
     code, resumed = result.code, result.resumed
     if code is not None and result.first is not None and (code.ranked or code.in_comments or code.in_names):
@@ -54,7 +54,7 @@ def page_blocks(result: DiffResult) -> list[Block]:
 
 
 def findings_document(result: DiffResult) -> dict[str, Any]:
-    """Each finding as plain values, by its key; what always has a key may be empty or None."""
+    """Plain values of each finding by key; a key without a value is left out unless in `_ALWAYS`."""
     documents = {key: document_of(result) for key, document_of in _DOCUMENT.items()}
     return {key: value for key, value in documents.items() if value is not None or key in _ALWAYS}
 
@@ -63,7 +63,7 @@ def findings_document(result: DiffResult) -> dict[str, Any]:
 
 
 def _resumed_blocks(result: DiffResult, _everything: bool) -> list[Block]:
-    """What a resumed run goes on with: what was not restored a line each, the rest in a line."""
+    """What a resumed run restored: lines for what was not, one line each for the rest."""
     resumed = result.resumed
     if resumed is None:
         return []
@@ -81,12 +81,12 @@ def _resumed_blocks(result: DiffResult, _everything: bool) -> list[Block]:
 
 
 def _several(result: DiffResult) -> bool:
-    """Whether there is another origin beside the first divergence."""
+    """Whether there is an origin other than the first divergence."""
     return any(origin.divergence != result.first for origin in result.origins)
 
 
 def _origins_blocks(result: DiffResult, everything: bool) -> list[Block]:
-    """Every origin, where there are several; the parts of a checkpoint are listed as such."""
+    """A line per origin, where there are several."""
     if not _several(result) or (not everything and all(origin.part for origin in result.origins)):
         return []
     origins = (line(clean(origin.sentence), indent=2) for origin in result.origins)
@@ -106,7 +106,7 @@ def _origins_document(result: DiffResult) -> list[dict[str, Any]] | None:
 
 
 def _structure_blocks(result: DiffResult, everything: bool) -> list[Block]:
-    """What differs in structure, with what that rests on; nothing where the sentence has said it all."""
+    """Lines on differences in structure with their evidence; [] where the head has named all."""
     changes = tuple(change for change in result.structure if not (result.head and clause_of(change) in result.head))
     in_sentence = result.verdict is not Verdict.DIVERGED and len(changes) <= SHOWN
     if not changes or (in_sentence and not any(change.evidence for change in changes)):
@@ -155,7 +155,7 @@ def _lines(side: Side | None) -> dict[str, Any] | None:
 
 
 def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
-    """The first settings that differ, where they may be why one run ends earlier."""
+    """Differing settings, where one run ended earlier, or with `everything`."""
     counts, told = result.counts, {one.change.file for one in result.code.ranked} if result.code is not None else ()
     settings = [one for one in result.settings if one.source != "sources" or one.name not in told]
     if not settings or not (everything or (result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b)):
@@ -166,7 +166,7 @@ def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
 
 
 def settings_blocks(result: DiffResult) -> list[Block]:
-    """What differs besides numbers, what can explain the divergence first."""
+    """All differing settings, those that can explain the divergence first."""
     if not result.settings:
         return [line("No setting that both runs kept differs.")]
     blocks: list[Block] = []
@@ -183,7 +183,7 @@ def _setting(change: SettingChange) -> Line:
 
 
 def _reach_blocks(result: DiffResult, _everything: bool) -> list[Block]:
-    """Where b is furthest from a, beside what rounding makes there."""
+    """A line: how far b is from a relative to one rounding of the parameters (`--perturb`)."""
     reach = result.reach
     if reach is None or reach.furthest is None:
         return []

@@ -51,7 +51,7 @@ _STYLE = (
 
 
 def marked(graph: Graph, result: DiffResult) -> Graph:
-    """The graph of run a (of run b, where b alone has operators) with what a comparison found at each operator."""
+    """The graph with each operator's state: `equal`, `diverged`, `origin`, `only a`, `only b`."""
     divergences = {(item.step, item.site): item for item in result.divergences}
     nodes = []
     for node in graph.nodes:
@@ -76,7 +76,7 @@ def marked(graph: Graph, result: DiffResult) -> Graph:
 
 
 def graph_blocks(graph: Graph) -> list[Block]:
-    """Every operator in a table: where, what, scale, and the scale of its gradient."""
+    """A table of all operators with their scales and those of their gradients."""
     gradients = backward_of(graph)
 
     def gradient_scale(node: Node) -> str:
@@ -131,7 +131,7 @@ def graph_svg(graph: Graph) -> str:
 
 
 def graph_html(graph: Graph, title: str) -> str:
-    """A page that holds the picture and scrolls."""
+    """An HTML page that holds the SVG."""
     title = html.escape(clean(title))
     notes = "".join(f"<p>{html.escape(clean(note))}</p>" for note in graph.notes)
     return (
@@ -162,6 +162,7 @@ def draw(graph: Graph, path: str, title: str) -> None:
 
 
 def _box(node: Node, x: float, y: float) -> str:
+    """One operator as SVG: a box, two lines of text, and a tooltip."""
     site, summary = node.record.site, node.record.summary
     colour, ink, faint = _colour(node)
     name, bracket, output = site.path.removeprefix("aten.").partition("[")
@@ -184,7 +185,7 @@ def _box(node: Node, x: float, y: float) -> str:
 
 
 def _colour(node: Node) -> tuple[str, str, str]:
-    """Fill, and the classes of both lines of text: on a colour of the theme's own, as the theme has it."""
+    """Fill colour, and CSS classes of both lines of text."""
     scale = node.scale
     if node.nonfinite:
         colour = _NAN
@@ -211,7 +212,7 @@ def _legend(graph: Graph) -> str:
 
 
 def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
-    """Where each node stands (left, top), and the picture's width and height."""
+    """(left, top) of each node, width and height of the picture."""
     by_number = {node.number: node for node in graph.nodes}
     before: dict[int, list[int]] = {node.number: [] for node in graph.nodes}
     users: dict[int, list[int]] = {node.number: [] for node in graph.nodes}

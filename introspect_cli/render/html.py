@@ -40,7 +40,7 @@ _MOST_OPS = 3000
 
 
 def page_html(page: Page) -> str:
-    """The page."""
+    """The whole HTML page."""
     assets = files("introspect_cli.render") / "assets"
     script = (assets / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -90,7 +90,7 @@ def page_html(page: Page) -> str:
 
 
 def _summary(page: Page) -> str:
-    """Cards of a single run: what ran, its loss, what was found."""
+    """The cards of a single run: what ran, its loss, findings."""
     run, check = page.runs[0], page.checks[0]
     facts = dict(facts_of(run))
     told = [(name, facts[name]) for name in ("ran", "started", "on", "ended") if facts.get(name)]
@@ -116,7 +116,7 @@ def _summary(page: Page) -> str:
 
 
 def _ran(page: Page) -> list[Block]:
-    """What ran, side by side, and what of it is not on record."""
+    """A table of what ran, a column per run, and notes on what was not recorded."""
     sides = [dict(facts_of(run)) for run in page.runs]
     heads = [f"{letter}: {clean(run.path, 120)}" for letter, run in zip("ab", page.runs, strict=False)]
     names = [name for name in dict.fromkeys(name for side in sides for name in side) if name != "run"]
@@ -126,7 +126,7 @@ def _ran(page: Page) -> list[Block]:
 
 
 def _ops(ops: tuple[OpRow, ...], step: int, *, two: bool) -> list[Block]:
-    """Operators of a step in the order in which they ran."""
+    """A table of the operators of a step in order of execution."""
 
     def mean(side: Record | None) -> str:
         return number(side.summary.stats.get("mean") if side is not None else None, 6)
@@ -155,7 +155,7 @@ def _ops(ops: tuple[OpRow, ...], step: int, *, two: bool) -> list[Block]:
 
 
 def _picture(graph: Graph | None) -> list[Block]:
-    """The graph of operators, which draws itself without a script; nothing where it is too large to look at."""
+    """The graph of operators as a picture; a line above `MOST_NODES` nodes, [] without a graph."""
     if graph is None or not graph.nodes:
         return []
     shown = f"{len(graph.nodes):,} of {graph.total:,} results of operators at step {graph.step}"
@@ -166,6 +166,7 @@ def _picture(graph: Graph | None) -> list[Block]:
 
 
 def _kept(history: Packed) -> str:
+    """A sentence: how many sites and steps the page holds."""
     every, some = history.parts
     sentence = f"{count(history.whole, 'site')} with {count(len(every.steps), 'step')} of {history.steps:,}"
     rest = len(history.sites) - history.whole

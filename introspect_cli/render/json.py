@@ -49,7 +49,7 @@ def _harmless(match: re.Match[str]) -> str:
 
 
 def to_yaml(document: dict[str, Any]) -> str:
-    """The same document as YAML: block style, keys in order."""
+    """A document as YAML: block style, keys in order."""
     import yaml  # JSON is what most ask for
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -93,7 +93,7 @@ def groups_document(groups: Groups) -> dict[str, Any]:
 
 
 def overview_document(run: Overview) -> dict[str, Any]:
-    """What a run is."""
+    """An overview as plain values."""
     return {"format": FORMAT, **vars(run), "ranks": list(run.ranks)}
 
 
@@ -117,7 +117,7 @@ def _module(row: ModuleRow) -> dict[str, Any]:
 
 
 def _side(values: Sequence[ValueRow], place: int) -> str:
-    """`input` or `output`: the outermost line that a value stands under."""
+    """`input` or `output`: the name of the nearest row of depth 1 at or before `place`."""
     return next((value.name for value in reversed(values[: place + 1]) if value.depth == 1), "output")
 
 
@@ -176,7 +176,7 @@ def graph_document(graph: Graph) -> dict[str, Any]:
 
 
 def check_document(result: CheckResult) -> dict[str, Any]:
-    """What a check found."""
+    """A check's result as plain values."""
     return {
         "format": FORMAT,
         "run": result.run,

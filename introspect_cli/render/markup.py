@@ -18,12 +18,12 @@ _TAGS = {"name": "code", "small": "small"}
 
 
 def text(value: object, limit: int = _LONGEST) -> str:
-    """Any text, harmless: control characters shown as escapes, markup as characters."""
+    """A value as escaped markup of at most `limit` characters, control characters as visible escapes."""
     return escape(clean(str(value), limit))
 
 
 def html_of(blocks: Iterable[Block]) -> str:
-    """Blocks as markup; lines that are not wrapped stand together as they are."""
+    """Blocks as markup; neighbouring lines that are not wrapped share a `<pre>`."""
     parts = []
     for as_it_is, together in groupby(blocks, lambda block: isinstance(block, Line) and not block.wrap):
         lines = [_block(block) for block in together]
@@ -73,11 +73,11 @@ def style() -> str:
 
 
 def fragment(markup: str) -> str:
-    """Parts of a page as a notebook shows them, the style kept to them."""
+    """Markup for a notebook, with a style sheet that applies to it alone."""
     return f'<div class="introspect"><style>@scope (.introspect) {{\n{style()}}}</style>{markup}</div>'
 
 
 def card(title: str, big: str, rows: Iterable[tuple[str, str]], more: str = "") -> str:
-    """One card; all but the title is markup already."""
+    """A card as markup; every argument but `title` is markup already."""
     listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows if value)
     return f'<article class="card"><h3>{title}</h3><div class="big">{big}</div>{more}<dl>{listed}</dl></article>'

@@ -43,7 +43,7 @@ OpRow: TypeAlias = "tuple[Record | None, Record | None]"
 
 @dataclass(frozen=True)
 class Page:
-    """What a page is made of.
+    """Everything that a page shows.
 
     Attributes:
         runs: the runs, a first.
@@ -73,7 +73,7 @@ class Page:
 
 
 def page_data(page: Page) -> str:
-    """The document, harmless inside a script element."""
+    """The JSON that the page's script reads, safe inside a script element."""
     result, history = page.result, page.history
     document: dict[str, Any] = {
         "two": result is not None,
@@ -107,7 +107,7 @@ def page_data(page: Page) -> str:
 
 
 def packed(array: np.ndarray[Any, Any]) -> str:
-    """An array, compressed; of float32 the first bytes of all come first, since like bytes compress."""
+    """An array as base64 of zlib; float32 is transposed to bytes of equal significance, which compresses better."""
     data = np.ascontiguousarray(array)
     if data.dtype == np.float32:
         data = np.ascontiguousarray(data.reshape(-1).view(np.uint8).reshape(-1, 4).T)
@@ -119,7 +119,7 @@ def _text(value: str) -> str:
 
 
 def _paired(curves: Sequence[Sequence[Curve]]) -> list[tuple[Curve | None, ...]]:
-    """The curves of a with those of b of the same name."""
+    """The curves of all runs by kind and name; None where a run lacks one."""
     sides = [{(curve.kind, curve.name): curve for curve in side} for side in curves]
     return [tuple(side.get(name) for side in sides) for name in dict.fromkeys(name for side in sides for name in side)]
 
@@ -130,7 +130,7 @@ def _curve(pair: tuple[Curve | None, ...]) -> dict[str, Any]:
 
 
 def _line(curve: Curve) -> list[Any]:
-    """Steps and values: in the fewest digits that read back as their float32, but of norms, which are float64."""
+    """[steps, values] of a curve, at most 2000 points, in the fewest digits that read back equal."""
     keep = np.unique(np.linspace(0, len(curve.steps) - 1, min(len(curve.steps), 2000)).round().astype(np.int64))
     norm = curve.kind == "gradients"
     values = [float(f"{value:.9g}" if norm else str(np.float32(value))) for value in curve.values[keep]]
@@ -147,13 +147,13 @@ def _depth(name: str, depth: Depth) -> dict[str, Any]:
 
 
 def _units(history: Packed) -> list[list[Any]]:
-    """The rounding of each dtype that is among the tensors."""
+    """[dtype, rounding unit] of each dtype among the sites, the smallest unit first."""
     dtypes = {about[1] for about in history.about}
     return [[name, unit] for name, unit in sorted(ROUNDING.items(), key=lambda entry: entry[1]) if name in dtypes]
 
 
 def scale_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Decades that the map's shades span: to the largest distance, from where all but the least twentieth begin."""
+    """(low, high) powers of ten for the map's shades: from the 5 % quantile of distances to the largest."""
     measured = values[np.isfinite(values) & (values > 0)]
     if not len(measured):
         return -8, 0
@@ -173,7 +173,7 @@ def levels_of(divergence_map: DivergenceMap) -> tuple[np.ndarray[Any, Any], int,
 
 
 def _cells(found: DivergenceMap) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Distances (rows, steps), which of them were not measured, and where only the forward pass is equal."""
+    """Distances (rows, steps), bool for unmeasured cells, and bool for cells equal in the forward pass alone."""
     shape = len(found.modules), len(found.steps)
     unmeasured, behind = (np.array(cells, np.bool_).reshape(shape) for cells in (found.unmeasured, found.behind))
     return np.array(found.values, np.float64).reshape(shape), unmeasured, behind
@@ -203,7 +203,7 @@ def _map(divergence_map: DivergenceMap, noise: Sequence[DivergenceMap | None], r
 
 
 def _noise_band(noise: Sequence[DivergenceMap | None], steps: Sequence[int]) -> list[float]:
-    """The largest distance of any module from a in any noise run, at each step of the map; 0 where they agree."""
+    """The largest distance of any module in any noise run, per step of the map; [] without noise runs."""
     band = dict.fromkeys(steps, 0.0)
     for found in noise:
         if found is not None:

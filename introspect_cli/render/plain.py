@@ -25,7 +25,7 @@ def finite(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Anything that results are made of as dicts, lists, texts and finite numbers."""
+    """A value as dicts, lists, texts and finite numbers; dataclasses as dicts."""
     if isinstance(value, Divergence):
         return divergence_document(value)
     if isinstance(value, Summary):
@@ -44,7 +44,7 @@ def plain(value: Any) -> Any:
 
 
 def site_document(site: Site, module_class: str) -> dict[str, Any]:
-    """What was recorded, and where in a step."""
+    """A site and its module's class as plain values."""
     return {
         "phase": site.phase.value,
         "kind": site.kind.value,
@@ -56,7 +56,7 @@ def site_document(site: Site, module_class: str) -> dict[str, Any]:
 
 
 def divergence_document(divergence: Divergence) -> dict[str, Any]:
-    """One divergence."""
+    """A divergence as plain values."""
     site = divergence.site
     unresolved = divergence.rel_l2 == 0 and not divergence.exact  # sketches cannot tell values this close apart
     document = {
@@ -85,7 +85,7 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
 
 
 def summary_document(summary: Summary | None) -> dict[str, Any] | None:
-    """What a record keeps of a value."""
+    """A summary as plain values; None for None."""
     if summary is None:
         return None
     return {
@@ -100,5 +100,5 @@ def summary_document(summary: Summary | None) -> dict[str, Any] | None:
 
 
 def label_document(labels: Labels) -> dict[str, Any] | None:
-    """What a framework calls a step, ranges as two numbers; None where it calls it nothing."""
+    """Labels of a step as plain values, ranges as [first, last]; None where there are none."""
     return {name: list(label) if isinstance(label, tuple) else label for name, label in labels.items()} or None

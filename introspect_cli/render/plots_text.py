@@ -31,12 +31,13 @@ _MOST_ROWS = 40
 
 
 def map_blocks(result: DiffResult, most: int = _MOST_ROWS, widest: int = 160) -> list[Block]:
-    """The divergence map, where there is one."""
+    """The divergence map as text; [] where the result has none."""
     found = result.map
     return [] if found is None else [line(), Figure(lambda width: _map(found, min(width, widest), most))]
 
 
 def _map(divergence_map: DivergenceMap, width: int, most: int) -> list[Block]:
+    """The map's rows, those that differ first kept beyond `most`, steps folded to the width."""
     names, steps, values = list(map(clean, divergence_map.modules)), divergence_map.steps, divergence_map.values
     label = min(max((len(name) for name in names), default=6), 34)
     room = max(width - label - 2, 10)
@@ -60,6 +61,7 @@ def _map(divergence_map: DivergenceMap, width: int, most: int) -> list[Block]:
 
 
 def _shade(value: float, behind: float) -> tuple[str, str]:
+    """(character, style) of a cell by its distance; `-` where only the backward pass differs."""
     if math.isnan(value):
         return " ", ""
     if value == 0 and behind:
@@ -75,7 +77,7 @@ _AROUND = 3
 
 
 def history_blocks(histories: Sequence[History], stat: str) -> list[Block]:
-    """Sites over all steps: a sparkline and the numbers."""
+    """For each site a heading, a sparkline and its values."""
     blocks: list[Block] = []
     for history in histories:
         numbers = [value for value in history.values if value is not None]
@@ -99,7 +101,7 @@ def spark(values: Sequence[float | None], widest: int, indent: int = 0) -> Figur
 
 
 def pair_blocks(pairs: Sequence[tuple[History | None, History | None]], stat: str) -> list[Block]:
-    """Each site of two runs: a plot of the first few, and a table of all at the steps that tell most."""
+    """For each site of two runs a plot (the first few only) and a table of values."""
     blocks: list[Block] = []
     for place, (a, b) in enumerate(pairs):
         one = a or b
@@ -118,7 +120,7 @@ def pair_blocks(pairs: Sequence[tuple[History | None, History | None]], stat: st
 
 
 def _plot(a: History, b: History, width: int) -> list[Block]:
-    """Both runs as marks over the steps: `a`, `b`, and one mark where they fall together."""
+    """Both runs over the steps, `a` and `b`, and one mark where they coincide."""
     points = [
         (name, step, value)
         for name, history in (("a", a), ("b", b))
@@ -153,7 +155,7 @@ def _plot(a: History, b: History, width: int) -> list[Block]:
 
 
 def _table(a: History, b: History) -> list[Block]:
-    """The numbers: the ends, and the steps around the first that differs."""
+    """Both runs' values at some steps: evenly spaced, and around the first that differs."""
     one, two = dict(zip(a.steps, a.values, strict=True)), dict(zip(b.steps, b.values, strict=True))
     steps = sorted({*one, *two})
     differing = [step for step in steps if not _same(one.get(step), two.get(step))]

@@ -24,7 +24,7 @@ _SHOWN = 6
 
 
 def culprit_blocks(culprit: Culprit) -> list[Block]:
-    """The first bad commit, what it changed, and what parts because of it."""
+    """The first bad commit, its files, and its divergence; candidates where it is undecided."""
     tried = line(
         f"{count(len(culprit.tried), 'commit')} tried; their runs are in {clean(str(culprit.directory))}", "dim"
     )
@@ -48,7 +48,7 @@ def _value(value: object) -> str:
 
 
 def proof_blocks(proof: Proof) -> list[Block]:
-    """The smallest set of changes, what stands there in both versions, and what it makes diverge."""
+    """The smallest set of changes, with both versions, and the divergence they cause."""
     blocks = _proven(proof)
     if proof.result is not None:
         blocks += [line(), *_diverging(proof.result)]
@@ -57,7 +57,7 @@ def proof_blocks(proof: Proof) -> list[Block]:
 
 
 def _diverging(result: DiffResult) -> list[Block]:
-    """What a proven cause makes diverge, in a line, and how to have more of it."""
+    """The sentence of the divergence that a proven cause makes, and the command that shows all of it."""
     again = f"introspect diff {result.a} {result.b} has the rest."
     return [line(clean(result.sentence, 1200)), line(clean(again, 1200), "dim", wrap=False)]
 

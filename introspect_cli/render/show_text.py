@@ -38,7 +38,7 @@ _SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
 
 
 def overview_blocks(run: Overview) -> list[Block]:
-    """What a run is, or a checkpoint."""
+    """(name, value) lines and notes about a run or checkpoint."""
     facts = facts_of(run)
     wide = max(len(name) for name, _ in facts)
     blocks: list[Block] = [
@@ -56,7 +56,7 @@ def overview_blocks(run: Overview) -> list[Block]:
 
 
 def notes_of(run: Overview) -> list[Block]:
-    """What a run lacks."""
+    """Notes on what a run lacks: steps, ranks, records."""
     unobserved = run.manifest.get("not_observed")
     notes = [*run.endings, *(f"not held: {clause}" for clause in run.thinned)]
     notes += map(str, unobserved) if isinstance(unobserved, (list, tuple)) else ()
@@ -66,7 +66,7 @@ def notes_of(run: Overview) -> list[Block]:
 
 
 def facts_of(run: Overview) -> list[tuple[str, str]]:
-    """What a run is, or a checkpoint: names and values, some of them empty."""
+    """(name, value) pairs about a run or checkpoint; some values are ""."""
     manifest = run.manifest
     if isinstance(manifest.get("checkpoint"), dict):
         return _facts_of_checkpoint(run)
@@ -94,7 +94,7 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
 
 
 def _unseen(manifest: dict[str, Any]) -> str:
-    """What ran of the models without being seen."""
+    """`; 2 modules ran without being seen: ...`; "" where none did."""
     unseen = manifest.get("ran_unseen")
     names = list(map(clean, unseen)) if isinstance(unseen, dict) else []
     some = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
@@ -102,7 +102,7 @@ def _unseen(manifest: dict[str, Any]) -> str:
 
 
 def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
-    """A file holds one moment, and nothing of what ran."""
+    """(name, value) pairs about a checkpoint."""
     kinds = sorted(Kind, key=lambda kind: kind is Kind.RNG)
     parts = [(kind, run.kinds[kind.value]) for kind in kinds if kind.value in run.kinds]
     return [
@@ -115,7 +115,7 @@ def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
 
 
 def _where(run: Overview) -> str:
-    """Where the files of a run are."""
+    """`in storage` for a URL that is no pack, else `on disk`."""
     return "in storage" if "://" in run.path and not run.path.endswith(".zip") else "on disk"
 
 
@@ -153,7 +153,7 @@ def _steps(run: Overview) -> str:
 
 
 def _named(first: Labels, last: Labels) -> list[str]:
-    """What a framework calls the first and the last step."""
+    """Clauses on the framework's names of the first and the last step."""
     words = [str(last["framework"])] if "framework" in last else []
     words += [
         f"{name} {shown(first[name])} to {shown(last[name])}"
@@ -222,7 +222,7 @@ def records_blocks(records: Sequence[Record], step: int, labels: Labels) -> list
 
 
 def _seen(summary: Summary) -> str:
-    """The shape of a tensor, a plain value itself, or that it was not observed."""
+    """A record's shape, its plain value, or its status in words."""
     if summary.status is Status.OBSERVED:
         return shape(summary.layout.shape)
     if summary.status is Status.VALUE:
@@ -249,7 +249,7 @@ _NAMED = 3
 
 
 def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
-    """A row a run, the latest first, a line that adds them up, and where was not looked."""
+    """A table of runs, the latest first, a total, and directories that were not searched."""
     rows, unseen = search.rows, [line(sentence, "unsure") for sentence in unseen_sentences(search)]
     if not rows:
         return [line(f"No runs {'found ' * bool(unseen)}below {', '.join(map(clean, places))}."), *unseen]

@@ -51,7 +51,7 @@ def _array(values: NDArray[Any], width: int) -> list[Block]:
 
 
 def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int) -> list[Block]:
-    """A table of elements that differ, the largest differences first, and how many more there are."""
+    """A table of differing elements, the largest differences first, and the number of further ones."""
     heads = (Column("element"), *(Column(name, right=True) for name in ("a", "b", "|a-b|")))
     rows = []
     for index, one, two in elements:
@@ -62,7 +62,7 @@ def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int) 
 
 
 def pair_words(one: Any, two: Any) -> tuple[str, str]:
-    """Two elements with as many digits as it takes to tell them apart, and about how far.
+    """Two elements in as many digits as show them different, and their distance to within a fifth.
 
     2.9003549 and 2.9003551 are 2.90035 and 2.90036 in six digits: told apart, and fifty times too far.
     """
@@ -81,7 +81,7 @@ def pair_words(one: Any, two: Any) -> tuple[str, str]:
 
 
 def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[Block]:
-    """One divergence: how many elements, which, how far, where."""
+    """A divergence element by element: source line, inputs, counts, largest differences, picture."""
     site = closeup.divergence.site
     layouts = [side.layout for side in (closeup.divergence.a, closeup.divergence.b) if side is not None]
     title = f"step {closeup.divergence.step}: {what(site)}"
@@ -154,7 +154,7 @@ def _picture_svg(picture: Picture) -> str:
 
 
 def _axes(picture: Picture) -> str:
-    """Which dimensions are the rows and the columns."""
+    """A clause on which dimensions the picture's rows and columns are."""
     if not picture.rows:
         return count(math.prod(picture.sizes[1]), "element")
     axes = ("rows", picture.rows, picture.sizes[0]), ("columns", picture.columns, picture.sizes[1])

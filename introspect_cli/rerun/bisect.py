@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to bisect.
+    """The command to bisect, its range of commits, and how it is run.
 
     Attributes:
         good: revision that is right.
@@ -134,7 +134,7 @@ class _Search:
     tried: list[tuple[str, Verdict]] = field(default_factory=list)
 
     def run(self, good: str, bad: str) -> Culprit:
-        """Capture both ends, then let git choose until one commit is left."""
+        """Capture both ends, then bisect; UsageError where the good commit fails or the two do not diverge."""
         made = self._capture(good)
         if not made.usable or made.exit_code:
             raise UsageError(
@@ -157,7 +157,10 @@ class _Search:
         return self._drive(self.reference, good, bad)
 
     def _drive(self, reference: Reference, good: str, bad: str) -> Culprit:
-        """Try the commit that halves those left, until none is, or only some that cannot be captured."""
+        """Capture commits that `git rev-list --bisect-all` proposes, until the first bad one is found.
+
+        Ends without one where only commits are left that cannot be captured.
+        """
         same, skipped = [good], set()
         while True:
             left = self.user.ask("rev-list", "--bisect-all", bad, "--not", *same).splitlines()
@@ -179,7 +182,10 @@ class _Search:
         return self.plan.until_step if self.reference is None else self.reference.until
 
     def _capture(self, commit: str) -> Rerun:
-        """Run a commit, up to its first divergence from the reference where there is one."""
+        """Capture a commit, or take its kept run.
+
+        It stops at the first divergence where there is a reference already.
+        """
         ends: tuple[str, ...] = () if self._until is None else ("--until-step", str(self._until))
         options = (*self.plan.options, *(ends if self.reference is None else self.reference.ends))
         run = self.directory / (commit[:16] if self._until is None else f"{commit[:16]}-to-{self._until}")
@@ -197,7 +203,10 @@ class _Search:
         return placed(self.around, self.directory / PLACE, revision=revision, links=links, keep=self.plan.keep)
 
     def proof(self, culprit: Culprit) -> Proof | None:
-        """Which change of the first bad commit it is, where its run and that of the commit before it are at hand."""
+        """Find which change of the first bad commit makes the runs diverge.
+
+        None where its or its parent's run is gone.
+        """
         if culprit.commit is None or not self.plan.max_runs:
             return None
         before = self.user.ask("rev-parse", f"{culprit.commit}^")
@@ -218,6 +227,7 @@ class _Search:
             return None
 
     def _note(self, commit: str, verdict: Verdict, result: DiffResult | None) -> None:
+        """Keep the verdict on a commit and tell it in a line."""
         self.results[commit] = result
         self.tried.append((commit, verdict))
         said = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skipped"}[verdict]
@@ -227,6 +237,7 @@ class _Search:
         self.tell(f"{commit[:10]} is {said}" + (f": {why}" if why else ""))
 
     def _culprit(self, first: str, candidates: Sequence[str]) -> Culprit:
+        """The result: the commit `first`, or `candidates` where that is ""."""
         subject, files = "", ""
         if first:
             subject = self.user.ask("log", "-1", "--format=%s", first)

@@ -69,7 +69,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Question:
-    """What is run at both.
+    """The command that is captured at both revisions, and how.
 
     Attributes:
         options: capture options.
@@ -93,7 +93,7 @@ class Question:
 def captured(
     a: str, b: str, runs: Sequence[str | None], asked: Question, tell: Callable[[str], None]
 ) -> tuple[str, str]:
-    """Capture what of a and b is a revision: both runs.
+    """Capture whichever of a and b is a revision, and return the paths of both runs.
 
     Args:
         a: a revision, or `.` for the work tree as it is, or what stands for a run.
@@ -133,7 +133,7 @@ class _Captures:
     tell: Callable[[str], None]
 
     def pair(self, words: Sequence[str], runs: Sequence[str | None]) -> tuple[str, str]:
-        """The runs of both sides."""
+        """Paths of both sides' runs; a side that is a revision is captured, b against a."""
         revisions = [
             revision_of(self.user, word) if run is None else None for word, run in zip(words, runs, strict=True)
         ]
@@ -154,7 +154,7 @@ class _Captures:
         return first, second
 
     def _name(self, revision: Revision, around: Around) -> str:
-        """A name that stands for all that goes into a capture."""
+        """`<commit>-<hash>`, the hash over revision, files around, options, environment and installed packages."""
         environment = {name: value for name, value in os.environ.items() if not ENV_NOISE.match(name)}
         directories = [path for path in sys.path if path.endswith("-packages") and Path(path).is_dir()]
         made: list[Any] = [
@@ -171,7 +171,7 @@ class _Captures:
     def _captured(
         self, side: str, revision: Revision, around: Around, name: str, *, against: str | None = None
     ) -> Path:
-        """The run of a revision, whole, or up to where it diverges from another."""
+        """The run of a revision, kept or captured; with `against`, ended at its first divergence from that run."""
         whole = self.base / name
         run, options = whole, list(self.asked.options)
         if "--seed" not in {word.partition("=")[0] for word in options}:
@@ -216,14 +216,14 @@ class _Captures:
         return run
 
     def _diverges(self, reference: str, run: Path) -> bool:
-        """Whether a run that was ended at its first divergence has one: it was seen while the run was going on."""
+        """Whether a run that was stopped at its first divergence still diverges from `reference` now."""
         with contextlib.ExitStack() as stack:
             paths = (reference, str(run), *self.asked.noise)
             a, b, *others = (stack.enter_context(open_run(path)) for path in paths)
             return compare_runs(a, b, DiffOptions(rtol=self.asked.rtol), others).verdict is Verdict.DIVERGED
 
     def _changed_since(self, kept: Path) -> str:
-        """A file beside the revision that a run read and that is another one now; "" where none is known of."""
+        """Name of a file outside the revision that a kept run read and that has changed since; "" where none has."""
         here, place = Path(os.path.realpath(Path.cwd())), self.base / PLACE
         links = [here / path for path in self.asked.links]
         with open_run(kept) as run:
@@ -242,6 +242,7 @@ class _Captures:
         return ""
 
     def _run(self, run: Path, revision: Revision, place: Place, options: Sequence[str]) -> Rerun:
+        """Capture the command at a revision's place, PYTHONHASHSEED 0 where unset; UsageError without the script."""
         words = list(self.asked.words)
         if words[0].endswith(".py") and not (place.directory / place.moved_word(words[0])).exists():
             raise UsageError(f"there is no {words[0]} at {revision.words}")
@@ -250,11 +251,7 @@ class _Captures:
         return capture(run, place, (*options, *words), environment)
 
     def _refuse(self, side: str, done: Rerun, revision: Revision) -> None:
-        """Say how a script ended that recorded no step; an exception of b's is what the comparison tells.
-
-        Raises:
-            UsageError: there is nothing to compare.
-        """
+        """Raise UsageError where a capture recorded no step, unless b ended by an exception, which is compared."""
         if done.usable:
             return
         error = None
@@ -270,10 +267,10 @@ class _Captures:
         )
 
     def _check(self, done: Rerun, revision: Revision, place: Place) -> None:
-        """Make sure that what ran was the revision's.
+        """Check that the imported files were the revision's.
 
         Raises:
-            UsageError: a file was imported from elsewhere.
+            UsageError: one was imported from the user's work tree.
         """
         with open_run(done.run) as run:
             ran = run.settings.document("sources")
@@ -288,7 +285,7 @@ class _Captures:
                 )
 
     def _bound(self, used: set[str]) -> None:
-        """Remove the captures that were not used for longest, beyond what is kept."""
+        """Remove the least recently used captures beyond `MOST_KEPT` or `MOST_BYTES`, never those in `used`."""
         runs = sorted(
             (path.parent for path in self.base.glob("*/manifest.yaml")), key=lambda path: -path.stat().st_mtime
         )

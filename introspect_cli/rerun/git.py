@@ -40,17 +40,18 @@ class Repository:
             return None
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run git in the repository."""
+        """Run `git` with these words in the repository; output decoded, any exit code."""
         done = self._run(*words)
         answer, complaint = (data.decode("utf-8", "replace") for data in (done.stdout, done.stderr))
         return subprocess.CompletedProcess(done.args, done.returncode, answer, complaint)
 
     def blob(self, name: str) -> bytes | None:
-        """What a file at a commit holds, by `commit:path`; None where there is none."""
+        """Content of a file at a commit, named `commit:path`; None where there is none."""
         done = self._run("cat-file", "blob", name)
         return done.stdout if done.returncode == 0 else None
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[bytes]:
+        """Run git without hooks, prompts and `GIT_*` variables; UsageError where git cannot be started."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         try:
             return subprocess.run(  # noqa: S603 - no shell
@@ -66,7 +67,7 @@ class Repository:
             raise UsageError(f"cannot run git: {error.strerror or error}") from None
 
     def ask(self, *words: str) -> str:
-        """What git answers, without the space around it.
+        """The output of a git command, stripped.
 
         Raises:
             UsageError: git refuses; its last line says why.
@@ -74,6 +75,7 @@ class Repository:
         return self._answer(*words).strip()
 
     def _answer(self, *words: str) -> str:
+        """The output of a git command; UsageError with its last line where it fails."""
         answer = self.run(*words)
         if answer.returncode:
             lines = (answer.stderr or answer.stdout).strip().splitlines() or ["it failed"]
@@ -81,7 +83,7 @@ class Repository:
         return answer.stdout
 
     def names(self, *words: str) -> list[str]:
-        """What git lists, such as paths, of a command that is asked for NUL between them.
+        """Names that a git command lists with `-z`.
 
         Raises:
             UsageError: git refuses.
@@ -89,7 +91,7 @@ class Repository:
         return [name for name in self._answer(*words, "-z").split("\0") if name]
 
     def has(self, commit: str) -> bool:
-        """Whether it knows a commit."""
+        """Whether the repository holds a commit."""
         return self.run("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
 
     def is_revision(self, word: str) -> bool:
@@ -100,7 +102,7 @@ class Repository:
         return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{word}^{{commit}}")
 
     def commit(self, revision: str) -> str:
-        """The full name of a commit.
+        """The full hash of a revision's commit.
 
         Raises:
             UsageError: there is no such revision.
@@ -129,7 +131,7 @@ def work_tree(user: Repository, path: Path, commit: str, *, keep: bool = False) 
 
 
 def _remove(user: Repository, path: Path) -> None:
-    """Remove a work tree if it is there, and what git remembers of it: other work trees may only be out of reach."""
+    """Remove the work tree at `path` with git, then whatever is left of its directory."""
     user.run("worktree", "remove", "--force", "--force", str(path))
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)

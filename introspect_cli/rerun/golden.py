@@ -42,7 +42,7 @@ _SMALL = 64
 
 @dataclass(frozen=True)
 class Golden:
-    """What a golden run is checked by.
+    """The command and tolerances that a golden run is checked with.
 
     Attributes:
         words: the script and its arguments; empty for one that a test saved.
@@ -81,7 +81,7 @@ def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = Fal
 
 
 def keep(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int:
-    """Keep a run as a golden one; how many bytes it takes."""
+    """Pack a run as the golden run at `path`; returns bytes written."""
     path.mkdir(parents=True, exist_ok=True)
     about = {
         "words": list(golden.words),
@@ -96,7 +96,7 @@ def keep(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int
 
 
 def read(path: Path) -> Golden:
-    """What a golden run is checked by.
+    """Read the description of the golden run at `path`.
 
     Raises:
         StoreError: there is none, or it cannot be read.
@@ -113,6 +113,7 @@ def read(path: Path) -> Golden:
 
 
 def _kept(path: Path) -> Run:
+    """Open the golden run's packed run."""
     try:
         return open_run(path / STORE)
     except StoreError as error:
@@ -120,7 +121,7 @@ def _kept(path: Path) -> Run:
 
 
 def took_long(path: Path) -> bool:
-    """Whether a golden run took so long that it pays to compare another with it while that goes on.
+    """Whether a golden run took `LONG` seconds or more, so that comparing a new one while it runs pays.
 
     Raises:
         StoreError: it cannot be read.
@@ -149,7 +150,10 @@ def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> D
 
 
 def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:
-    """What a new run is to a golden one: a is the golden run, or with noise the new one."""
+    """Compare a new run with the golden one, once per tolerance; a part that diverges counts, then an undecided one.
+
+    a is the golden run; with noise runs, the new one.
+    """
     with ExitStack() as stack:
         kept, new = stack.enter_context(_kept(path)), stack.enter_context(open_run(run))
         others = [stack.enter_context(open_run(other)) for other in noise]
@@ -162,7 +166,7 @@ def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) 
 
 
 def _parts(golden: Golden, run: Run) -> list[DiffOptions]:
-    """A comparison for each tolerance: kinds that have one of their own, and all others."""
+    """Options of one comparison for each kind with its own tolerance, and one for all other kinds."""
     kinds = {kind for rank in run.ranks for kind in run.rank(rank).sites.kind}
     rest = golden.tolerance.get("", (0.0, 0.0))
     with_tolerance = {kind: pair for kind, pair in golden.tolerance.items() if kind in kinds}
@@ -174,7 +178,7 @@ def _parts(golden: Golden, run: Run) -> list[DiffOptions]:
 
 
 def _another_machine(result: DiffResult) -> DiffResult:
-    """Not diverged but undecided where the first difference is one of rounding, and the machine is another."""
+    """UNDECIDED in place of DIVERGED where the first difference is as small as rounding, on another machine."""
     first = result.first
     if result.verdict is not Verdict.DIVERGED or first is None or first.a is None or first.b is None:
         return result

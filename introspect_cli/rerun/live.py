@@ -32,7 +32,7 @@ _TRAINING = {Phase.BACKWARD.value, Phase.OPTIMIZER.value}
 
 @dataclass
 class LiveReference:
-    """The comparison of a run that goes on with a reference, which is opened again where it may have grown.
+    """A reference run, opened again while it may grow, for comparison with a run in progress.
 
     Attributes:
         opened: opens the reference.
@@ -44,7 +44,7 @@ class LiveReference:
     _one: Run | None = None
 
     def reference(self) -> Run:
-        """The reference as it is now: it may go on, or be just being written anew."""
+        """The reference, opened again while it is being written or has no step."""
         if self._one is None or self._one.state is RunState.RUNNING or self._one.last_step is None:
             self.close()
             self._one = self.opened()
@@ -57,7 +57,7 @@ class LiveReference:
             self._one = None
 
     def result(self, run: Run) -> DiffResult | None:
-        """The comparison with a run; None where that goes on and may take back what it has recorded so far.
+        """Compare with a run; None where it is in progress and its steps may still be taken back.
 
         What a model computes before anything is trained may turn out to have been an evaluation.
         """
@@ -74,7 +74,7 @@ class LiveReference:
 
 @dataclass
 class Digests:
-    """The digests of a run's steps beside those of its reference, by rank."""
+    """Digests of a run's steps compared with the reference's, by rank, each step once."""
 
     by_rank: dict[int, dict[int, bytes]] = field(default_factory=dict)
     looked: dict[int, int] = field(default_factory=dict)
@@ -82,11 +82,11 @@ class Digests:
 
     @property
     def last(self) -> int:
-        """The last step that was looked at of every rank; -1 before there is one."""
+        """The last step compared on every rank; -1 where there is none."""
         return min(self.looked.values(), default=-1)
 
     def differ(self, reference: Run, run: Run) -> bool:
-        """Whether a step that was not looked at yet differs; other ranks than the reference's always do."""
+        """Whether a step not compared before differs from the reference's, or a rank is not in the reference."""
         if reference is not self._of:
             self.by_rank |= {rank: reference.rank(rank).digests() for rank in reference.ranks}
             self._of = reference
@@ -107,7 +107,7 @@ def compare_live(
     agreed: Callable[[int], None] = lambda _step: None,
     pause: float = PAUSE,
 ) -> DiffResult:
-    """Compare until the run is over.
+    """Compare a run with a reference while it is written, until it is over.
 
     `first` hears once of the first divergence that is seen, and `agreed`, until then, of each step up to which the two
     do not diverge.
@@ -123,6 +123,7 @@ def compare_live(
     waiting = reported = False
 
     def look(run: Run) -> DiffResult | None:
+        """Compare new steps; the result where a full comparison was made, else None."""
         nonlocal last, rest_until, waiting, reported
         waiting = (digests.differ(against.reference(), run) or waiting) and not reported
         began, over = time.monotonic(), run.state is not RunState.RUNNING
@@ -148,7 +149,7 @@ def compare_live(
 
 
 def _trains(run: Run) -> bool:
-    """Whether anything is trained in the steps that are looked at: the first, the last and one between."""
+    """Whether any rank's first, middle or last step has a record of a training phase."""
     for rank in run.ranks:
         reader = run.rank(rank)
         phases = reader.sites.phase  # of sites that may have no record yet

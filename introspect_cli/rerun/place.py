@@ -53,7 +53,7 @@ _MOST_NEIGHBOURS = 500
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command is run.
+    """Directories in which a command is run, and how the user's paths map to them.
 
     Attributes:
         root: the project there.
@@ -70,7 +70,7 @@ class Place:
     large: tuple[Path, ...] = ()
 
     def moved(self, path: Path) -> Path:
-        """Where a path of the user's is rebuilt; the path itself where it is not, or lies in the place already."""
+        """The rebuilt path of a user's path; the path itself where it is not rebuilt, or lies in the place already."""
         if any(map(path.is_relative_to, self.tops.values())):  # the place may lie in the project
             return path
         for top, rebuilt in self.tops.items():
@@ -79,7 +79,7 @@ class Place:
         return path
 
     def moved_word(self, word: str) -> str:
-        """A word of a command line, or the value after its `=`, moved where it is the path of something rebuilt."""
+        """A command-line word with its path, or that after `=`, replaced by the rebuilt one, where it is absolute."""
         option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
         moved = self.moved(real := Path(os.path.realpath(value)))
         return f"{option}{equals}{moved}" if Path(value).is_absolute() and moved != real else word
@@ -108,7 +108,7 @@ class Around:
     made: tuple[Path, ...]
 
     def states(self) -> list[tuple[str, int, int]]:
-        """What tells the files from those of another time."""
+        """(path, size, mtime in ns) of each file: equal while the files are unchanged."""
         return [(str(path), status.st_size, status.st_mtime_ns) for path in self.files for status in [path.lstat()]]
 
 
@@ -120,7 +120,7 @@ def survey(
     skipped: Path,
     kept: Collection[Path] = (),
 ) -> Around:
-    """Look at what lies around a run.
+    """List the files and directories around a run that a rebuilt place needs.
 
     Args:
         root: the project.
@@ -146,7 +146,7 @@ def survey(
 
 
 def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], skipped: Path) -> Around:
-    """Look at what git does not keep in a work tree, and every revision is given; code is not, but for `scripts`."""
+    """List files that git does not track; untracked code is left out, except `scripts`."""
     tracked = {user.root / name for name in user.names("ls-files")}
     others = {user.root / name for name in user.names("ls-files", "--others", "--exclude-standard")}
     code = {path for path in others if path.suffix in _CODE} - {*scripts}
@@ -156,12 +156,12 @@ def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], sk
 
 
 def scripts_of(words: Sequence[str]) -> list[Path]:
-    """The script of a command line, which runs although git may not know it; none of a module."""
+    """The script of a command line as a list of one path; empty for `-m MODULE`."""
     return [Path(os.path.realpath(words[0]))] if words[0] != "-m" else []
 
 
 def tracked_files(root: Path) -> frozenset[Path]:
-    """The files of a project that git knows: no run wrote them."""
+    """Paths of a project's files that git tracks; empty outside a repository."""
     try:
         return frozenset(root / name for name in Repository(root).names("ls-files"))
     except UsageError:
@@ -169,7 +169,7 @@ def tracked_files(root: Path) -> frozenset[Path]:
 
 
 def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Directories without those that lie in another one."""
+    """Directories without those inside an earlier one, in order."""
     outermost: list[Path] = []
     for path in paths:
         if not any(path.is_relative_to(other) for other in outermost):
@@ -178,7 +178,7 @@ def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def _package_root(path: Path) -> Path:
-    """The directory from which a source file is imported."""
+    """The directory from which a source file is imported: the first parent without `__init__.py`."""
     directory = path.parent
     while (directory / "__init__.py").is_file() and directory != directory.parent:
         directory = directory.parent
@@ -186,6 +186,7 @@ def _package_root(path: Path) -> Path:
 
 
 def _changed(path: Path) -> float:
+    """Modification time of a file; 0 where it cannot be read."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -193,7 +194,10 @@ def _changed(path: Path) -> float:
 
 
 def _entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
-    """What lies below a directory, and whether it is copied or linked rather than made."""
+    """(path, True) for what is copied or linked, (path, False) for directories that are made.
+
+    Directories with too many entries or with installed packages are linked whole unless in `needed`.
+    """
     waiting, count = [top], 0
     while waiting:
         directory = waiting.pop()
@@ -246,12 +250,12 @@ class Revision:
         return f"{shown} ({self.commit[:10]}{changes})"
 
     def state(self) -> list[object]:
-        """What tells it from all others, as plain data."""
+        """Commit, and digests of changed files: equal for equal trees, as plain data."""
         held = [[name, _digest(self.user.root / name) if there else None] for name, there in self.changed.items()]
         return [self.commit, held]
 
     def check_out(self, root: Path, stack: contextlib.ExitStack, *, keep: bool = False) -> None:
-        """Have its tree at a path until a stack is closed.
+        """Check its tree out at `root`, changed files included, until `stack` is closed.
 
         Raises:
             UsageError: git refuses.
@@ -265,7 +269,7 @@ class Revision:
 
 
 def revision_of(user: Repository, revision: str) -> Revision:
-    """What a revision is, or `.`, in a repository that was opened at its root.
+    """Resolve a revision, or `.` for the work tree with its changes.
 
     Raises:
         UsageError: there is no such revision, or it has another commit of a submodule than is checked out: submodules
@@ -293,7 +297,7 @@ def revision_of(user: Repository, revision: str) -> Revision:
 
 
 def _digest(path: Path) -> str:
-    """What a file holds, a link leads to, and whether it can be executed."""
+    """A digest of a file's content and executable bit; `-> target` for a link, "" for nothing."""
     if path.is_symlink():
         return f"-> {path.readlink()}"
     if not path.is_file():
@@ -320,7 +324,7 @@ def placed(
     paths: str | None = None,
     keep: bool = False,
 ) -> Iterator[Place]:
-    """A place made of what lies around a run, which is removed afterwards.
+    """Build the place below `at` from a survey, and remove it afterwards.
 
     Args:
         around: what that is.
@@ -370,25 +374,26 @@ def placed(
 
 
 def _remove(at: Path) -> None:
+    """Remove a directory, and its parent where that is empty then."""
     shutil.rmtree(at, ignore_errors=True)
     with contextlib.suppress(OSError):
         at.parent.rmdir()  # where nothing else is kept
 
 
 def _rebuilt_below(place: Path, top: Path) -> Path:
-    """Where a directory is rebuilt below another, with room for what lies beside it and above."""
+    """Where `top` is rebuilt below `place`: under the names of up to `_LEVELS_ABOVE` of its parents."""
     above = top.parents[: min(_LEVELS_ABOVE, len(top.parents) - 1)]
     return place.joinpath(*(path.name for path in reversed(above)), top.name)
 
 
 def path_of_the_users(place: Path, path: Path, top: Path) -> Path:
-    """Where a path lies for the user that was found below the place where a directory, its first top, was rebuilt."""
+    """The user's path of `path`, which lies below the rebuilt first top in `place`; inverse of `_rebuilt_below`."""
     above = min(_LEVELS_ABOVE, len(top.parents) - 1)
     return Path(os.path.realpath(top.parents[above] / path.relative_to(place / "0")))
 
 
 def keep_out_of_git(directory: Path) -> None:
-    """Make a directory of introspect's where there is none, and have git leave it out, or the one of runs it is in."""
+    """Make `directory`, and put a `.gitignore` into the directory of runs it is in, or into it if new."""
     made = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     runs = next((path for path in directory.parents if path.name == RUNS), directory if made else None)
@@ -397,7 +402,7 @@ def keep_out_of_git(directory: Path) -> None:
 
 
 def link(path: Path, to: Path) -> None:
-    """Link a path; of a directory that is there already, as git knows a file in it, what it lacks.
+    """Make `to` a link to `path`; where both are directories, link the entries that `to` lacks.
 
     Raises:
         UsageError: there is no such path.
@@ -413,7 +418,7 @@ def link(path: Path, to: Path) -> None:
 
 
 def _copy(path: Path, to: Path) -> None:
-    """Copy a file, or a link as one, where nothing is; a file that has gone is passed over."""
+    """Copy a file, or recreate a link, unless `to` exists; nothing where the file is gone."""
     if os.path.lexists(to):
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
@@ -425,7 +430,10 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _give(files: Mapping[Path, Path]) -> list[Path]:
-    """Put files where a script looks for them and nothing is: copies, and links where that is much, which it gives."""
+    """Copy files (target: source), smallest first, up to `MOST_COPIED` bytes in all.
+
+    Link the rest, and return those.
+    """
     total, large = 0, []
     real = {to: Path(os.path.realpath(path)) for to, path in files.items() if path.exists()}
     sizes = {path: path.stat().st_size if path.is_file() else MOST_COPIED for path in real.values()}
@@ -441,7 +449,7 @@ def _give(files: Mapping[Path, Path]) -> list[Path]:
 
 
 def _link_neighbours(top: Path, rebuilt: Path, place: Path) -> None:
-    """Link what lies beside a directory and above it, so that `../data` leads where it did."""
+    """Link the siblings of a directory and of its parents beside the rebuilt one, so that `../data` exists."""
     for _ in range(_LEVELS_ABOVE):
         top, rebuilt, before = top.parent, rebuilt.parent, top
         if top == top.parent or rebuilt.parent == place:
@@ -456,10 +464,10 @@ def _link_neighbours(top: Path, rebuilt: Path, place: Path) -> None:
 
 
 def _search_path(place: Place, modules: Path, given: str) -> str:
-    """PYTHONPATH with what lies in the project moved, and packages of it that are installed as editable first."""
+    """PYTHONPATH for a place: entries inside the project moved, editable installs of the project first."""
 
     def moved(path: Path) -> Path | None:
-        """Where a place of modules is rebuilt; None where it is not, as an environment inside the project is not."""
+        """The rebuilt path of an import directory; None where it is not rebuilt, or is inside an environment."""
         real = Path(os.path.realpath(path))
         there = place.moved(real)
         installed = {"site-packages", "dist-packages"} & {*real.parts} or real.is_relative_to(Path(sys.prefix, "lib"))
@@ -486,7 +494,7 @@ def _search_path(place: Place, modules: Path, given: str) -> str:
 
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Have a signal that ends a process end this one by an exception, so that nothing is left behind."""
+    """Turn SIGTERM and SIGHUP into SystemExit(128 + number), so that cleanup runs."""
 
     def end(number: int, _: object) -> NoReturn:
         sys.exit(128 + number)
@@ -501,7 +509,7 @@ def ended_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusively(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """Wait until no other process captures revisions here: they have one place."""
+    """Hold a lock on `base`, waiting for another process that captures revisions there."""
     try:
         keep_out_of_git(base)
         descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)

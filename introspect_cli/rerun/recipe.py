@@ -34,7 +34,7 @@ class UnrepeatableError(UsageError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What it takes to run a recorded command again.
+    """All that is needed to run a recorded command again.
 
     Attributes:
         options: capture options that change what the script computes.
@@ -66,7 +66,7 @@ class Recipe:
         return (*self.options, *self.started, *self.arguments)
 
     def words_at(self, place: Place) -> tuple[str, ...]:
-        """The script and its arguments at a place: paths moved where they do not lead there by themselves."""
+        """Script and arguments for a place; paths are replaced where they would not lead to the rebuilt file."""
         words = []
         for word in map(place.moved_word, (*self.started, *self.arguments)):
             path = Path(os.path.realpath(self.directory / word))
@@ -77,7 +77,7 @@ class Recipe:
 
 
 def recipe_of(run: Run) -> Recipe:
-    """How a run can be run again.
+    """The recipe to run a recorded command again.
 
     Raises:
         UnrepeatableError: it cannot be; the sentence says why.
@@ -128,7 +128,7 @@ def recipe_of(run: Run) -> Recipe:
 
 
 def _options(run: Run) -> list[str]:
-    """Capture options of the run that change what the script computes, or which steps it has."""
+    """Recorded capture options that change results or steps: seed, perturb, deterministic, compile, eval."""
     options = run.manifest.get("options") or {}
     words: list[str] = []
     if isinstance(options.get("seed"), int):
@@ -145,7 +145,7 @@ def _options(run: Run) -> list[str]:
 
 
 def _from_revisions(directory: str) -> Callable[[str], str]:
-    """What leads from the place in which revisions ran (`diff REV REV`), and which is gone, to the user's project."""
+    """A function that replaces a revision's former place in a text by the user's project; the identity otherwise."""
     place = next((path for path in Path(directory).parents if path.parts[-3:] == (RUNS, COMMITS, PLACE)), None)
     repository = None if place is None else Repository.around(place.parents[2])
     if place is None or repository is None or Path(directory).is_dir():
@@ -155,7 +155,7 @@ def _from_revisions(directory: str) -> Callable[[str], str]:
 
 
 def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | None], list[str]]:
-    """Variables that have another value now than they had, and what cannot be as it was."""
+    """Environment variables to set (None: remove) to what was recorded, and notes on those that cannot be."""
     recorded = run.settings.get("environment")
     if not isinstance(recorded, dict):
         return {}, ["its environment variables were not recorded: the current ones are used"]
@@ -175,7 +175,7 @@ def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | N
 
 
 def _has_us(python: str, directory: str, environment: Mapping[str, str | None]) -> bool:
-    """Whether an interpreter is there and finds this package."""
+    """Whether an interpreter starts in `directory` and can import introspect_cli."""
     variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         asked = [python, "-c", "import introspect_cli.cli"]

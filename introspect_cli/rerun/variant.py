@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Rerun:
-    """What came of a capture.
+    """Result of a capture.
 
     Attributes:
         run: its directory.
@@ -57,7 +57,7 @@ class Rerun:
 
     @property
     def last_lines(self) -> str:
-        """The last lines of its output; where that is, if there are none."""
+        """The last lines of its output, joined by " / "; `see <log>` where there are none."""
         log = log_of(self.run)
         try:
             lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
@@ -67,7 +67,7 @@ class Rerun:
 
     @property
     def usable(self) -> bool:
-        """Whether there is anything to compare."""
+        """Whether at least one step can be read."""
         return self.steps > 0
 
 
@@ -85,11 +85,11 @@ class End:
 
     @property
     def failed(self) -> bool:
-        """Whether it did not come to its end."""
+        """Whether the exit code is not 0 or an exception ended it."""
         return self.exit_code != 0 or self.error is not None
 
     def is_as(self, other: End) -> bool:
-        """Whether another script ended in the same way: by the same exception in the same function, if by one."""
+        """Whether exit codes are equal, and so are the exceptions, if any: text without directories, and function."""
         one, two = (None if end.error is None else end.error.same_as for end in (self, other))
         return self.exit_code == other.exit_code and one == two
 
@@ -100,13 +100,13 @@ class End:
 
 
 def end_of(run: Run) -> End:
-    """How the script of a run ended."""
+    """Exit code and exception of a run's script; exit code 0 where it was stopped on request."""
     code = 0 if run.manifest.get("stopped") else run.manifest.get("exit_code")
     return End(code if isinstance(code, int) else 1, raised(run, ""))
 
 
 def log_of(run: Path) -> Path:
-    """Where the output of a run's script is kept."""
+    """Path of the script's output: `NAME.log` beside the run."""
     return run.with_name(f"{run.name}.log")
 
 
@@ -153,7 +153,7 @@ def capture(
 
 
 def took(run: Run) -> float:
-    """Seconds that a run took; 0 where it does not say."""
+    """Seconds from start to end of a run; 0 where the manifest does not say."""
     began, ended = run.time("started"), run.time("ended")
     return 0.0 if began is None or ended is None else (ended - began).total_seconds()
 
@@ -161,7 +161,7 @@ def took(run: Run) -> float:
 def logged(
     command: Sequence[str] | str, log: Path, directory: Path, environment: Mapping[str, str] | None = None
 ) -> int:
-    """Run a command, or a text in a shell, with all that it says in a file; its exit code."""
+    """Run a command (a str: in a shell) with all output in the file `log`; returns its exit code."""
     keep_out_of_git(log.parent)
     with log.open("wb") as file:
         return subprocess.run(  # noqa: S603 - the user's own script, as the user asked
@@ -178,7 +178,7 @@ def logged(
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """What has the system end a process once the one that started it is killed; None where it cannot."""
+    """A `preexec_fn` that has Linux kill the child when this process dies; None on other systems."""
     if sys.platform != "linux":
         return None
     import ctypes
@@ -186,6 +186,7 @@ def _end_with_parent() -> Callable[[], None] | None:
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def ask() -> None:
+        """Ask for SIGKILL on the parent's death; exit where it is dead already."""
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
@@ -194,13 +195,13 @@ def _end_with_parent() -> Callable[[], None] | None:
 
 
 def kept_run(run: Path) -> Rerun | None:
-    """A run that is there already and complete."""
+    """The result of an earlier capture at `run`; None where there is none that is COMPLETE."""
     state, kept = _read(run, 0) if (run / "manifest.yaml").exists() else (None, None)
     return kept if state is RunState.COMPLETE else None
 
 
 def _read(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
-    """What can be read of a run, and how it ended; as its script did, where nothing can."""
+    """State and result of a run; None and `exit_code` where it cannot be read."""
     try:
         with open_run(run) as opened:
             steps = opened.steps
@@ -210,14 +211,14 @@ def _read(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
 
 
 def ends_against(reference: Path | str, rtol: float = 0.0, noise: Sequence[Path | str] = ()) -> tuple[str, ...]:
-    """Capture options that end a run where it diverges from another one."""
+    """Capture options (`--against`, `--stop`, ...) that end a run at its first divergence from `reference`."""
     options = ["--against", from_anywhere(reference), "--stop", *([f"--rtol={rtol}"] if rtol else [])]
     return (*options, *(f"--noise={from_anywhere(path)}" for path in noise))
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The run that reruns are compared with, and how far.
+    """The run that reruns are compared with, and the last step that counts.
 
     Attributes:
         run: its directory.
@@ -229,7 +230,7 @@ class Reference:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Capture options that end a rerun at the last step, and where it diverges if that may be long before.
+        """Capture options that end a rerun at the last step, and at its divergence where that saves `LONG` seconds.
 
         To compare while a script runs takes a second or two to begin, so it must pay.
         """
@@ -241,7 +242,7 @@ class Reference:
         return ("--until-step", str(self.until), *(stops if pays else ()))
 
     def judge(self, other: Rerun, exit_code: int = 0) -> tuple[Verdict, DiffResult | None]:
-        """Whether a rerun diverges; undecided where it cannot be told.
+        """Compare a rerun with the reference; UNDECIDED without a step, or where it agrees but exits otherwise.
 
         A script that ended with another exit code than the one expected tells something only by what it recorded
         before: diverging is diverging, but agreeing up to the crash is not agreeing.
@@ -260,14 +261,14 @@ class Reference:
 
 
 def briefly(result: DiffResult) -> str:
-    """Where two runs diverge, for what is said while more runs are made."""
+    """`First divergence at step 3: output of GPT.h.0.`, or the comparison's sentence where there is none."""
     first = result.first
     return result.sentence if first is None else f"First divergence at step {first.step}: {what(first.site)}."
 
 
 @contextlib.contextmanager
 def or_nothing(run: Path) -> Iterator[None]:
-    """Leave nothing of a capture that did not end by itself."""
+    """Remove the run, and its log unless the error is a UsageError, where the block raises."""
     try:
         yield
     except BaseException as error:

@@ -73,7 +73,7 @@ class SourceLine:
 
 @dataclass(frozen=True)
 class Zoomed:
-    """What was seen.
+    """Result of zooming into the first divergence.
 
     Attributes:
         before: the comparison of the stores as they were.
@@ -93,7 +93,7 @@ class Zoomed:
 
     @property
     def verdict(self) -> Verdict:
-        """That of the comparison as recorded."""
+        """Verdict of the comparison as recorded."""
         return self.before.verdict
 
 
@@ -125,7 +125,7 @@ def zoom(
 
 @dataclass(frozen=True)
 class _Rerun:
-    """Two runs under way once more.
+    """Both runs, to be captured again.
 
     Attributes:
         runs: both, as they were recorded.
@@ -144,7 +144,7 @@ class _Rerun:
     tell: Callable[[str], None]
 
     def look_at(self, first: Divergence) -> Zoomed:
-        """The runs captured again and looked at; their stores looked at where one does not repeat itself."""
+        """Capture both again around `first` and look at it; only at the stores where one cannot be repeated."""
         asked = [_recipe(name, run) for name, run in zip("ab", self.runs, strict=True)]
         recipes = [recipe for recipe in asked if isinstance(recipe, Recipe)]
         sides = tuple(side for side in asked if isinstance(side, Side))
@@ -165,7 +165,7 @@ class _Rerun:
         return Zoomed(self.before, sides, closeups=stored, directory=self._place_of(sides))
 
     def _place_of(self, sides: Sequence[Side]) -> Path | None:
-        """Where the new captures are; None where there are none."""
+        """Directory of the new captures; None where no side has one."""
         return self.directory if any(side.run is not None for side in sides) else None
 
     def _captured(
@@ -175,6 +175,7 @@ class _Rerun:
         globs: Sequence[str],
         first: Divergence,
     ) -> Zoomed:
+        """Capture both at the given steps with whole tensors at `globs`, and look at their first divergences."""
         sides: list[Side] = []
         with contextlib.ExitStack() as stack:
             places = []
@@ -197,7 +198,7 @@ class _Rerun:
     def _side(
         self, name: str, recipe: Recipe, place: Place, note: str, steps: tuple[int, ...], globs: Sequence[str]
     ) -> Side:
-        """Run one of them again, these steps with operators and these sites whole, and compare it with its store."""
+        """Capture a run again, its `steps` with operators and tensors at `globs` whole; compare it with its store."""
         run, path = self.runs["ab".index(name)], self.directory / name
         there = (*recipe.options, *recipe.words_at(place))
         self.tell(f"running {name} again {note}: {shlex.join(there)}, in {place.directory}")
@@ -256,7 +257,7 @@ def place_of(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> I
 
 
 def _holds(path: Path, digest: str) -> bool:
-    """Whether a file holds what was recorded."""
+    """Whether a file has the recorded digest."""
     try:
         return source_digest(path.read_bytes()) == digest
     except OSError:
@@ -264,7 +265,7 @@ def _holds(path: Path, digest: str) -> bool:
 
 
 def _texts(run: Run, sources: Texts) -> dict[Path, bytes]:
-    """What source files held, and the configuration files of the project that the script opened, by where they lie."""
+    """Bytes by path of the recorded sources, and of opened configuration files that the run keeps."""
     texts = {sources.places[name]: encoded(text) for name, text in sources.texts.items()}
     for name, digest in opened_files(run).items():
         path = Path(os.path.realpath(sources.root / name))
@@ -275,7 +276,7 @@ def _texts(run: Run, sources: Texts) -> dict[Path, bytes]:
 
 
 def _recipe(name: str, run: Run) -> Recipe | Side:
-    """How a run can be run again, or that it cannot."""
+    """The recipe of a run; a `Side` with the reason where it cannot be run again."""
     try:
         return recipe_of(run)
     except UnrepeatableError as error:
@@ -283,7 +284,7 @@ def _recipe(name: str, run: Run) -> Recipe | Side:
 
 
 def _not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
-    """Why a new capture is not what its run recorded; "" where it is."""
+    """Why a new capture differs from what its run recorded at `steps`; "" where it is the same."""
     reader = run.rank(run.ranks[0])
     recorded = [step for step in steps if step in reader]
     if not recorded:
@@ -297,7 +298,10 @@ def _not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
 
 
 def steps_between(a: Run, first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Steps of a and of b to record: the first, and all from the last that a recorded before it diverges."""
+    """Steps of a and of b to record: 0, and all from the last recorded step before the divergence up to it.
+
+    At most `FURTHEST_BACK` steps before it.
+    """
     earlier = [int(step) for step in a.rank(first.rank).entries["step"] if step < first.step]
     since = max(*earlier[-1:], first.step - FURTHEST_BACK, 0) if earlier else first.step
     shift = first.step - first.step_b
@@ -306,14 +310,14 @@ def steps_between(a: Run, first: Divergence) -> tuple[tuple[int, ...], tuple[int
 
 
 def steps_at(first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The diverging step, the one before it, and the first, of a and of b."""
+    """Steps of a and of b: 0, the one before the divergence, and the diverging one."""
     pairs = ({0, max(step - 1, 0), step} for step in (first.step, first.step_b))
     one, two = (tuple(sorted(steps)) for steps in pairs)
     return one, two
 
 
 def around(run: Run, first: Divergence) -> tuple[str, ...]:
-    """What is stored whole: the site and all inside it, what holds it alone, and batches, which tell of padding.
+    """Globs of the tensors to store whole: the site and all inside it, its parent, and batches.
 
     Without a loader, what the models are given is stored in their place.
     """
@@ -328,7 +332,7 @@ def around(run: Run, first: Divergence) -> tuple[str, ...]:
 
 
 def source_lines(runs: tuple[Run, Run], first: Divergence, places: Sequence[Place]) -> tuple[SourceLine, ...]:
-    """The lines that ran an operator in a and in b, as they stand in the files; one where both have the same."""
+    """Source lines that ran the diverging operator in a and in b; one, named `a and b`, where they are equal."""
     lines = []
     for name, run, place, step in zip("ab", runs, places, (first.step, first.step_b), strict=True):
         records = (record for record in run.rank(first.rank).records(step) if record.site == first.site)
@@ -341,7 +345,7 @@ def source_lines(runs: tuple[Run, Run], first: Divergence, places: Sequence[Plac
 
 
 def _line(root: Path, source: str) -> str:
-    """What stands at a `file:line` of the project; "" where it cannot be read."""
+    """The text of line `file:line` of a project, stripped; "" where it cannot be read or lies outside."""
     name, _, number = source.rpartition(":")
     path = (root / name).resolve()
     if not number.isdecimal() or not path.is_relative_to(root.resolve()):

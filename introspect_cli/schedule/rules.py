@@ -30,7 +30,7 @@ NEVER, ALWAYS = -1, 1 << 62
 
 
 def whole_number(text: str) -> int | None:
-    """A whole number from 0 on in ASCII digits alone: int() takes `1_0`, `+3` and the digits of other scripts too."""
+    """A number from 0 on of up to 18 ASCII digits; None for other text (int() takes `1_0`, `+3`, other scripts)."""
     text = text.strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 
     @property
     def last(self) -> int | None:
-        """The last of them, None where there is none."""
+        """The last step, None where there is no end."""
         if self.stop is None:
             return None
         return self.start + (self.stop - 1 - self.start) // self.stride * self.stride
@@ -63,7 +63,7 @@ class Span(NamedTuple):
 
 
 def span_of(part: str, text: str | None) -> Span:
-    """One step or slice of a schedule."""
+    """A step or slice of a schedule, such as `5` or `10:20:2`."""
     fields = part.split(":")
     numbers = [_field(field, text) for field in fields]
     if len(fields) == 1:
@@ -82,6 +82,7 @@ def span_of(part: str, text: str | None) -> Span:
 
 
 def _field(text: str, schedule: str | None) -> int | None:
+    """A field of a slice; None where it is empty."""
     number = whole_number(text)
     if number is None and text.strip():
         raise UsageError(f"{text.strip()!r} in the schedule {schedule!r} is not a step: {STEPS_HELP}")
@@ -110,7 +111,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str = ":") -> Schedule:
-        """A schedule from the command line, whose text means it again."""
+        """A schedule in normal form: parsing its text gives an equal one."""
         return cls(",".join(map(str, cls(text).spans)))
 
     @classmethod
@@ -120,7 +121,7 @@ class Schedule:
 
     @classmethod
     def of(cls, steps: Sequence[int]) -> Schedule:
-        """The schedule of some steps, rising and at least one."""
+        """The schedule of ascending steps, at least one."""
         spans: list[Span] = []
         for step in steps:
             if spans and step == spans[-1].stop:
@@ -135,12 +136,12 @@ class Schedule:
 
     @property
     def last(self) -> int | None:
-        """The last step it can want, None where it goes on for ever."""
+        """The last step that it wants, None where it is endless."""
         ends = [span.last for span in self.spans]
         return None if None in ends else max(end for end in ends if end is not None)
 
     def expiry(self, step: int, _values: Mapping[str, float] | None) -> int:
-        """`ALWAYS` or `NEVER`: known from the start."""
+        """`ALWAYS` if wanted, else `NEVER`."""
         return ALWAYS if self.wants(step) else NEVER
 
     def __str__(self) -> str:
@@ -172,7 +173,7 @@ class Rule:
 
 
 def parse_rule(text: str) -> Schedule | Rule:
-    """Steps and slices, or rules such as `first(10) | every(100) & steps(':900')`."""
+    """A schedule of steps and slices, or a rule such as `first(10) | every(100) & steps(':900')`."""
     text = text.strip()
     if "(" not in text:
         return Schedule.parse(text)
@@ -183,6 +184,7 @@ def parse_rule(text: str) -> Schedule | Rule:
 
 
 def _rule(node: ast.AST, text: str) -> Rule:
+    """A rule from its syntax tree: `|` takes the later expiry, `&` the earlier."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitOr, ast.BitAnd)):
         one, two = _rule(node.left, text), _rule(node.right, text)
         pick = max if isinstance(node.op, ast.BitOr) else min
@@ -198,6 +200,7 @@ def _rule(node: ast.AST, text: str) -> Rule:
 
 
 def _called(word: str, given: Any, text: str) -> Rule:
+    """A rule from one call: `every(100)`, `first(10)`, `last(50)`, `steps('...')`, `when('...')`."""
     if word in ("steps", "when"):
         if type(given) is not str:
             raise _no_rule(text)
@@ -226,11 +229,11 @@ _PARTS = (
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context),
 )
 _ENDLESS = (ast.Pow, ast.LShift)
-"""What takes any time and memory with numbers that are written in a few digits."""
+"""Operators that can take any time and memory."""
 
 
 def _when(condition: str, text: str) -> Rule:
-    """Steps of which a condition holds when they are over, such as `loss > 3 * median`.
+    """A rule that keeps the steps for which a condition holds when they end, such as `loss > 3 * median`.
 
     Where a number in it is not known or has no value, it does not hold; a loss that is NaN counts as infinite.
     """
@@ -262,6 +265,7 @@ def _when(condition: str, text: str) -> Rule:
         pass  # other numbers may do
 
     def expiry(_step: int, values: Mapping[str, float] | None) -> int:
+        """`ALWAYS` where the condition holds or the step has not ended, else `NEVER`."""
         if values is None:
             return ALWAYS
         known = {**values, "loss": math.inf} if math.isnan(values.get("loss", 0.0)) else values

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """What hears of a script's calls: a capture."""
+    """Interface of a capture that receives a script's calls."""
 
     def stepped(self) -> None:
-        """The script ends its step."""
+        """End the step."""
 
     def recorded(self, name: str, value: object) -> None:
-        """The script gives a value."""
+        """Record a value."""
 
     def entered(self, name: str) -> None:
-        """The script begins a phase of its own; "" ends it."""
+        """Begin a phase of the script's; "" ends it."""
 
 
 _listeners: list[Listener] = []
@@ -58,7 +58,7 @@ class Phase:
         self._before = before
 
     def __enter__(self) -> None:
-        """Nothing is left to do: the phase has begun."""
+        """Do nothing: the phase has begun."""
 
     def __exit__(self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """Go back to the phase before."""
@@ -85,6 +85,7 @@ def phase(name: str) -> Phase:
 
 
 def _enter(name: str) -> None:
+    """Set the phase and tell the listeners."""
     if _listeners or _phases[0]:
         _phases[0] = name
         for listener in tuple(_listeners):
@@ -92,12 +93,12 @@ def _enter(name: str) -> None:
 
 
 def listen(listener: Listener) -> None:
-    """Have a capture hear of the script's calls, until `unlisten`."""
+    """Register a listener until `unlisten`."""
     _listeners.append(listener)
 
 
 def unlisten(listener: Listener) -> None:
-    """Have it hear of them no longer."""
+    """Unregister a listener; without any, the phase ends."""
     if listener in _listeners:
         _listeners.remove(listener)
     if not _listeners:

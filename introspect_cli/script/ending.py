@@ -47,7 +47,7 @@ _MOST_FRAMES = 500
 
 
 def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
-    """Where an exception came from: path, line and function of each frame; of a syntax error, also its own line."""
+    """Path, line and function of up to 500 frames outside this package; of a syntax error, also its own line."""
     frames: list[tuple[str, int, str]] = []
     entry = error.__traceback__
     while entry is not None and len(frames) < _MOST_FRAMES:
@@ -61,7 +61,7 @@ def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
 
 
 def raised_ending(error: BaseException) -> Ending:
-    """How something ended that raised an exception which nobody caught."""
+    """The ending by an uncaught exception."""
     return Ending(1, "exception", summary(error), frames_of(error))
 
 
@@ -79,7 +79,7 @@ def leave(exit_code: int | None) -> NoReturn:
 
 
 def strip_frames(error: BaseException) -> None:
-    """Take the frames of this package out of an exception's traceback.
+    """Remove this package's frames from an exception's traceback, in place.
 
     The runner's frames sit at its head, those of patched torch functions in the middle; causes, contexts and
     the members of exception groups have theirs too. The exception is changed in place.
@@ -103,6 +103,7 @@ def strip_frames(error: BaseException) -> None:
 
 
 def _without_package_frames(head: TracebackType | None) -> TracebackType | None:
+    """The traceback without this package's frames; the same object where it has none."""
     entries: list[TracebackType] = []
     entry = head
     while entry is not None:
@@ -128,7 +129,7 @@ def summary(error: BaseException) -> str:
 
 
 def ending_of(raised: BaseException | None) -> Ending:
-    """How the script ended that raised this, or returned."""
+    """The ending by an exception, by a `SystemExit` or interrupt, or by returning (None)."""
     if raised is None:
         return Ending(0, "returned")
     if isinstance(raised, SystemExit):
@@ -140,7 +141,7 @@ def ending_of(raised: BaseException | None) -> Ending:
 
 
 def _status(error: SystemExit) -> tuple[int, Any]:
-    """The exit code of a `SystemExit`, and what to print, None for nothing."""
+    """Exit code of a `SystemExit`, and the message to print, None for nothing."""
     code: Any = error
     with contextlib.suppress(BaseException):
         code = error.code
@@ -152,7 +153,7 @@ def _status(error: SystemExit) -> tuple[int, Any]:
 
 
 def report(error: BaseException, ending: Ending) -> int | None:
-    """Do what the interpreter does with an exception that nobody caught; returns the exit code."""
+    """Print an uncaught exception as the interpreter does; returns the exit code."""
     if isinstance(error, SystemExit):
         return _exit(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
@@ -181,6 +182,7 @@ def report(error: BaseException, ending: Ending) -> int | None:
 
 
 def _exit(error: SystemExit) -> int:
+    """Print a `SystemExit`'s message; returns its exit code."""
     code, message = _status(error)
     if message is not None:
         with contextlib.suppress(BaseException):
@@ -194,6 +196,7 @@ def _display(error: BaseException) -> None:
 
 
 def _write(text: str) -> None:
+    """Write to stderr, or to descriptor 2 where the script has removed it; errors are ignored."""
     with contextlib.suppress(BaseException):
         if sys.stderr is None:
             os.write(2, text.encode(errors="backslashreplace"))
@@ -207,7 +210,7 @@ def _say_nothing(*_: object) -> None:
 
 
 def strip_thread_tracebacks() -> None:
-    """Keep our frames out of what `threading` prints of an exception in one of the script's threads."""
+    """Remove introspect's frames from what `threading` prints of an exception in a thread."""
     shown = threading.excepthook
 
     def stripped(args: Any) -> None:
@@ -226,7 +229,7 @@ _SET, _GET = signal.signal, signal.getsignal  # a capture replaces them while th
 
 
 class Later:
-    """What stands in for a handler; `handler` is the one that it stands for."""
+    """Deferring stand-in for a signal handler, which is `handler`."""
 
     def __init__(self, handler: Any, waiting: list[Later]) -> None:
         self.handler = handler
@@ -234,7 +237,7 @@ class Later:
         self._waiting = waiting
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        """Wait, or be called where one waits already."""
+        """Defer the signal; call the handler at once if one is deferred already."""
         if self in self._waiting:
             return self.handler(number, frame)
         self.number = number
@@ -243,7 +246,7 @@ class Later:
 
 
 class Held:
-    """Has handlers wait from `hold` until `release`; does nothing in threads in which none runs."""
+    """Defers signal handlers between `hold` and `release`, in the main thread only."""
 
     def __init__(self) -> None:
         """Nothing waits before `hold`."""
@@ -251,7 +254,7 @@ class Held:
         self._waiting: list[Later] = []
 
     def hold(self) -> None:
-        """Replace what may raise. Once more after an exception in the middle goes on where that one stopped."""
+        """Replace handlers written in python; after an exception, a second call continues."""
         if threading.current_thread() is not threading.main_thread():
             return  # python lets no other thread set handlers
         for number in _in_turn():
@@ -261,7 +264,7 @@ class Held:
                 _SET(number, self._later[number])
 
     def release(self) -> None:
-        """Give the handlers back, and run those that waited.
+        """Restore the handlers and run the deferred ones.
 
         Raises:
             BaseException: what the first of them raises.
@@ -282,5 +285,5 @@ class Held:
 
 
 def _in_turn() -> list[int]:
-    """All signals, the one that people send first."""
+    """All signals, SIGINT first, then by number."""
     return sorted(signal.valid_signals(), key=lambda number: (number != signal.SIGINT, number))

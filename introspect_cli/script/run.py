@@ -109,6 +109,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
 
 
 def _hold() -> Held:
+    """Held signal handlers; released again if holding them fails."""
     held = Held()
     try:
         held.hold()
@@ -119,6 +120,7 @@ def _hold() -> Held:
 
 
 def _guard(callback: Callable[..., None], *args: Any) -> None:
+    """Call a callback; print an exception instead of raising it."""
     try:
         callback(*args)
     except BaseException as error:  # the script must not pay for our mistakes
@@ -127,13 +129,14 @@ def _guard(callback: Callable[..., None], *args: Any) -> None:
 
 
 def _flush() -> None:
+    """Flush stderr and stdout; errors are ignored."""
     for stream in (sys.stderr, sys.stdout):
         with contextlib.suppress(BaseException):
             stream.flush()
 
 
 def _make_room(executed: bool) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Raise the recursion limit by what our own frames take of it, unseen by the script.
+    """Raise the recursion limit by the levels that introspect's frames take, unseen by the script.
 
     How much that is differs from one version of python to the next, so it is found out by going down.
 
@@ -184,12 +187,13 @@ def _make_room(executed: bool) -> tuple[Callable[[], None], Callable[[], None]]:
 
 
 def _last_number(words: str) -> int:
-    """The depth in "cannot set the recursion limit to 5 at the recursion depth 12: the limit is too low"."""
+    """The depth in "cannot set the recursion limit to 5 at the recursion depth 12: the limit is too low"; 0 without."""
     numbers = [int(word.strip(":")) for word in words.split() if word.strip(":").isdecimal()]
     return numbers[-1] if numbers else 0
 
 
 def _levels_left() -> int:
+    """Levels until a RecursionError, by trying."""
     deepest = 0
 
     def descend() -> None:

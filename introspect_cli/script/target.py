@@ -14,7 +14,7 @@ from types import CodeType, ModuleType
 from introspect_cli.errors import UsageError
 
 COMPILED: dict[str, bytes] = {}
-"""What each script held when it was compiled: it may be a pipe, and be edited while it runs."""
+"""Bytes of each script as compiled: it may be a pipe, or be edited while it runs."""
 
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 
@@ -39,7 +39,7 @@ class Target:
 
 
 def check(target: Target) -> None:
-    """Find out, without running anything, whether there is something to run.
+    """Check that the script or module exists and can be run, without running anything.
 
     Raises:
         UsageError: no such script or module, a directory without `__main__.py`, a file that is not text.
@@ -68,7 +68,7 @@ def check(target: Target) -> None:
 
 
 def is_container(script: str) -> bool:
-    """Whether python would import `__main__` from it: a directory or zip file that has one."""
+    """Whether a path is a directory or zip file with a `__main__`."""
     if not (os.path.isdir(script) or os.path.isfile(script)):  # noqa: PTH112, PTH113 - a script of its own name
         return False
     import pkgutil
@@ -78,6 +78,7 @@ def is_container(script: str) -> bool:
 
 
 def _is_text(data: bytes) -> bool:
+    """Whether bytes decode as python source, without NUL."""
     import importlib.util
 
     try:
@@ -87,6 +88,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _check_module(module: str) -> None:
+    """Check that the top-level package of a module is found."""
     import importlib.util
 
     top = module.partition(".")[0]  # finding a submodule would run its package
@@ -142,7 +144,7 @@ def prepare(target: Target, *, contained: bool) -> None:
 
 
 def _make_way(first: str) -> None:
-    """Forget each module that introspect has imported, and of whose name the script has a file or package beside it.
+    """Drop modules imported by introspect that the script's directory has a file or package for.
 
     Python would import that one. What introspect imported stays with those who have it.
     """
@@ -161,7 +163,7 @@ def _make_way(first: str) -> None:
 
 
 def _interpreter() -> list[str]:
-    """The interpreter and its own options, as this process was started with them."""
+    """The interpreter and its options in this process's command line, without `-m`, `-c` and what follows."""
     words = sys.orig_argv
     count = 1
     while count < len(words) and words[count].startswith("-"):
@@ -175,7 +177,7 @@ def _interpreter() -> list[str]:
 
 
 def load(script: str, main: ModuleType) -> CodeType:
-    """The script's code, and what `__main__` says of where it comes from."""
+    """Compile the script, and set `__main__`'s loader and file."""
     path = _absolute(script)
     if path.endswith(".pyc"):
         sourceless = importlib.machinery.SourcelessFileLoader("__main__", path)

@@ -52,7 +52,7 @@ _KEPT: Final = tuple(name for name, own in STATISTICS.items() if not own.on_requ
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """A tensor that lies on disk, or is put together when it is asked for.
+    """A tensor on disk, or computed when asked for, as an iterator of pieces.
 
     Attributes:
         dtype: torch's name of the element type without the prefix.
@@ -69,13 +69,13 @@ class Pieces:
 
 
 def cut(flat: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The pieces of an array of shape (n,) that is in memory."""
+    """Views of `PIECE` elements of a flat array, shape (n,)."""
     for start in range(0, len(flat), PIECE):
         yield flat[start : start + PIECE]
 
 
 def summary_of(tensor: Pieces, widen: Callable[[NDArray[Any], str], NDArray[Any]]) -> Summary:
-    """What a capture would keep of a tensor.
+    """Summary of a tensor as a capture would keep it.
 
     Args:
         tensor: it.
@@ -94,7 +94,7 @@ def summary_of(tensor: Pieces, widen: Callable[[NDArray[Any], str], NDArray[Any]
 
 
 def _row(bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[Any], str], NDArray[Any]]) -> r.Rows:
-    """The raw result of a piece, the first element of which has this index in the whole."""
+    """Row of a piece whose first element has index `first` in the whole."""
     code, table = CODES.get(dtype), np.zeros(0, np.float32)
     if code is None and bits.dtype.itemsize == 1:
         code, table = k.TABLE, np.ascontiguousarray(widen(np.arange(256, dtype=np.uint8), dtype), np.float32)
@@ -108,14 +108,14 @@ def _row(bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[An
 
 @cache
 def _team() -> tuple[NDArray[np.int64], r.Rows]:
-    """What the kernels keep beside a call, and room for the rows of a piece's chunks."""
+    """Shared memory for calls of the kernels, and rows for a piece's chunks."""
     team, parts = np.zeros(k.TEAM_WORDS, np.int64), r.empty(PIECE // k.CHUNK + 2)
     team[[k.PARTS, k.THREADS, k.ROOM]] = parts.ctypes.data, 1, PIECE
     return team, parts
 
 
 def _summary(total: r.Rows, dtype: str, shape: tuple[int, ...]) -> Summary:
-    """What follows from the raw result of a whole array."""
+    """Summary from the row of a whole array."""
     sizes = {"checksum": "<u8", **{name: STATISTICS[name].type for name in _KEPT}, "sketch": f"{SKETCH_SIZE}<f4"}
     columns = {name: np.zeros(1, kind) for name, kind in sizes.items()}
     order = (columns.get(name) for name in k.COLUMNS)

@@ -46,5 +46,5 @@ SHIFTS: Final = _STREAM[SPAN:]
 
 
 def of_text(text: str) -> int:
-    """Checksum of a plain value, given as text."""
+    """Checksum of a plain value, from its text."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

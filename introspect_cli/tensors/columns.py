@@ -39,7 +39,7 @@ class Columns:
     """
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        """Take over arrays of the types that the store keeps; they stay where they are."""
+        """Use these arrays, of the store's types; they are never moved."""
         self.arrays = arrays
         self.slots: list[int] = []
         self.layout = np.zeros(0, np.uint32)
@@ -71,7 +71,7 @@ class Columns:
         self.texts = {record: texts[slot] for record, slot in self._noted if texts[slot]}
 
     def _follow(self, facts: Facts, slots: list[int]) -> None:
-        """Put down what is the same in every step that has these facts and slots."""
+        """Set what stays the same while facts and slots do: layouts, status, headers."""
         self._facts = None
         pick = np.array(slots, np.uint32)
         self.layout = facts.layout_index[pick]
@@ -114,17 +114,17 @@ class EndedRows:
 
     @property
     def waits(self) -> bool:
-        """Whether rows have to be waited for, so that they should be asked for later."""
+        """Whether a device computes some rows."""
         return bool(self._pending)
 
     def ready(self) -> bool:
-        """Whether they may be waited for now: not while a CUDA graph is being captured."""
+        """Whether waiting is allowed now: not while a CUDA graph is being captured."""
         for pending in self._pending:
             pending.send()
         return all(pending.ready() for pending in self._pending)
 
     def finish(self) -> None:
-        """Have all columns filled; again is harmless."""
+        """Wait for devices and fill all columns; once, later calls do nothing."""
         if self._pending:
             with unobserved():
                 for pending in self._pending:

@@ -48,7 +48,7 @@ TABLE_ADDRESS: Final[dict[torch.dtype, int]] = {dtype: table.ctypes.data for dty
 
 
 class Engine:
-    """The kernels, and torch's threads that help with large tensors unless it works `alone`. Not for two at once."""
+    """Compiled kernels, with torch's threads for large tensors unless `alone`; one call at a time."""
 
     def __init__(self, *, alone: bool = False) -> None:
         self.kernels = k.KERNELS
@@ -66,11 +66,11 @@ class Engine:
 
     @property
     def team(self) -> npt.NDArray[np.int64]:
-        """What threads that share a call know of it, as `kernels` has it; good as long as the engine."""
+        """Shared memory of threads in a call, as `kernels` lays it out."""
         return self._team
 
     def _make_room(self, count: int) -> None:
-        """Have room for the rows of all chunks of `count` elements, of however many tensors.
+        """Allocate rows for all chunks of `count` elements in any number of tensors.
 
         A tensor has a chunk that is not full, so there are more chunks than fit into the elements; one of a single
         chunk needs no room, so there are less than twice as many.
@@ -104,7 +104,7 @@ class Engine:
         return True
 
     def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
-        """Copy a known row to address `out` if the elements still have its checksum; False, and nothing, if not."""
+        """Copy the known row to address `out` if the elements still have its checksum, else do nothing."""
         if not self.kernels.alike(address, count, known, code):
             return False
         return bool(self._call("again", count, address, count, known, code, out))
@@ -124,14 +124,14 @@ class Engine:
         self._call("summarise_all", int(words[:, 1].sum()))
 
     def _threads(self, count: int) -> int:
-        """Threads that may take part in a call for `count` elements, all but the caller torch's."""
+        """Threads for a call over `count` elements: 1 below `SHARED`, or where torch's workers may not be called."""
         if count < SHARED or not self._has_workers:
             return 1
         threads = torch.get_num_threads()
         return threads if threads > 1 and parallel.may_call_workers(threads) else 1
 
     def _call(self, function: str, count: int, *arguments: int) -> int:
-        """Call a kernel for `count` elements in all, in which several threads take part if that pays."""
+        """Call a kernel for `count` elements in all, with as many threads as `_threads` allows."""
         if count > self._room:
             self._make_room(count)
         threads = self._threads(count)
@@ -168,6 +168,7 @@ class Engine:
         flags: int,
         runs: Sequence[tuple[int, torch.Tensor]] | None,
     ) -> None:
+        """Summarise a tensor by the kernels, whole, strided or in runs."""
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
         is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
         if not (is_strided and self.strided(out.ctypes.data, tensor, code, table, flags)):
@@ -192,5 +193,5 @@ class Engine:
             out[:] = place[0]
 
     def abandon(self) -> None:
-        """In a forked child: forget threads that only the parent has."""
+        """Stop using threads, in a forked child: only the parent has them."""
         self._has_workers = False

@@ -24,7 +24,7 @@ _LOW: Final = 0xFFFFFFFF
 
 
 def _signed(value: int) -> int:
-    """A 64-bit pattern as torch's int64 takes it."""
+    """An unsigned 64-bit integer as the int64 of the same bits."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -61,7 +61,7 @@ def _mix(value: torch.Tensor) -> torch.Tensor:
 
 
 def raw_sum(flat: torch.Tensor, offset: int) -> torch.Tensor:
-    """The position-keyed sum over contiguous elements, the first at an index: a 0-dim int64."""
+    """Sum of the checksum's terms over contiguous elements, the first at index `offset`: a 0-dim int64."""
     word, device = _words(flat), flat.device
     place = offset * max(1, flat.element_size() // 4) + torch.arange(word.numel(), dtype=torch.int64, device=device)
     if device not in _KEYS:
@@ -73,13 +73,13 @@ def raw_sum(flat: torch.Tensor, offset: int) -> torch.Tensor:
 
 
 def has_values(dtype: torch.dtype) -> bool:
-    """Whether elements of this type are numbers one by one (packed and opaque types are not)."""
+    """Whether elements are numbers: not for packed (`_x2`), `bits` and quantized types."""
     name = str(dtype)
     return not ("_x2" in name or "bits" in name or name.removeprefix("torch.").startswith("q"))
 
 
 def _measured(flat: torch.Tensor) -> torch.Tensor:
-    """Elements as the numbers that statistics are of, as exact as the device has them; of complex ones, the sizes."""
+    """Elements as float64 (float32 on MPS); absolute values of complex ones."""
     wide = torch.float32 if flat.device.type == "mps" else torch.float64
     if not flat.dtype.is_complex:
         return flat.to(wide)

@@ -26,7 +26,7 @@ MAX_OBJECT_DEPTH: Final = 4
 _ATOMS: Final = frozenset({int, float, complex, bool, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
 
 _CODE: Final = (torch.nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, functools.partial)
-"""What is called and is no value, whatever it holds; a distribution may be called, too."""
+"""Classes of callables that are leaves, whatever they hold."""
 
 _PLAIN: Final = (bool, int, float, str)
 
@@ -34,7 +34,7 @@ Leaves = list[tuple[str, Any]]
 
 
 def is_plain(cls: type) -> bool:
-    """Whether values of a class are numbers, strings or flags of python's or numpy's own."""
+    """Whether a class is bool, int, float or str, or numpy's subclass of one."""
     return cls in _PLAIN or (cls.__module__ == "numpy" and issubclass(cls, _PLAIN))
 
 
@@ -58,7 +58,7 @@ def flatten(value: Any) -> Leaves:
 
 
 def _children(value: Any, objects: int) -> list[tuple[str, Any]] | None:
-    """Direct children with the last piece of their paths; None for a leaf."""
+    """Path piece and value of each child; None for a leaf."""
     cls = type(value)
     if cls in _ATOMS or issubclass(cls, (torch.Tensor, type)):
         return None
@@ -82,7 +82,7 @@ def _children(value: Any, objects: int) -> list[tuple[str, Any]] | None:
 
 
 def _registered(value: Any) -> list[tuple[str, Any]] | None:
-    """Children by torch's pytree registry; None for what it does not know."""
+    """Children by torch's pytree registry; None for a class that it does not know, or if its function raises."""
     from torch.utils import _pytree
 
     node = _pytree.SUPPORTED_NODES.get(type(value))
@@ -98,7 +98,7 @@ def _registered(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]] | None:
-    """Attributes of an object that holds tensors, or objects that might; None for one that holds none."""
+    """Attributes of an object with tensors up to 3 levels down; None for one without."""
     if issubclass(type(value), _CODE):
         return None
     held = _held(value)
@@ -112,13 +112,13 @@ def _is_tensor(item: Any) -> bool:
 
 
 def _piece(key: Any, index: int) -> str:
-    """A dictionary's key in a path: a key of the script's own class is told by its class and place."""
+    """A key in a path: `['name']`; for a key of another class `[<Class 0>]`."""
     cls = type(key)
     return f"[{key!r}]" if cls in _ATOMS else f"[<{cls.__name__} {index}>]"
 
 
 def _held(value: Any) -> dict[str, Any] | None:
-    """An object's own attributes, past whatever its class does when asked for them."""
+    """An object's `__dict__`, read past its class; None without one."""
     try:
         held = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
@@ -127,7 +127,7 @@ def _held(value: Any) -> dict[str, Any] | None:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute of an object that is stored in it or its slots; None for what would have to be computed."""
+    """An attribute stored in `__dict__` or a slot; None for a computed one."""
     held = _held(value)
     if held is not None and name in held:
         return held[name]
@@ -142,11 +142,12 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _may_hold(item: Any) -> bool:
+    """Whether an item is a tensor, or an object that may contain one."""
     return _is_tensor(item) or (type(item) not in _ATOMS and not issubclass(type(item), _CODE))
 
 
 def _holds_tensors(held: dict[str, Any], depth: int = 3) -> bool:
-    """Whether a tensor is among the values, or in lists, dicts and objects among them, a few levels down."""
+    """Whether a tensor is among the values or up to `depth` levels inside; 64 items of a list are looked at."""
     for item in held.values():
         cls = type(item)
         if issubclass(cls, torch.Tensor):
@@ -172,7 +173,7 @@ def _is_container(cls: type) -> bool:
 def _walk(
     value: Any, path: str, leaves: Leaves, holders: list[tuple[str, str]], above: list[int], objects: int
 ) -> None:
-    """Note the leaves of a nested value, and path and class name of what holds them."""
+    """Append leaves, and path and class of each container, of a nested value."""
     if len(leaves) >= MAX_LEAVES or len(holders) >= MAX_LEAVES:
         return
     children = _children(value, objects)
@@ -190,7 +191,7 @@ def _walk(
 
 
 def containers(value: Any) -> list[tuple[str, str]]:
-    """Path and class name of everything that holds the leaves of a nested value, outermost first."""
+    """Path and class name of each container in a nested value, outermost first."""
     holders: list[tuple[str, str]] = []
     _walk(value, "", [], holders, [], 0)
     return holders

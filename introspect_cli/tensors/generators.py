@@ -30,7 +30,7 @@ NEVER: Callable[[], object] = [].copy
 
 
 class Place(NamedTuple):
-    """Addresses of a twister's words, of its position, of a normal number it has to spare, and of the flag for that."""
+    """Addresses of a Mersenne twister's words, position, spare normal number and the spare's flag; 0 for none."""
 
     words: int
     position: int
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 class Generators:
-    """The default generators that can be watched, and their states as 64 bits each.
+    """Default generators that can be watched, with 64-bit states.
 
     Attributes:
         names: of those that are watched.
@@ -55,12 +55,12 @@ class Generators:
         self.unwatched: list[str] = []
         self.moved = NEVER
         self._kept: dict[str, Callable[[object], Hashable]] = {}
-        """Of generators: what they keep beside words and position; None where the owner is not the one watched."""
+        """Functions that return a generator's state beside words and position; None for another owner."""
         # Found before the script runs: inside its function transforms, no state can be read.
         self._places = {"torch": _torch(), "python": _python()}
 
     def look(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
-        """Take the states as they are now for known, and watch what has come up since.
+        """Take the present states as known, and start watching generators that have appeared.
 
         Args:
             devices: names and default generators of accelerators in use.
@@ -84,7 +84,7 @@ class Generators:
         self.moved = self._any_moved if self._devices else self._compiled.generators_moved
 
     def mark(self, name: str, owner: object) -> Hashable:
-        """Something that is another when a generator's state is, as it was at the last look; None where nothing tells.
+        """Fingerprint of a generator's state at the last look; None where nothing tells changes.
 
         Args:
             name: of the generator.
@@ -100,7 +100,7 @@ class Generators:
         return bool(self.names) and not self.unwatched
 
     def take(self, *, whole: bool = False) -> list[tuple[str, int]]:
-        """Those that have moved since they were last looked at, each with its state before.
+        """Name and state before of each generator that has moved since the last look.
 
         Args:
             whole: whether states themselves are compared, since somebody else has looked in between.
@@ -122,6 +122,7 @@ class Generators:
         return moved
 
     def _any_moved(self) -> bool:
+        """Whether any generator has moved, on an accelerator too."""
         if self._compiled.generators_moved():
             return True
         states = {name: self._device(name) for name in self._devices}
@@ -137,7 +138,7 @@ class Generators:
 
 
 def _torch() -> Place | None:
-    """The CPU's generator, by what one of our own looks like in memory before and after it has a number to spare."""
+    """Place of torch's CPU generator, found by comparing a sample's memory with its state; None if not found."""
     sample: Any = torch.Generator()
     sample.manual_seed(1)
     address = getattr(sample, "_cdata", 0)
@@ -165,6 +166,7 @@ def _torch() -> Place | None:
 
 
 def _numpy() -> Place | None:
+    """Place of numpy's global generator; None if it is no MT19937, or memory and state disagree."""
     import numpy as np
 
     asked: Any = getattr(np.random, "get_bit_generator", None)  # numpy 1.24
@@ -178,6 +180,7 @@ def _numpy() -> Place | None:
 
 
 def _python() -> Place | None:
+    """Place of python's global generator; None if replaced or not found."""
     watched = getattr(random, "_inst", None)
     if type(watched) is not random.Random:
         return None
@@ -193,7 +196,7 @@ def _python() -> Place | None:
 
 
 def _torch_beside(place: Place) -> Callable[[object], Hashable]:
-    """The seed, what is before the words, and behind them numbers to spare of either type."""
+    """Function that returns the memory around torch's words (seed, spare numbers); None for another owner."""
     watched = torch.default_generator
     before, behind = _memory(place.words - _BEFORE, _BEFORE), _memory(place.words + _BYTES, _BEHIND)
     return lambda owner: (before.raw, behind.raw) if owner is watched else None
@@ -204,6 +207,7 @@ def _memory(address: int, size: int) -> Any:
 
 
 def _python_spare() -> Callable[[object], Hashable]:
+    """Function that returns the spare normal number of python's generator; None for another owner."""
     watched: Any = getattr(random, "_inst", None)  # the one whose words were found
 
     def kept(owner: Any) -> Hashable:

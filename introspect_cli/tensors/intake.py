@@ -9,7 +9,7 @@ tensors is compared with what torch says in Python. Where anything is missing or
 `add` and `add_all` are the summarizer's. A recorder tells `into` what it records into: its list of rows, that of slots
 and the times of sites, and its lock, which nobody who uses the summarizer does without. Then:
 
-- `record(site, tensor)` returns the slot; or -1, and nothing is done, where the tensor has to go the long way or the
+- `record(site, tensor)` returns the slot; or -1, and nothing is done, where the tensor has to take the slow path or the
   site has been recorded in this step.
 - `record_all(sites, tensors)`, for who has the recorder's lock, takes lists and returns True; False where nothing is
   done; or the slots of those that it could summarise, -1 for the others, which `Summarizer.add_all` takes: no site is
@@ -45,7 +45,7 @@ def new_intake(
     memory: Any,
     lock: Any,
 ) -> Any:
-    """What summarises plain tensors in one call; None where torch, or we, cannot.
+    """The compiled intake; None where torch's C functions are missing or disagree.
 
     Args:
         flags: STATS, SKETCH.
@@ -104,7 +104,7 @@ _TENSOR: Final = 24 * _WORD
 
 @functools.cache
 def functions() -> bytes | None:
-    """`Functions` of tensor.h: where things lie and what tells a lazy negation, and nine addresses; None without."""
+    """Bytes of `Functions` in tensor.h (offsets and nine addresses); None if anything is missing or differs."""
     try:
         asked = _functions_of_torch()
         with unobserved():
@@ -121,14 +121,14 @@ def functions() -> bytes | None:
 
 
 def _functions_of_torch() -> list[_Function]:
-    """The functions, in torch's library that is loaded already."""
+    """C functions of torch, from the library that is loaded."""
     folder = Path(torch.__file__).parent / "lib"
     library = ctypes.CDLL(str(next((path for name in _LIBRARIES if (path := folder / name).exists()), folder)))
     return [library[name] for name, _ in _QUESTIONS]
 
 
 def _place(samples: list[torch.Tensor]) -> int | None:
-    """Bytes from a tensor's Python object to the C++ tensor in it; None where that is not one and the same for all."""
+    """Offset of the C++ tensor in a tensor's Python object; None if it differs among samples."""
     aoti: Any = torch._C._aoti  # noqa: SLF001  # no public one
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -142,7 +142,7 @@ def _place(samples: list[torch.Tensor]) -> int | None:
 
 
 def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
-    """Bytes from the beginning of a C++ tensor to its dispatch keys, and the key of lazy negation; -1 if not known."""
+    """Offset of the dispatch keys in a C++ tensor, and the key of lazy negation; (-1, 0) if unknown."""
     keys_of: Any = getattr(torch._C, "_dispatch_keys", None)  # noqa: SLF001  # no public one
     if keys_of is None:
         return -1, 0
@@ -155,7 +155,7 @@ def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
 
 
 def _place_of_writes(place: int) -> tuple[int, int]:
-    """Bytes from the beginning of a C++ tensor to its counter of writes, and in that to the number; -1 if not known.
+    """Offset of the version counter in a C++ tensor, and of the number in it; (-1, 0) if unknown.
 
     A detached tensor has the counter of the one that it was detached from, and `data` shares all but that.
     """
@@ -183,14 +183,14 @@ def _word(address: int) -> int | None:
 
 
 def _samples() -> list[torch.Tensor]:
-    """Tensors of every known type and of some shapes, none of which begins where its storage does, and two that do."""
+    """Offset views of each type, an empty and a 0-dim tensor."""
     types = [dtype for dtype in _TYPES if dtype is not None]
     inside = [torch.zeros(5, 4, 3, dtype=dtype, device="cpu")[1:, ::2, 1:] for dtype in types]
     return [*inside, torch.zeros((), device="cpu"), torch.nn.Parameter(torch.zeros(0, 7, device="cpu"))]
 
 
 def _agrees(asked: list[_Function], place: int, tensor: torch.Tensor) -> bool:
-    """Whether the functions say of a tensor what its methods say."""
+    """Whether the C functions answer as the tensor's methods do."""
     answers: list[Any] = []
     for function, (_, kind) in zip(asked, _QUESTIONS, strict=True):
         answer: Any = kind()

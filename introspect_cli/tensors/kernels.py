@@ -43,7 +43,7 @@ except ImportError as error:
 
 
 def new_lock() -> Any:
-    """A reentrant lock, which compiled code takes without a call of Python."""
+    """A reentrant lock that compiled code takes without Python."""
     return KERNELS.lock()
 
 
@@ -55,19 +55,19 @@ MAX_DIMS: Final = 16
 """Dimensions of a strided copy, at most; torch's own limit for most operations is 64, of which few are used."""
 
 COLUMNS: Final = ("checksum", *STATISTICS, "sketch")
-"""What `columns` computes of a row, in the order of columns.h. What each means is said in columns.cpp."""
+"""Columns that `columns` computes from rows, in the order of columns.h; defined in columns.cpp."""
 
 STATS: Final = 1
 SKETCH: Final = 2
 
 
 def new_numbers() -> Any:
-    """A list of numbers that keeps its room when it is cleared, for compiled code to fill."""
+    """A list of integers that compiled code fills; `clear` keeps its memory."""
     return KERNELS.numbers()
 
 
 def numbers_of(numbers: Iterable[int]) -> Any:
-    """Such a list with some numbers in it, for compiled code that is handed it in each step."""
+    """A list as of `new_numbers` with these numbers."""
     made = new_numbers()
     made.extend(numbers)
     return made
@@ -81,7 +81,7 @@ address of the table, and two that the kernels use."""
 ITEMS: Final = 4
 """Address of the items."""
 COUNT: Final = 5
-"""How many."""
+"""Number of items."""
 FLAGS: Final = 6
 PARTS: Final = 7
 """Address of room for the chunks' rows."""

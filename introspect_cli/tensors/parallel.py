@@ -44,7 +44,7 @@ SCRIPT = threading.local()
 
 
 def find_workers() -> tuple[int, int] | None:
-    """Addresses of two functions of the runtime that torch uses; None if they cannot be had.
+    """Addresses of `GOMP_parallel` and `omp_get_thread_num` in torch's runtime; None if not found.
 
     `GOMP_parallel(function, data, threads, flags)` calls the function in each thread with `data`, and returns when all
     are through; `omp_get_thread_num()` is 0 in the calling thread.
@@ -64,7 +64,7 @@ def find_workers() -> tuple[int, int] | None:
 
 
 def note_computation(tensors: Iterable[torch.Tensor]) -> None:
-    """Note, in a thread of the script's, that operations of its own went over all elements of these tensors."""
+    """Note that the script ran operations over these tensors, so that torch's workers exist in this thread."""
     threads = torch.get_num_threads()
     if threads == 1 or getattr(SCRIPT, "threads", 0) == threads:
         SCRIPT.threads = threads
@@ -77,12 +77,12 @@ def note_computation(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def may_call_workers(threads: int) -> bool:
-    """Whether so many workers may be called: the script has them in this thread, which is not a forked child's."""
+    """Whether the script has called as many workers in this thread, and this is no forked child."""
     return getattr(SCRIPT, "threads", 0) == threads and os.getpid() == _START
 
 
 def would_start_workers(tensor: torch.Tensor) -> bool:
-    """Whether introspect's operations on a tensor could start workers in this thread that the script has not called."""
+    """Whether an operation on the tensor could start workers that the script has not started."""
     if not tensor.is_cpu or tensor.numel() < _GRAIN:
         return False
     threads = torch.get_num_threads()
@@ -115,7 +115,7 @@ def _start(life: Callable[..., None], *args: object) -> None:
 
 
 def _answer(calls: SimpleQueue[Callable[[], object] | None], answers: SimpleQueue[BaseException | None]) -> None:
-    """Make calls until there is a None, and answer each with what it raised."""
+    """Run calls from a queue until None, and answer each with its exception or None."""
     while True:
         call = calls.get()
         if call is None:
@@ -131,7 +131,7 @@ def _answer(calls: SimpleQueue[Callable[[], object] | None], answers: SimpleQueu
 
 
 class Stand:
-    """A thread that stands in for its caller, who waits; for one caller at a time."""
+    """A helper thread that runs a call while its caller waits; one caller at a time."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -139,7 +139,7 @@ class Stand:
         self._on = False
 
     def call(self, call: Callable[[], object]) -> None:
-        """Make a call in that thread, which is started when first needed; what it raises is raised here."""
+        """Run a call in the thread and raise what it raises; in this thread if none can be started."""
         if not self._on:
             try:
                 _start(_answer, self._calls, self._answers)
@@ -160,7 +160,7 @@ class Stand:
                 del error  # it holds this frame
 
     def close(self) -> None:
-        """End the thread and wait until it has left."""
+        """End the thread, and wait for it."""
         if self._on:
             self._calls.put(None)
             self._answers.get()

@@ -29,7 +29,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Placed:
-    """A local tensor and its part in a whole, where the tensor itself does not know.
+    """A local tensor with its part of a whole, where the tensor itself does not tell.
 
     Attributes:
         local: what this rank holds.
@@ -43,7 +43,7 @@ class Placed:
 
 
 def part_of(tensor: Any) -> Part | None:
-    """The part of a DTensor that this rank holds; None where the rank is outside the mesh."""
+    """This rank's part of a DTensor; None where the rank is outside its mesh."""
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return None
@@ -62,7 +62,7 @@ def part_of(tensor: Any) -> Part | None:
 
 
 def _chunk(ranges: Ranges, chunks: int, number: int) -> Ranges:
-    """One of so many chunks of ranges: all of one size, but for the last ones, which are short or empty."""
+    """Chunk `number` of `chunks`, by torch.chunk's rule: equal sizes, the last ones short or empty."""
     total = sum(length for _, length in ranges)
     size = -(-total // chunks)
     start, stop = number * size, min((number + 1) * size, total)
@@ -76,6 +76,7 @@ def _chunk(ranges: Ranges, chunks: int, number: int) -> Ranges:
 
 
 def _joined(spans: Iterator[tuple[int, int]]) -> Ranges:
+    """Ranges with adjacent ones merged."""
     out: list[tuple[int, int]] = []
     for first, length in spans:
         if out and sum(out[-1]) == first:
@@ -86,7 +87,7 @@ def _joined(spans: Iterator[tuple[int, int]]) -> Ranges:
 
 
 def is_whole(part: Part, shape: Sequence[int]) -> bool:
-    """Whether a part is all of the tensor, with nothing owed."""
+    """Whether a part is the whole tensor, nothing owed and not flat."""
     return not part.owed and part.source != "flat" and part.ranges == tuple(((0, size),) for size in shape)
 
 
@@ -95,7 +96,7 @@ FLAT: Final = "flat"
 
 
 def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
-    """The runs of a part: the row-major index in the whole of each run's first element, and how many elements.
+    """Row-major index in the whole and length of each contiguous run of a part.
 
     Returns:
         In the order in which the local tensor has them, row-major.
@@ -117,7 +118,7 @@ def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def runs(local: torch.Tensor, whole: Sequence[int], part: Part) -> Iterator[tuple[int, torch.Tensor]]:
-    """A part's runs, each with its global index: what `fallback.row` and the compiled kernels take."""
+    """Index in the whole and elements of each run of a part, for `fallback.row` and the compiled kernels."""
     flat = local.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     at = 0
     for offset, length in run_offsets(part, whole):

@@ -1,4 +1,4 @@
-"""Ordinary tensors in CPU memory or on a GPU: the short way of nearly all that the compiled intake leaves."""
+"""Ordinary tensors in CPU memory or on a GPU: the fast path of nearly all that the compiled intake leaves."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LARGEST_COPY: Final = 1 << 28
 """Bytes of the largest tensor on a GPU that is read by way of a copy where it is not contiguous."""
 
 HostItem = tuple[int, int, int, int, int]
-"""Of a tensor in a batch: address of its row, its address, elements, type code, table address."""
+"""Tensor in a batch: address of its row, its address, elements, type code, table address."""
 
 
 @dataclass
 class Batch:
-    """Tensors of one `add_all` that are summarised together: those in CPU memory, and those of each GPU."""
+    """Tensors of one `add_all` to be summarised together, on the CPU and on each GPU."""
 
     items: list[HostItem] = field(default_factory=list)
     entries: dict[DeviceEngine, list[tuple[int, list[Item]]]] = field(default_factory=dict)
@@ -36,12 +36,12 @@ class Batch:
 
 @dataclass
 class PlainTensors:
-    """Summarises them; the summarizer's lock is held."""
+    """Summarises ordinary tensors; the summarizer's lock is held."""
 
     slots: Slots
 
     def add(self, slot: int, tensor: torch.Tensor, intake: Any, batch: Batch | None = None) -> bool:
-        """Summarise an ordinary tensor in CPU memory or on a GPU. False, and nothing is done, if it is not one.
+        """Summarise an ordinary tensor in CPU memory or on a GPU; False, with nothing done, for any other.
 
         Args:
             slot: the number that its row gets.
@@ -72,7 +72,7 @@ class PlainTensors:
         size = k.SIZES[code]
         offset = tensor.storage_offset()
         if tensor.untyped_storage().nbytes() < (offset + count) * size or (count and address == offset * size):
-            return False  # freed, with the tensor still there, or without memory of its own; the long way says so
+            return False  # freed, with the tensor still there, or without memory of its own; the slow path says so
         if intake is not None:
             intake.learn(tensor, index)
         row = self.slots.arena.address(slot)
@@ -94,11 +94,11 @@ class PlainTensors:
         return True
 
     def _strided(self, slot: int, tensor: torch.Tensor, code: int) -> bool:
-        """The short way of a tensor in CPU memory that is not contiguous: a transpose, an image with channels last."""
+        """Fast path of a CPU tensor that is not contiguous: a transpose, an image with channels last."""
         if code >= k.OPAQUE8 or not tensor.numel() or not has_memory(tensor):
             return False
         if address_of(tensor) == tensor.storage_offset() * k.SIZES[code] or in_memory(tensor.shape, tensor.stride()):
-            return False  # without memory of its own, or very much larger than its memory; the long way says so
+            return False  # without memory of its own, or very much larger than its memory; the slow path says so
         row, table = self.slots.arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
         if not self.slots.engine.strided(row, tensor, code, table, self.slots.flags):
             return False
@@ -106,7 +106,7 @@ class PlainTensors:
         return True
 
     def _on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
-        """The short way of an ordinary tensor on a GPU, strided as it may be."""
+        """Fast path of an ordinary tensor on a GPU, with any strides."""
         engine = None if self.slots.sorted_stats else self.slots.devices.engine(tensor.device)
         if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             return False
@@ -142,7 +142,7 @@ class PlainTensors:
 
     @staticmethod
     def _in_order(engine: DeviceEngine, tensor: torch.Tensor, prepared: Prepared) -> tuple[torch.Tensor, Prepared]:
-        """A copy in logical order, which is made many times as fast as a kernel follows strides; or as it was.
+        """A contiguous copy, quicker to read than by strides; the tensor itself above `LARGEST_COPY` bytes.
 
         The memory of the copy is the script's own again once the kernel that is launched next has read it.
         """

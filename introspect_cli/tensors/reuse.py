@@ -22,7 +22,7 @@ LIMIT: Final = 8192
 
 
 def new_memory() -> Any:
-    """Rows of this step and the last, by the address of the elements they are of.
+    """Rows of this step and the last by address of their elements.
 
     `note(address, kind, count, row)` remembers the address of a row: `kind` is a number for the element type.
     `find(address, kind, count)` is the address of the row of what may still be there, 0 if there is none; the kernel
@@ -33,7 +33,7 @@ def new_memory() -> Any:
 
 
 def mark(tensor: torch.Tensor) -> tuple[int, int, int] | None:
-    """Count of in-place writes, address, and a glance; None for what has no memory (inference tensors, subclasses)."""
+    """Version counter, address and `glance` of a tensor; None without memory (inference tensors, subclasses)."""
     try:
         version, address = tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter
         return version, address, glance(tensor, address)
@@ -42,7 +42,7 @@ def mark(tensor: torch.Tensor) -> tuple[int, int, int] | None:
 
 
 def glance(tensor: torch.Tensor, address: int) -> int:
-    """64 bits that depend on bytes at places spread over a tensor in host memory, on all of a small one; else 0.
+    """64-bit hash of sampled bytes of a contiguous CPU tensor, of all bytes of a small one; 0 for others.
 
     Args:
         tensor: any; one that is not contiguous, not on the CPU, or whose storage was freed gives 0.

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 ALL_OF_IT, BITS_ALONE, NOTHING = range(3)
-"""How much of a row counts: checksum and values, the checksum alone, or neither."""
+"""Valid part of a row: checksum and values, the checksum alone, or neither."""
 
 _WITHOUT_ROW: Final = frozenset({Status.NOT_OBSERVED, Status.VALUE})
-"""What has nothing in its row."""
+"""Statuses without a row."""
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What is known of n rows before their numbers are; nothing of it is written to.
+    """What is known of n rows before they are computed; read-only.
 
     Attributes:
         layout_of: the number of each row's layout.
@@ -77,7 +77,7 @@ class RowNotes:
         self.clear()
 
     def clear(self) -> None:
-        """Begin the next step."""
+        """Drop the notes, as the next step begins."""
         self._kinds: dict[int, Status] = {}
         self.texts: dict[int, str] = {}
         self.fixed: dict[int, int] = {}
@@ -85,12 +85,12 @@ class RowNotes:
         self.unmeasured: list[int] = []
 
     def note(self, slot: int, status: Status, text: str) -> None:
-        """Note how much of a value was seen, and why, or what it is."""
+        """Set a row's status and text."""
         self._kinds[slot] = status
         self.texts[slot] = text
 
     def facts(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
-        """What is known of the step's rows: the last step's object where it is the same."""
+        """Facts of the step's rows; the last step's object if they are equal."""
         last = self._facts
         if (
             last is None
@@ -103,6 +103,7 @@ class RowNotes:
         return last
 
     def _made(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
+        """Facts of the step's rows, as arrays."""
         count, layout_index = len(layout_of), np.array(layout_of, np.uint32)
         headers = layouts.headers()[layout_index]
         for slot, own in self.header_of.items():
@@ -117,7 +118,7 @@ class RowNotes:
 
 
 class LayoutNumbers:
-    """The layouts of one summarizer; its lock is held.
+    """Layouts of one summarizer by number; its lock is held.
 
     Attributes:
         layouts: them, by number.
@@ -133,7 +134,7 @@ class LayoutNumbers:
         self._strided: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], int] = {}
 
     def number(self, layout: Layout) -> int:
-        """The number of a layout, a new one if it has not been met."""
+        """Number of a layout, new at the first call."""
         index = self._numbers.get(layout)
         if index is None:
             index = len(self._numbers)
@@ -144,7 +145,7 @@ class LayoutNumbers:
         return index
 
     def contiguous(self, dtype: torch.dtype, shape: torch.Size) -> int:
-        """The number of the layout of a contiguous tensor in CPU memory; without words where it has been met."""
+        """Number of the layout of a contiguous CPU tensor."""
         index = self._contiguous.get((dtype, shape))
         if index is None:
             name = str(dtype).removeprefix("torch.")
@@ -162,7 +163,7 @@ class LayoutNumbers:
         return index
 
     def headers(self) -> NDArray[np.uint64]:
-        """Of each layout, what a tensor's checksum begins with, uint64 (n,)."""
+        """Checksum header of each layout, uint64 (n,)."""
         if len(self._array) != len(self._headers):
             self._array = np.array(self._headers, dtype=np.uint64)
         return self._array
@@ -170,7 +171,7 @@ class LayoutNumbers:
 
 @dataclass(frozen=True)
 class Slots:
-    """The rows of the current step, by number, and what fills them; the summarizer's lock is held.
+    """Rows of the current step and what fills them; the summarizer's lock is held.
 
     Attributes:
         engine: for CPU memory.
@@ -195,7 +196,7 @@ class Slots:
     notes: RowNotes = field(default_factory=RowNotes)
 
     def new(self, layout: Layout) -> int:
-        """A new row's number."""
+        """Number of a new row with this layout."""
         slot = len(self.layout_of)
         index = self.layouts.number(layout)
         self.arena.address(slot)
@@ -203,7 +204,7 @@ class Slots:
         return slot
 
     def bits_only(self, slot: int, dtype: torch.dtype) -> None:
-        """Note that a row has a checksum and nothing else: there are no numbers in its bits."""
+        """Mark a row as having a checksum only, since its bits are no numbers."""
         self.notes.unmeasured.append(slot)
         if self.flags:
             self.notes.note(slot, Status.PARTIAL, f"no values of {dtype}, only bits")

@@ -82,43 +82,43 @@ class Arena:
         self._place = 0
 
     def hold(self, count: int) -> None:
-        """Have so many rows, at least."""
+        """Make room for at least `count` rows."""
         while len(self.addresses) < count:
             self.blocks.append(empty(ROWS))
             first = self.blocks[-1].ctypes.data
             self.addresses.extend(range(first, first + ROWS * ROW_BYTES, ROW_BYTES))
 
     def address(self, slot: int) -> int:
-        """Where a slot's row is, made if there is none yet."""
+        """Address of a slot's row, allocated if need be."""
         if slot >= len(self.addresses):
             self.hold(slot + 1)
         return self.addresses[slot]
 
     @property
     def place(self) -> int:
-        """Where the addresses of the blocks lie, 64 bits each."""
+        """Address of the array of block addresses, uint64 each."""
         if len(self._starts) != len(self.blocks):
             self._starts = np.array([block.ctypes.data for block in self.blocks], np.uint64)
             self._place = self._starts.ctypes.data
         return self._place
 
     def row(self, slot: int) -> Rows:
-        """The row of a slot that there is, shape (32,)."""
+        """Row of an existing slot, shape (32,)."""
         block, place = divmod(slot, ROWS)
         row: Rows = self.blocks[block][place]
         return row
 
     def first(self, count: int) -> Rows:
-        """The first so many rows, copied, shape (count, 32)."""
+        """Copy of the first `count` rows, shape (count, 32)."""
         return np.concatenate([empty(0), *self.blocks])[:count]
 
     def copy(self, count: int) -> Arena:
-        """The first so many rows, in one block."""
+        """Copy of the first `count` rows as an arena of one block."""
         made = Arena()
         made.blocks, made.each = [self.first(count)], max(count, 1)
         return made
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Free all rows."""
         self.blocks.clear()
         self.addresses.clear()

@@ -81,7 +81,7 @@ class Parts:
 
 
 def unseen_reason(tensor: torch.Tensor) -> str:
-    """Why nothing of a tensor can be seen; "" if something can."""
+    """Reason why a tensor has no data (fake, meta, functorch, uninitialised); "" if it has."""
     cls = type(tensor)
     if is_wrapped(tensor):
         return "inside a functorch transform (vmap, grad, jvp)"
@@ -97,6 +97,7 @@ def unseen_reason(tensor: torch.Tensor) -> str:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Sizes as integers; () where they are symbolic or ragged."""
     try:
         return tuple(int(size) for size in tensor.shape)
     except Exception:  # symbolic, ragged and uninitialised sizes raise errors of many classes
@@ -110,7 +111,7 @@ def _common(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def unseen(tensor: torch.Tensor, reason: str) -> Parts:
-    """A tensor of which only the outside is known."""
+    """Parts of a tensor without data, with the reason."""
     try:
         common = _common(tensor)
     except Exception:  # a subclass may refuse even this
@@ -119,7 +120,7 @@ def unseen(tensor: torch.Tensor, reason: str) -> Parts:
 
 
 def parts_of(tensor: torch.Tensor | places.Placed) -> Parts:
-    """The plain tensors that stand for any tensor.
+    """Take any tensor apart into plain tensors for its checksum and statistics.
 
     Raises:
         Exception: whatever torch raises for a tensor that is none of the known sorts.
@@ -153,6 +154,7 @@ def parts_of(tensor: torch.Tensor | places.Placed) -> Parts:
 
 
 def _expanded(tensor: torch.Tensor, sizes: list[int], strides: list[int]) -> Parts:
+    """Parts of an expanded tensor: what is in memory, once."""
     how = f"{tuple(sizes)} in memory"
     return Parts(
         **{**_common(tensor), "strides": "expanded"},
@@ -171,6 +173,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has an address."""
     try:
         return address_of(tensor) != 0
     except Exception:  # NotImplementedError or RuntimeError, by kind of subclass
@@ -178,6 +181,7 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def _sparse(tensor: torch.Tensor) -> Parts:
+    """Parts of a sparse tensor: values for statistics, values and indices for the checksum."""
     common = _common(tensor)
     if tensor.layout == torch.sparse_coo:
         with suppress(RuntimeError):  # not implemented for each dtype
@@ -196,6 +200,7 @@ def _sparse(tensor: torch.Tensor) -> Parts:
 
 
 def _nested(tensor: Any) -> Parts:
+    """Parts of a nested tensor: values for statistics, values and offsets for the checksum."""
     if tensor.layout == torch.jagged:
         values = tensor._values.detach()  # noqa: SLF001  # values() would go through the subclass, which is switched off here
         lengths = tensor._lengths  # noqa: SLF001  # as above
@@ -217,7 +222,7 @@ def _nested(tensor: Any) -> Parts:
 
 
 def _places(indices: Sequence[torch.Tensor]) -> str:
-    """A digest of where stored values stand: values that stand elsewhere have no distance, however alike they are."""
+    """Digest of the index tensors of a sparse or nested tensor."""
     stands = blake2b(digest_size=8)
     for index in indices:
         stands.update(index.detach().cpu().contiguous().numpy().tobytes())
@@ -229,13 +234,14 @@ def _quantized(tensor: torch.Tensor) -> Parts:
 
 
 def _distributed(tensor: Any) -> Parts:
+    """Parts of a DTensor: the local shard with its place."""
     part = places.part_of(tensor)
     described = ", ".join(str(placement) for placement in tensor.placements)
     return _placed(tensor._local_tensor, _shape(tensor), part, f"local shard of {described}")  # noqa: SLF001  # to_local() would record an autograd node
 
 
 def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, described: str) -> Parts:
-    """One rank's part of a whole tensor, keyed by its place there."""
+    """Parts of one rank's shard, keyed by its place in the whole; unplaced where sizes disagree."""
     inner = parts_of(local)
     common = (shape, inner.dtype, inner.device, inner.strides)
     if inner.values is None:
@@ -252,5 +258,5 @@ def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, desc
 
 
 def keyed(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:
-    """A whole tensor as one run that starts at an index: how the parts of a composite are kept apart."""
+    """A tensor as one run from index `offset`, which keeps the parts of a composite apart."""
     return [(offset, tensor.detach().contiguous().view(-1))]

@@ -82,6 +82,7 @@ class Summarizer:
         _LIVE.add(self)
 
     def _reset(self) -> None:
+        """Start a step: no notes, no slots."""
         self._notes.clear()
         if self._intake is not None:
             self._intake.turn()
@@ -106,7 +107,7 @@ class Summarizer:
             return slot
 
     def _add(self, slot: int, tensor: Any, batch: Batch | None = None) -> None:
-        """Summarise what the intake leaves."""
+        """Summarise a tensor that the compiled intake did not take."""
         is_plain = type(tensor) in PLAIN and not is_wrapped(tensor)
         if not (is_plain and self._plain.add(slot, tensor, self._intake, batch)):
             self._unusual.add(tensor)
@@ -147,7 +148,7 @@ class Summarizer:
         return slots
 
     def marks(self, tensors: list[torch.Tensor]) -> list[Hashable]:
-        """Of each tensor something that is another when it has been written to or moved; None if it has no memory."""
+        """Fingerprint of each tensor, which changes when it is written to or moved; None without memory."""
         with self._lock:
             found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.marks(tensors)
         if all(found):
@@ -156,10 +157,11 @@ class Summarizer:
 
     @property
     def intake(self) -> Any:
-        """What summarises plain tensors and notes their sites, see `intake.py`; None without one."""
+        """The compiled intake (`intake.py`); None without one."""
         return self._intake
 
     def _launch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
+        """Launch a batch on a GPU; if that fails, its rows become NOT_OBSERVED with the error."""
         try:
             engine.many(entries)
         except Exception as error:
@@ -167,6 +169,7 @@ class Summarizer:
                 self._notes.note(slot, Status.NOT_OBSERVED, values.short(f"{type(error).__name__}: {error}"))
 
     def _failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
+        """Replace a failed row by one that says why; an error of the script's is raised."""
         del self._layout_of[slot:]
         if belongs_to_script(error):
             raise error
@@ -196,7 +199,7 @@ class Summarizer:
             return slot
 
     def missing(self, reason: str) -> int:
-        """A row for something that could not be observed."""
+        """Row of a value that could not be observed, with the reason."""
         with self._lock:
             slot = self._slots.new(Layout((), ""))
             self._notes.note(slot, Status.NOT_OBSERVED, values.short(values.masked(reason)))
@@ -208,7 +211,7 @@ class Summarizer:
             return self._unusual.copied(tensor)
 
     def end_step(self, *wanted: tuple[Columns, list[int]]) -> EndedRows:
-        """Put rows into columns, each column's records at their slots, and begin anew with slot 0.
+        """Fill columns with the rows at their slots, and start again with slot 0.
 
         Where devices compute some rows, that is not waited for: the columns are filled when it is asked for.
         """
@@ -229,13 +232,13 @@ class Summarizer:
         return self._layouts.layouts
 
     def abandon(self) -> None:
-        """In a forked child: forget what the parent's threads hold."""
+        """Replace locks and threads, in a forked child."""
         self._lock = k.new_lock()
         self._engine.abandon()
         self._unusual.abandon()
 
     def close(self) -> None:
-        """Free what is held; the summarizer must not be used afterwards."""
+        """Free all memory; the summarizer must not be used afterwards."""
         with self._lock:
             self._unusual.close()
             if self._memory is not None:

@@ -35,7 +35,7 @@ _INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.dtype("<u2"), 4: np.dtype("<u4")
 
 
 def read(source: Path | io.BytesIO, called: str) -> Any:
-    """What a file holds, or a piece of one in memory, which `called` names in messages.
+    """Content of a file, or of one in memory, as plain data; `called` names it in errors.
 
     Raises:
         StoreError: torch is missing, or the file is damaged or holds more than tensors and plain values.
@@ -58,7 +58,7 @@ def read(source: Path | io.BytesIO, called: str) -> Any:
 
 
 def _is_zip(source: Path | io.BytesIO, called: str) -> bool:
-    """Whether it has the layout that can be mapped: an archive whose members are stored as they are."""
+    """Whether a file is a zip archive, which can be mapped; an error if compressed or its pickle is above 256 MiB."""
     try:
         if not zipfile.is_zipfile(source):
             return False
@@ -78,13 +78,14 @@ def _is_zip(source: Path | io.BytesIO, called: str) -> bool:
 
 
 def _numpys() -> list[Any]:
-    """What a plain numpy array is made of in a pickle: random states hold some."""
+    """Globals in the pickle of a plain numpy array, which random states contain."""
     core: Any = getattr(np, "_core", None) or np.core
     kinds = {type(np.dtype(name)) for name in ("u1", "u4", "u8", "i4", "i8", "f4", "f8")}
     return [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype, *kinds]  # noqa: SLF001 - these
 
 
 def _refused(called: str, error: Exception) -> str:
+    """Error sentence for a file that torch's weights-only loader refused."""
     text = str(error)
     found = _GLOBAL.search(text)
     if found is not None:
@@ -98,7 +99,7 @@ def _refused(called: str, error: Exception) -> str:
 
 
 class _Walk:
-    """Makes plain data of what was loaded: a pickle may refer to one list a million times, or to itself."""
+    """Converts loaded objects to plain data; bounds nodes, repetitions and depth."""
 
     def __init__(self, called: str) -> None:
         import torch
@@ -127,6 +128,7 @@ class _Walk:
 
 
 def _array(array: NDArray[Any]) -> Pieces:
+    """A numpy array as `Pieces`; unread for a type that torch has not."""
     if array.dtype.kind not in "biufc":
         return Pieces(array.dtype.name, tuple(array.shape), lambda: (), "numpy's type is none of torch's")
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -135,7 +137,7 @@ def _array(array: NDArray[Any]) -> Pieces:
 
 
 def _pieces(tensor: torch.Tensor) -> Pieces:
-    """A tensor as what can be read of it."""
+    """A tensor as `Pieces`; unread if quantized, nested, sparse or on meta."""
     import torch
 
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
@@ -155,7 +157,7 @@ def _pieces(tensor: torch.Tensor) -> Pieces:
 
 
 def _bits(flat: torch.Tensor) -> NDArray[Any]:
-    """Elements as numpy has them, or as unsigned integers of their size."""
+    """Elements as a numpy array, as unsigned integers for types that numpy has not."""
     import torch
 
     if flat.dtype is torch.complex32:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class UnusualTensors:
-    """Summarises them; the summarizer's lock is held."""
+    """Summarises tensors of any sort by torch; the summarizer's lock is held."""
 
     def __init__(self, slots: Slots) -> None:
-        """Begin without a thread."""
+        """Start without a helper thread."""
         self._slots, self._stand = slots, parallel.Stand()
 
     def add(self, tensor: torch.Tensor) -> None:
@@ -39,7 +39,7 @@ class UnusualTensors:
         return copies[0]
 
     def _by_torch(self, call: Callable[[], None], tensor: torch.Tensor) -> None:
-        """Have torch operate on a tensor; in introspect's thread where that would start workers in this one."""
+        """Run torch operations on a tensor, in a helper thread where they would start workers in this one."""
 
         def unseen_by_script() -> None:
             with unobserved():
@@ -52,6 +52,7 @@ class UnusualTensors:
                 call()
 
     def _add(self, tensor: torch.Tensor) -> None:
+        """Take a tensor apart and summarise its parts on the CPU or its device."""
         parts = parts_of(tensor)
         if parts.values is None:
             self.unseen(parts)
@@ -72,7 +73,7 @@ class UnusualTensors:
             self._slots.devices.add(slot, parts.values, parts.runs)
 
     def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
-        """Summarise what is in host memory, or is copied there: what has parts of its own, or is sorted."""
+        """Summarise parts on the CPU: those of composites and sorted statistics too."""
         assert parts.values is not None
         self._slots.engine.fill(
             row,
@@ -93,12 +94,12 @@ class UnusualTensors:
             row[r.RAW] = total & checksum.MASK
 
     def unseen(self, parts: Parts) -> None:
-        """A row for a tensor that could not be observed, or not whole."""
+        """Add a row for a tensor without data."""
         slot = self._slots.new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
         self._slots.notes.note(slot, parts.status, values.short(values.masked(parts.text)))
 
     def abandon(self) -> None:
-        """In a forked child: forget what the parent's thread holds."""
+        """Start with a new helper thread, in a forked child."""
         self._stand = parallel.Stand()
 
     def close(self) -> None:

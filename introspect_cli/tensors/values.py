@@ -24,7 +24,7 @@ _ADDRESS: Final = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 def plain(value: object) -> object:
-    """A number of numpy's as python's, anything else as it is; its class is asked, so that no code of its own runs."""
+    """A numpy scalar as python's, any other value unchanged."""
     return value.item() if issubclass(type(value), np.generic) else value  # type: ignore[attr-defined] # it is one
 
 
@@ -34,12 +34,12 @@ def masked(text: str) -> str:
 
 
 def short(text: str) -> str:
-    """Text cut to what a record keeps."""
+    """Text cut to 200 characters."""
     return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
 
 
 def summarised(value: object) -> tuple[Layout, int, str]:
-    """What is recorded of a value: layout, checksum, and the beginning of its text.
+    """Layout, checksum and text of a plain value.
 
     Raises:
         Exception: whatever the value's own `__repr__` raises.
@@ -58,7 +58,7 @@ def _summarised(value: object) -> tuple[Layout, int, str]:
 
 @functools.lru_cache(maxsize=256, typed=True)
 def _same_again(value: float | str) -> tuple[Layout, int, str]:
-    """The same few come every step: learning rates. Equal values of one type have one repr, but for zeros of floats."""
+    """`_summarised`, cached: the same learning rates come every step."""
     return _summarised(value)
 
 

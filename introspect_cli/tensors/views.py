@@ -35,7 +35,7 @@ REPEATS: Final = 16
 
 
 def _there(*names: str) -> tuple[Callable[[], Any], ...]:
-    """The guards torch's own tools use, as far as it has them; there are no public ones."""
+    """The named guards of torch, those that this version has."""
     return tuple(guard for guard in (getattr(torch._C, name, None) for name in names) if guard is not None)  # noqa: SLF001
 
 
@@ -45,7 +45,7 @@ _autocasts: Final[Callable[[], bool]] = getattr(torch._C, "_is_any_autocast_enab
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Where a tensor's first element is.
+    """Address of a tensor's first element.
 
     `data_ptr()` hands out memory to write to, and so gives a lazy copy memory of its own; this leaves it lazy.
 
@@ -58,7 +58,7 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Where a tensor's storage begins, which its views share; 0 where there is none."""
+    """Address of a tensor's storage, shared by its views; 0 where there is none."""
     try:
         return tensor.untyped_storage().data_ptr() if STORAGE_BEGIN is None else STORAGE_BEGIN(tensor)
     except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes
@@ -112,6 +112,7 @@ def cut(tensor: torch.Tensor, limit: int) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _cut(tensor: torch.Tensor, limit: int, offset: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Views of at most `limit` elements with their index plus `offset`."""
     numel = tensor.numel()
     if numel == 0:
         return
@@ -129,7 +130,7 @@ def _cut(tensor: torch.Tensor, limit: int, offset: int) -> Iterator[tuple[int, t
 
 
 def in_memory(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """Sizes and strides of what a tensor has in memory, where its shape says very much more; None where it does not.
+    """Sizes and strides in memory of an expanded tensor; None unless it repeats memory over 16 times, above 2**26.
 
     `zeros(1).expand(2**40)` and windows that overlap cost nothing to make and would take hours to read element by
     element. Dimensions that repeat are taken once; where windows still overlap, the memory they lie in is taken.
@@ -172,7 +173,7 @@ _MOST: Final = 1 << 12
 
 
 class Pieces(NamedTuple):
-    """What the kernels are told of tensors of one shape and one set of strides.
+    """Pieces and copy plans for tensors of one shape and strides.
 
     Attributes:
         pieces: int64 (n, 5): place in memory in elements, elements, index of the first, dimensions and plan of each.
@@ -185,7 +186,7 @@ class Pieces(NamedTuple):
 
 @lru_cache(maxsize=256)
 def cut_up(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> Pieces | None:
-    """The pieces of a tensor that is not empty, in logical order; None where it has to be copied another way."""
+    """Pieces and copy plans of a nonempty strided tensor, in logical order; None where the kernels cannot copy it."""
     if not 0 < len(shape) < k.MAX_DIMS - 1 or size > WIDTH or shape[-1] * _LINES > k.CHUNK:
         return None
     boxes: list[tuple[int, int, int, int, int]] = []
@@ -205,7 +206,7 @@ def cut_up(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> Piece
 
 
 def copy_plan(shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[np.int64]:
-    """What `kernels` takes for `copy`, for a copy to contiguous memory; the number of dimensions is in the last word.
+    """Copy plan for `kernels`, int64 (3, MAX_DIMS): size, source and target stride by dimension.
 
     The dimension that is contiguous in the target goes last; or, if another has a smaller stride in the source, last
     but one, and that one last. The others go by falling strides in the source.

@@ -57,9 +57,9 @@ _SHORTEST_TOKEN = 15
 _WORDS = bytes(
     place if place >= 128 or chr(place).isalnum() or chr(place) in "_-.:+/=" else ord(" ") for place in range(256)
 )
-"""What a token is made of, and spaces for all else."""
+"""Translation table: characters of tokens stay, all others become spaces."""
 _FORMS = ("bearer", "authorization", "private key", "hooks.slack.com", "api/webhooks")
-"""What stands, in small letters, in each form of a credential but a token and a login in a URL."""
+"""Lower-case words, one of which each credential contains but tokens and logins in URLs."""
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL)
 _WEBHOOK = re.compile(
     r"(https://(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks)/)[\w/-]+"
@@ -90,7 +90,7 @@ _OPTION = re.compile(r"^--?([A-Za-z][\w.-]*)(=(.*))?$", re.DOTALL)
 
 
 def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
-    """Whether a name says that its value is secret: usual ones, or one that a glob of the user's matches."""
+    """Whether a name matches a glob or contains a word of a secret: `password`, `auth`; not `max_tokens`."""
     plain = name.replace("-", "_")
     if any(fnmatch.fnmatchcase(name.lower(), glob.lower()) for glob in patterns):
         return True
@@ -100,23 +100,23 @@ def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
 
 
 def is_strict_name(name: str) -> bool:
-    """Whether a name says that its value is secret and never means anything else, as `token` and `key` do."""
+    """Whether a name contains a word that is always secret (`password`, `api_key`), unlike `token` or `key`."""
     return _STRICT_NAME.search(name.replace("-", "_")) is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def is_secret_path(path: str) -> bool:
-    """Whether a value's path goes through a key that says so, such as `['auth']['user']`."""
+    """Whether any key in a value's path is a secret name, such as `['auth']['user']`."""
     return any(is_secret_name(next(filter(None, keys), "")) for keys in _KEY.findall(path))
 
 
 def value(name: str, text: str, patterns: tuple[str, ...] = ()) -> str:
-    """A named value, replaced where its name or its looks are those of a secret."""
+    """The text, or `REDACTED` if its name is secret; parts that look like credentials are replaced."""
     return REDACTED if is_secret_name(name, patterns) else looks(text)
 
 
 def plain(given: object, *, secret: bool) -> object:
-    """A plain value that a script handed on, replaced where it is secret; numbers and flags are none by their looks."""
+    """A value with secrets replaced; where `secret`, all but None and booleans; else only texts that look like one."""
     if given is None or isinstance(given, bool):
         return given
     if secret:
@@ -130,11 +130,12 @@ def plain(given: object, *, secret: bool) -> object:
 
 
 def looks(text: str) -> str:
-    """Text with whatever looks like a credential replaced, and what stands behind a name that says so."""
+    """Text with each credential-like part replaced, and each value after a secret name (`token=abc`)."""
     return _looks_again(text) if len(text) <= _SHORT else _looks(text)
 
 
 def _looks(text: str) -> str:
+    """`looks` without the cache."""
     if _NAME.fullmatch(text):
         return _TOKENS.sub(REDACTED, text)  # there is no URL in it, no key, and nothing behind a name
     text = _COOKIE.sub(rf"\g<1>{REDACTED}", _without_forms(text))
@@ -146,11 +147,11 @@ _looks_again = functools.lru_cache(maxsize=256)(_looks)  # the same few texts co
 
 
 def _without_forms(text: str, again: Callable[[re.Match[str]], bool] = lambda _: True) -> str:
-    """Text without what has the form of a credential that is longer than a token.
+    """Text with private keys, webhook URLs, logins in URLs and authorization headers replaced.
 
     Args:
         text: the text.
-        again: whether what looks like a login in a URL or the value of a header is one.
+        again: says of a match (login in a URL, header value) whether it is a credential.
     """
     text = _PRIVATE_KEY.sub(REDACTED, text)
     text = _WEBHOOK.sub(rf"\g<1>{REDACTED}", text)
@@ -159,42 +160,43 @@ def _without_forms(text: str, again: Callable[[re.Match[str]], bool] = lambda _:
 
 
 def long_words(text: str) -> list[bytes]:
-    """The words of a text that are long enough for a token; to search these alone is ten times as quick."""
+    """Words of 15 bytes or more, the shortest token; searching these alone is ten times as quick."""
     words = text.encode("utf-8", "surrogatepass").translate(_WORDS).split()
     return [word for word in words if len(word) >= _SHORTEST_TOKEN]
 
 
 def may_be_formed(text: str, small: str, words: list[bytes]) -> bool:
-    """Whether there may be what `prose` replaces, given a text, the same in small letters, its long words."""
+    """Quick check whether `prose` may replace anything; False is certain."""
     tokens = _PREFIXED_TOKENS.search(b" ".join(words).decode("utf-8", "surrogatepass"))
     in_url = "://" in text and _URL_USER.search(text)
     return bool(tokens or in_url or any(word in small for word in _FORMS))
 
 
 def prose(text: str) -> str:
-    """Text of a person or a program, where a word after "bearer" or in braces is no secret, nor are 40 hex digits."""
+    """Text of a person or program with credentials replaced, except words after "bearer", braces and 40 hex digits."""
     return _PREFIXED_TOKENS.sub(REDACTED, _without_forms(text, _is_value))
 
 
 def _is_value(match: re.Match[str]) -> bool:
+    """Whether a matched credential has no brace and is not all letters."""
     value = match[0][len(match[1]) :]
     return "{" not in value and not value.isalpha()
 
 
 def _begun(match: re.Match[str]) -> str:
-    """What stands of a name before the word that was found in it."""
+    """The start of a name, up to 200 characters before the matched word in it."""
     before = match.string[max(match.start() - _LONGEST_NAME, 0) : match.start()]
     begun = _BEGUN.search(before)
     return begun[0] if begun else ""
 
 
 def _after_option(match: re.Match[str]) -> str:
-    """As `_paired`, for what follows an option; other words have no value."""
+    """Replacement for a value after a word with a hyphen (`--token abc`); other matches stay."""
     return _paired(match) if "-" in _begun(match).rpartition(".")[2] else match[0]
 
 
 def _paired(match: re.Match[str]) -> str:
-    """A name and its value, the value replaced unless the name only sounds alike or the value is no text."""
+    """Replacement for `name=value`; unchanged for flags, other names, and numbers under a name that is not strict."""
     name, shown = _begun(match) + match["name"], match["value"]
     strict = _STRICT_NAME.search(name) is not None
     harmless = _FLAG.fullmatch(shown) or (_NUMBER.fullmatch(shown) and not strict)
@@ -204,7 +206,7 @@ def _paired(match: re.Match[str]) -> str:
 
 
 def nested(data: Any, patterns: tuple[str, ...] = ()) -> Any:
-    """Plain data with secrets replaced: what is under a key that says so, and texts by their looks."""
+    """Plain data with all values under a secret key replaced, and credentials in other texts."""
     if isinstance(data, dict):
         return {
             key: _under(item) if isinstance(key, str) and is_secret_name(key, patterns) else nested(item, patterns)
@@ -216,7 +218,7 @@ def nested(data: Any, patterns: tuple[str, ...] = ()) -> Any:
 
 
 def _under(data: Any) -> Any:
-    """What is under a secret key: the same form without its values."""
+    """Data under a secret key: the same dicts and lists, each leaf replaced but None and booleans."""
     if isinstance(data, dict):
         return {key: _under(item) for key, item in data.items()}
     if isinstance(data, (list, tuple)):

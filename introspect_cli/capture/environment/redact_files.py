@@ -62,7 +62,7 @@ _MAY_BE_DRAWN = re.compile(r"['\"][0-9a-fA-F]{40}['\"]")
 
 
 def source(text: str, patterns: tuple[str, ...] = ()) -> str:
-    """A source file without its secrets, the same text where it has none; globs say which further names are secret."""
+    """A source file with secrets in its strings and comments replaced; globs name further secret names."""
     small, words = text.lower(), long_words(text)
     formed = may_be_formed(text, small, words)
     drawn = any(len(word) == _DIGITS for word in words) and _MAY_BE_DRAWN.search(text)
@@ -83,7 +83,7 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
 
 
 def _clean(body: str, group: str, *, formed: bool) -> str:
-    """What stands in a string or comment, without a credential: also behind a name in it, `host=db;password=...`."""
+    """The body of a string or comment with credentials replaced, also in `host=db;password=...`."""
     # an expression in the braces of an f-string holds no secret and has to stay one
     if group not in _LONG and "{" not in body and is_strict_name(body):
         return looks(body)
@@ -91,7 +91,7 @@ def _clean(body: str, group: str, *, formed: bool) -> str:
 
 
 def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> bool:
-    """Whether the name before a string says that it is secret."""
+    """Whether a string is secret by the name up to 160 characters before it, or is 40 hex digits and no commit."""
     if not body or body.isspace() or REDACTED in body:
         return False
     around = text[max(start - _FAR, 0) : start]
@@ -114,7 +114,7 @@ def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> b
 
 
 def _names_a_setting(body: str) -> bool:
-    """Whether a string is the name under which a secret is to be had, and not the secret: `HF_TOKEN`, `api_key`."""
+    """Whether a string names a secret instead of being one: `HF_TOKEN`, `api_key`."""
     in_capitals = body.isupper() and "_" in body and not any(letter.isdigit() for letter in body)
     return _PLAIN_NAME.fullmatch(body) is not None and (in_capitals or is_strict_name(body))
 
@@ -140,13 +140,13 @@ _VALUE = re.compile(
 
 
 def config(text: str, patterns: tuple[str, ...] = ()) -> str:
-    """A configuration file without its secrets; globs say which further names are secret."""
+    """A configuration file with values under secret names and credentials replaced; globs name further names."""
     text = _ASSIGNED.sub(lambda match: _assigned(match, patterns), text)
     return prose(_under_names(_in_brackets(text, patterns), patterns))
 
 
 def _in_brackets(text: str, patterns: tuple[str, ...]) -> str:
-    """What stands in the brackets behind a secret name: `"auth": {"user": "me"}`."""
+    """The text with each value in the brackets after a secret name replaced: `"auth": {"user": "me"}`."""
     pieces, done = [], 0
     for match in _BRACKETED.finditer(text):
         if match.start() < done or not is_secret_name(match["name"], patterns):
@@ -158,7 +158,7 @@ def _in_brackets(text: str, patterns: tuple[str, ...]) -> str:
 
 
 def _closed(text: str, start: int) -> int:
-    """Where the bracket that was opened before a place is closed; the end of the text where it never is."""
+    """Index of the bracket that closes the one before `start`; the text's length where none does."""
     depth = 1
     for match in _BRACKET.finditer(text, start):
         depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
@@ -168,6 +168,7 @@ def _closed(text: str, start: int) -> int:
 
 
 def _hidden(match: re.Match[str]) -> str:
+    """Replacement for one item in such brackets; keys and booleans stay, quotes are kept."""
     value = match[0]
     if match["key"] or _is_no_text(value) or value in {REDACTED, f'"{REDACTED}"'}:
         return value
@@ -176,6 +177,7 @@ def _hidden(match: re.Match[str]) -> str:
 
 
 def _assigned(match: re.Match[str], patterns: tuple[str, ...]) -> str:
+    """Replacement for `name: value` or `name = value` where the name's last part is secret."""
     value = match["value"]
     if not is_secret_name(match["name"].rpartition(".")[2], patterns) or _is_no_text(value):
         return match[0]
@@ -188,7 +190,7 @@ def _is_no_text(value: str) -> bool:
 
 
 def _under_names(text: str, patterns: tuple[str, ...]) -> str:
-    """What stands in the lines below a secret name, further in than it, or in a section of that name."""
+    """The text with values replaced in lines indented below a secret name, and in a section of such a name."""
     lines, inside, section = text.split("\n"), -1, False
     for number, line in enumerate(lines):
         if not line.strip():
@@ -211,6 +213,7 @@ def _under_names(text: str, patterns: tuple[str, ...]) -> str:
 
 
 def _covered(match: re.Match[str]) -> str:
+    """Replacement for the value of a line below a secret name; booleans and null stay."""
     value = match["value"]
     if _is_no_text(value) or REDACTED in value:
         return match[0]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def runtime() -> dict[str, Any]:
-    """Interpreter, torch and the libraries under it, thread counts, determinism flags."""
+    """Versions of python, torch and its libraries; thread counts; flags that change numbers."""
     backends = torch.backends
     return {
         "python": platform.python_version(),
@@ -58,6 +58,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
+    """`model name` in /proc/cpuinfo; `platform.processor()` without it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -68,7 +69,7 @@ def _cpu_name() -> str:
 
 
 def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[str, Any]:
-    """What was run: the script or module, its arguments, where; and by which launcher, where that was captured."""
+    """The script or module, its arguments without secrets, the directory, and the launcher if one was captured."""
     started = {"launcher": {"arguments": list(target.launcher), "directory": target.launched_in}}
     return {
         "script": target.script,
@@ -81,11 +82,11 @@ def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[s
 
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
-"""What NVIDIA's kernel module says of itself."""
+"""File in which NVIDIA's kernel module tells its version."""
 
 
 def switches() -> dict[str, Any]:
-    """Torch's flags for accelerators, None where this torch has none or cannot tell."""
+    """Flags of torch for accelerators; None for one that this torch lacks or refuses to tell."""
     backends = torch.backends
     cuda, cudnn = backends.cuda, backends.cudnn
     matmul = cuda.matmul
@@ -109,7 +110,7 @@ def switches() -> dict[str, Any]:
 
 
 def libraries() -> dict[str, Any]:
-    """Versions of what computes on accelerators."""
+    """Versions of CUDA, ROCm, driver, cuDNN, NCCL; the last two None until CUDA is initialised."""
     awake = torch.cuda.is_initialized()
     return {
         "cuda": torch.version.cuda,
@@ -121,7 +122,7 @@ def libraries() -> dict[str, Any]:
 
 
 def devices() -> list[dict[str, Any]]:
-    """The GPUs that an initialised process sees: name, compute capability, memory in MiB, identifier."""
+    """Visible GPUs: name, compute capability, MiB of memory, UUID; empty until CUDA is initialised."""
     if not torch.cuda.is_initialized():
         return []
     gpus = []
@@ -144,7 +145,7 @@ def driver(source: Path = _DRIVER) -> str | None:
 
 
 def _asked(question: Callable[[], Any]) -> Any:
-    """What torch answers; None where it refuses."""
+    """Answer of a question to torch, as text unless bool, str or int; None on AttributeError or RuntimeError."""
     try:
         answer = question()
     except (AttributeError, RuntimeError):

@@ -58,14 +58,14 @@ class SourceFiles:
         self._unread: list[str] = []
 
     def add(self, name: str, data: bytes) -> None:
-        """Take what a file of a name held; what was taken first stands."""
+        """Digest a file's content under a name, and keep its text; later calls with the same name do nothing."""
         if name not in self.digests:
             self.digests[name] = digest = source_digest(data)
             if self._keep is not None and digest not in self._kept:
                 self._text(name, digest, data)
 
     def look(self) -> bool:
-        """Read what has been imported since; whether there was anything."""
+        """Read the user's files that were imported since the last call; whether any name is new."""
         before = len(self.digests)
         for name, path in _outside_last(_imported(self._seen)):
             status, data = _content(path)
@@ -80,7 +80,7 @@ class SourceFiles:
         return len(self.digests) > before
 
     def notes(self) -> list[str]:
-        """Sentences on what is not as the digests and texts may make believe."""
+        """Sentences on texts left out for size, on unreadable files, and on files changed since the process began."""
         sentences = []
         if self._left_out:
             sentences.append(
@@ -99,7 +99,7 @@ class SourceFiles:
         return sentences
 
     def _text(self, name: str, digest: str, data: bytes) -> None:
-        """Keep the text of a file, without its secrets; what is no text (a compiled extension) is passed over."""
+        """Keep a file's text without secrets, within the limits per file and run; binary files are skipped."""
         from introspect_cli.capture.environment import redact_files
 
         assert self._keep is not None
@@ -116,12 +116,13 @@ class SourceFiles:
 
 
 def _listed(names: list[str]) -> str:
+    """Up to 3 names, then `and N files more`."""
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {count(rest, 'file')} more" if rest > 0 else "")
 
 
 def _decoded(data: bytes) -> tuple[str | None, str]:
-    """A source file as text, line ends as they are, and its encoding; None where it is no text."""
+    """Text and encoding of a source file; (None, "") for a binary one, ("", "") for one above the limit."""
     from io import BytesIO
     from tokenize import detect_encoding
 
@@ -135,7 +136,7 @@ def _decoded(data: bytes) -> tuple[str | None, str]:
 
 
 def _content(path: str) -> tuple[os.stat_result | None, bytes | None]:
-    """What a regular file holds, and what the system says of it; None where there is none, or it is far too large."""
+    """Status and bytes of a regular file of at most 8 MiB; None each where there is none or it is larger."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError):
@@ -155,7 +156,7 @@ def _content(path: str) -> tuple[os.stat_result | None, bytes | None]:
 
 
 def _was_a_file(path: str) -> bool:
-    """Whether a module came from a regular file, which is still there or whose directory is: none of an archive's."""
+    """Whether the path is a regular file, or is gone from an existing directory; False for a path in an archive."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - text is what is at hand
     except OSError:
@@ -163,7 +164,7 @@ def _was_a_file(path: str) -> bool:
 
 
 def _as_compiled(path: str, status: os.stat_result) -> bool:
-    """Whether a file is still the one that python compiled: its cache says of what time and size that was."""
+    """Whether the time and size in python's `.pyc` are those of the file now."""
     from importlib.util import cache_from_source
 
     try:
@@ -187,13 +188,13 @@ def _imported(seen: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _outside_last(files: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Files of the project before those of packages that are edited elsewhere, which may fill a run."""
+    """Files sorted by name, those of the project before all others, which may use up the run's limit."""
     root = sources.Project.root + os.sep
     return sorted(files, key=lambda item: (not os.path.realpath(item[1]).startswith(root), item[0]))
 
 
 def _without_file() -> Iterator[tuple[str, str]]:
-    """Code that is no module's, by name: that of `python -c`, a notebook's cells up to the one that runs, the input.
+    """Name and text of a `__main__` without a file: `python -c`, cells of a notebook, standard input.
 
     An input that is a pipe was read, and is gone.
     """

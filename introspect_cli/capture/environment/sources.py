@@ -33,16 +33,17 @@ PACKAGE = os.path.realpath(Path(__file__).parents[2]) + os.sep
 
 
 def git(directory: str) -> dict[str, Any]:
-    """Commit of the work tree that holds `directory`, and which tracked files differ from it; {} outside of git.
+    """Commit, branch, subject and up to 200 changed tracked files of the work tree at `directory`; {} outside of git.
 
-    To be asked before the script starts, and by git's path: to find a program by its name `subprocess` enters
-    `warnings.catch_warnings`, after which warnings that the script has shown already are shown again.
+    Call before the script starts, and by git's path: to find a program by its name `subprocess` enters
+    `warnings.catch_warnings`, after which warnings that the script has shown are shown again.
     """
     program = shutil.which("git")
     if program is None:
         return {}
 
     def ask(*arguments: str) -> str | None:
+        """Output of a git command; None where it fails or takes 10 seconds."""
         try:
             answer = subprocess.run(  # noqa: S603 - the user's own git with fixed arguments, no shell
                 [program, "-C", directory, *arguments],
@@ -87,7 +88,7 @@ def packages() -> dict[str, str]:
 
 
 class Project:
-    """The root of the user's code, to which paths are told relative."""
+    """Root directory of the user's code; displayed paths are relative to it."""
 
     root = ""
 
@@ -104,7 +105,7 @@ def set_project(script_directory: str) -> None:
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_users(path: str) -> bool:
-    """Whether a file is the user's own: not python's, not an installed package's, not introspect's."""
+    """Whether a file is outside python's directories, any `site-packages` and this package."""
     if not path or path.startswith("<"):
         return False
     real = _real(path)
@@ -112,7 +113,7 @@ def is_users(path: str) -> bool:
 
 
 def _real(path: str) -> str:
-    """As `os.path.realpath`, and quick for thousands of files in some hundred directories."""
+    """`os.path.realpath` with the directory cached: quick for thousands of files in some hundred directories."""
     directory, name = os.path.split(path)
     if not path.startswith(os.sep):
         return os.path.realpath(path)
@@ -124,7 +125,7 @@ _real_directory = functools.lru_cache(maxsize=4096)(os.path.realpath)
 
 
 def relative(path: str) -> str:
-    """A path as it is told to people: relative to the project, from `site-packages` on, or as imports have it."""
+    """A path for display: relative to the project, `site-packages` or `sys.path`, else the file's name alone."""
     real = os.path.realpath(path)
     if Project.root and real.startswith(Project.root + os.sep):
         return os.path.relpath(real, Project.root)
@@ -137,7 +138,7 @@ def relative(path: str) -> str:
 
 
 def file_of(module: object) -> str:
-    """The file of what stands in `sys.modules`, "" without one: read past its methods, which may import or raise."""
+    """A module's `__file__`, "" without one; read past the module's own methods, which may import or raise."""
     try:
         file = object.__getattribute__(module, "__dict__").get("__file__")
     except (AttributeError, TypeError):
@@ -146,7 +147,7 @@ def file_of(module: object) -> str:
 
 
 def generated(path: str) -> bool:
-    """Whether a compiler wrote a file into its cache: it says what was compiled, under a name that is a hash."""
+    """Whether a file lies in Inductor's or Triton's cache."""
     for cache in (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), os.environ.get("TRITON_CACHE_DIR")):
         if cache and os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
             return True
@@ -154,14 +155,14 @@ def generated(path: str) -> bool:
 
 
 def named(path: str, module: str) -> str:
-    """A source file's name: its path in the project; its module's where it lies elsewhere (PYTHONPATH, `pip -e`)."""
+    """A source file's name: its path in the project, else `package/module.py` (PYTHONPATH, `pip -e`)."""
     if not Project.root or os.path.realpath(path).startswith(Project.root + os.sep):
         return relative(path)
     return module.replace(".", "/") + ".py"
 
 
 def class_source(cls: type) -> str:
-    """`file:line` of a class definition, relative to the project; "" where it has none."""
+    """`file:line` of a class, relative to the project; "" where its module has no file, no line where unknown."""
     path = file_of(sys.modules.get(cls.__module__))
     if not path:
         return ""
@@ -171,7 +172,7 @@ def class_source(cls: type) -> str:
 
 @functools.lru_cache(maxsize=256)
 def calls_forward(path: str) -> bool:
-    """Whether a file of the user's names a `forward` other than that of `super()`, as who calls it past `__call__`."""
+    """Whether a file of the user's contains `.forward` other than `super().forward`."""
     try:
         return is_users(path) and re.search(rb"(?<!super\(\))\.forward\b", Path(path).read_bytes()) is not None
     except OSError:
@@ -180,14 +181,14 @@ def calls_forward(path: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _defined_at(path: str, name: str, line_of_forward: int | None, _root: str) -> str:
-    """Where the class of that name in a file is defined; asked once for each class, not for each of 20,000 modules."""
+    """`file:line` of a class, or of its `forward` where its own line is unknown; cached by class."""
     line = (_class_lines(path).get(name) if is_users(path) else None) or line_of_forward
     return relative(path) + (f":{line}" if line else "")
 
 
 @functools.lru_cache(maxsize=256)
 def _class_lines(path: str) -> dict[str, int]:
-    """Line of every class in a file; functions in between are named as `__qualname__` names them."""
+    """Line of every class in a file by `__qualname__`; empty where it cannot be parsed."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

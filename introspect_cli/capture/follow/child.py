@@ -32,7 +32,7 @@ _MOST_CHILDREN = 1000
 
 
 def begin(folder: str) -> None:
-    """Begin in this process if it is to be followed; called before its first line.
+    """Follow this process if the environment holds an order: a script always, a worker with `--children all`.
 
     Args:
         folder: the directory with our `sitecustomize`.
@@ -78,7 +78,7 @@ class Follower:
         self._start.install()
 
     def record(self) -> None:
-        """Begin to record; what goes wrong is noted, and the process goes on."""
+        """Start the capture; a failure is noted, and the process goes on."""
         if os.getpid() != self._pid:
             return  # a fork: its parent was to be followed
         try:
@@ -95,7 +95,7 @@ class Follower:
             self._note("failed", said=[f"{type(error).__name__}: {error}"])
 
     def _leave_no_trace(self) -> None:
-        """Give the environment back as it was: what this process starts is not followed, and sees nothing of us."""
+        """Restore PYTHONPATH and drop the order from the environment, so that child processes are not followed."""
         paths = json.loads(self._text)["paths"]
         os.environ.pop(VARIABLE, None)
         if paths is None:
@@ -104,7 +104,7 @@ class Follower:
             os.environ["PYTHONPATH"] = paths
 
     def _claimed(self) -> Session:
-        """A session in the run's directory, or in one of its children where another process was first."""
+        """A session in the run's directory, or in the first free of up to 1000 below its children."""
         from introspect_cli.capture.follow.orders import Order
         from introspect_cli.capture.session import Session
         from introspect_cli.errors import StoreError
@@ -129,7 +129,7 @@ class Follower:
         raise last
 
     def _watch_the_end(self) -> None:
-        """Hear of an exception that ends the process, and of its end; our frames are in no traceback."""
+        """Hook `sys.excepthook` (unless the script has its own) and `atexit`."""
         from introspect_cli.script.ending import strip_frames
 
         shown = sys.excepthook
@@ -146,7 +146,7 @@ class Follower:
         atexit.register(self.finish)
 
     def finish(self) -> None:
-        """Close the run, as the process ends."""
+        """Close the run as the process ends; nothing in a fork."""
         from introspect_cli.script.ending import Ending, raised_ending
 
         session, self._session = self._session, None
@@ -165,7 +165,7 @@ class Follower:
 
 
 def _watch_worker(text: str, folder: str, process: Process) -> None:
-    """Record a process of `multiprocessing` that trains: what it runs is known when it is about to run."""
+    """Follow a `multiprocessing` worker from the moment its target is known, if `work_of` names one."""
     from multiprocessing.process import BaseProcess
 
     original: Callable[..., Any] = BaseProcess._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - runs in the child alone

@@ -33,7 +33,7 @@ SITE = str(Path(__file__).with_name("site"))
 
 
 def run_followed(command: Sequence[str], target: Target, options: CaptureOptions, words: Sequence[str]) -> int:
-    """Run a command and record what trains below it.
+    """Run a command, and record each python process below it that imports torch.
 
     Args:
         command: its command line.
@@ -82,6 +82,7 @@ def followed(options: CaptureOptions, notes: str, launcher: tuple[str, ...] = ()
 
 
 def _ran(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run the command to its end, passing signals on; its exit code, negative for a signal."""
     with contextlib.ExitStack() as stack:
         try:
             process = subprocess.Popen(command, env=environment)  # noqa: S603 - the user's own command
@@ -95,7 +96,7 @@ def _ran(command: Sequence[str], environment: dict[str, str]) -> int:
 
 @contextlib.contextmanager
 def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass on the signals that are sent to this process alone."""
+    """Pass signals of `_PASSED_ON` to the process, which the terminal does not send it itself."""
 
     def pass_on(number: int, _frame: Any) -> None:
         with contextlib.suppress(OSError):
@@ -114,13 +115,14 @@ def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _end_by(number: int) -> None:
+    """End this process by a signal, with its default handler."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def _tell(left: Sequence[Note], options: CaptureOptions, words: Sequence[str]) -> None:
-    """Say what was recorded, and what to do where nothing was."""
+    """Print what each process recorded, and what to do where none did; nothing with `--quiet`."""
     said = [sentence for note in left if note.state == "finished" for sentence in note.said]
     for note in left:
         if note.state == "recording":
@@ -146,7 +148,7 @@ def _tell(left: Sequence[Note], options: CaptureOptions, words: Sequence[str]) -
 
 
 def follow_children(options: CaptureOptions, path: Path) -> None:
-    """Have python processes below this one be followed into the children of a run, from now on."""
+    """Have all later python child processes record into the run's children."""
     notes = tempfile.mkdtemp(prefix="introspect-")
     os.environ.update(followed(replace(options, output=path, force=False), notes))
     atexit.register(shutil.rmtree, notes, ignore_errors=True)

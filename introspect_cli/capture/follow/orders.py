@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Note:
-    """What one process did.
+    """State of one followed process, as it reports it.
 
     Attributes:
         name: its script or module.
@@ -39,7 +39,7 @@ class Note:
     code: int | None = None
 
     def leave(self, folder: str) -> None:
-        """Write it, in the place of what this process wrote before; a directory that is not there is no mistake."""
+        """Write the note as `<pid>.json`, replacing this process's last one; a missing directory is ignored."""
         path = Path(folder) / f"{os.getpid()}.json"
         part = path.with_suffix(".part")
         with contextlib.suppress(OSError):
@@ -48,14 +48,14 @@ class Note:
 
 
 def notes_in(folder: Path) -> list[Note]:
-    """What processes left, in the order in which they last wrote."""
+    """Notes of all processes, the oldest by modification time first."""
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     return [Note(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to do in processes below.
+    """Instructions to python processes below a capture, as text in the environment.
 
     Attributes:
         options: of the capture; `output` is absolute.
@@ -72,7 +72,7 @@ class Order:
     launched_in: str = ""
 
     def text(self) -> str:
-        """The order as text."""
+        """The order as JSON."""
         from introspect_cli.capture.options.capture_options import plain
 
         options = {item.name: plain(getattr(self.options, item.name)) for item in fields(self.options)}
@@ -92,6 +92,7 @@ class Order:
 
 
 def _unpacked(packed: dict[str, Any]) -> CaptureOptions:
+    """Capture options from their JSON form."""
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.records import Kind
     from introspect_cli.schedule.rules import parse_rule

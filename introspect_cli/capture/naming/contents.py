@@ -36,7 +36,7 @@ WRAPPED_BY = {
 
 
 def modules_in(root: nn.Module) -> Iterator[nn.Module]:
-    """A module and all inside it, each once, those that hold others first."""
+    """A module and all below it, each once, parents before children."""
     seen: set[int] = set()
     pending = [root]
     while pending:
@@ -51,7 +51,7 @@ def modules_in(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def holders_in(root: nn.Module) -> list[nn.Module]:
-    """The modules in a module that hold tensors of their own, each once, those that hold others first."""
+    """Modules with own parameters or buffers in a tree, each once, parents before children."""
     return [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
 
 
@@ -61,7 +61,7 @@ what is another where another module holds one of them, or under another name.""
 
 
 def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
-    """The parameters and buffers of modules, each once; `kinds` says which of the two."""
+    """Parameters and buffers of modules, each tensor once; `kinds` selects PARAM, BUFFER or both."""
     tensors: dict[int, torch.Tensor] = {}
     of: list[Kind] = []
     places: list[object] = []
@@ -78,7 +78,7 @@ def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) ->
 
 
 def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of a module and of all inside it; one that is shared comes again."""
+    """Parameters of a module tree; a shared one comes again."""
     for module in modules_in(root):
         yield from (parameter for parameter in module._parameters.values() if parameter is not None)  # noqa: SLF001 - as above
 
@@ -98,7 +98,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call only traces shapes (export, fake tensors): nothing is computed, nothing can be recorded."""
+    """Whether any top-level argument is a fake tensor: a call that computes nothing (export, shape tracing)."""
     fake = private_api.FAKE_TENSOR
     for value in args:  # no generators: this runs for every call of every module
         if issubclass(type(value), fake):
@@ -107,7 +107,7 @@ def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def hides(module: nn.Module) -> bool:
-    """Whether the modules inside one run unseen: it is scripted or compiled."""
+    """Whether calls inside a module are not seen: it is scripted or compiled."""
     return (
         isinstance(module, torch.jit.ScriptModule)
         or type(module).__name__ == "OptimizedModule"
@@ -116,17 +116,17 @@ def hides(module: nn.Module) -> bool:
 
 
 def is_unfinished(module: nn.Module) -> bool:
-    """Whether torch's own `__init__` was left out: torch will say so when the module is called."""
+    """Whether `nn.Module.__init__` was not called, which torch reports when the module is called."""
     return "_forward_hooks" not in module.__dict__
 
 
 def has_own_call(cls: type[nn.Module]) -> bool:
-    """Whether a class of modules has a `__call__` of its own."""
+    """Whether a class or a base below `nn.Module` defines `__call__`."""
     return next(base for base in cls.__mro__ if "__call__" in vars(base)) is not nn.Module
 
 
 def is_plain_call(module: nn.Module) -> bool:
-    """Whether a module's class says that a call of it is nothing but a call: no wrapper, no graph, nothing hidden."""
+    """Whether calling a module is an ordinary call: no own `__call__`, wrapper, graph, script or compiled region."""
     if has_own_call(type(module)):
         return False
     special = (torch.jit.ScriptModule, nn.TransformerEncoderLayer, torch.fx.GraphModule, ParametrizationList)
@@ -134,7 +134,7 @@ def is_plain_call(module: nn.Module) -> bool:
 
 
 def how_hidden(module: nn.Module) -> str:
-    """What a module that hides others is."""
+    """`fused`, `scripted` or `compiled`."""
     if isinstance(module, nn.TransformerEncoderLayer):
         return "fused"
     return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"

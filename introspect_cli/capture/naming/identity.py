@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 class Keyed(weakref.ref[Thing]):
-    """A weak reference that knows by which key it is kept, so that one function can forget whatever goes."""
+    """A weak reference that carries its key in a dictionary."""
 
     __slots__ = ("key",)
 
@@ -27,7 +27,7 @@ class Keyed(weakref.ref[Thing]):
 
 
 def keyed(thing: Thing, forget: Callable[[Keyed[Thing]], None]) -> Keyed[Thing]:
-    """A reference to a thing that is kept by its identity; `forget` is given it when the thing goes."""
+    """A weak reference keyed by `id(thing)`; `forget` is called with it when the object goes."""
     reference = Keyed(thing, cast("Callable[[weakref.ref[Thing]], None]", forget))
     reference.key = id(thing)
     return reference
@@ -38,7 +38,7 @@ class ById(Generic[Value]):
 
     def __init__(self) -> None:
         self.entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
-        """By identity; only ever changed in place."""
+        """Reference and value by `id`; the dict object stays the same."""
         entries = self.entries
 
         def forget(reference: Keyed[Any]) -> None:
@@ -49,16 +49,16 @@ class ById(Generic[Value]):
         self._forget = forget  # one for all: thousands of functions are work for the garbage collector
 
     def get(self, thing: object) -> Value | None:
-        """What is kept of the object, None if nothing is."""
+        """The object's value; None where there is none."""
         entry = self.entries.get(id(thing))
         return entry[1] if entry is not None and entry[0]() is thing else None
 
     def set(self, thing: object, value: Value) -> None:
-        """Keep something of the object until it goes."""
+        """Set the object's value until the object goes."""
         self.entries[id(thing)] = (keyed(thing, self._forget), value)
 
     def made(self, thing: object, make: Callable[[], Value]) -> Value:
-        """What is kept of the object; made now, where nothing was."""
+        """The object's value; from `make()`, and kept, where there is none."""
         value = self.get(thing)
         if value is None:
             value = make()
@@ -71,7 +71,7 @@ class ById(Generic[Value]):
             del self.entries[id(thing)]
 
     def objects(self) -> list[Any]:
-        """The objects of which something is kept."""
+        """Live objects that have a value, in the order of setting."""
         return [thing for reference, _ in list(self.entries.values()) if (thing := reference()) is not None]
 
     def clear(self) -> None:
@@ -83,7 +83,7 @@ class ById(Generic[Value]):
 
 
 class FreeNames:
-    """Numbers what has no name of its own but its class: `Adam`, `Adam#2`; the number of what is gone is free.
+    """Names by class and number: `Adam`, `Adam#2`; the number of an object that is gone is free again.
 
     A name may have to rest: two models of one class that live one after the other within a step are two, and their
     values are not to be told apart by the order in which they came.
@@ -99,14 +99,14 @@ class FreeNames:
         return self._names.get(thing)
 
     def release(self, thing: object) -> None:
-        """Take the object's name back."""
+        """Free the object's name; nothing where it has none."""
         name = self.find(thing)
         if name is not None:
             self._names.discard(thing)
             del self._taken[name]
 
     def wake(self) -> None:
-        """A step is over: names that rested are free."""
+        """Free the resting names, as a step ends."""
         self._fresh.clear()
 
     def name(self, thing: object, base: str, *, rests: bool = False) -> str:

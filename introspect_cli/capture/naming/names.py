@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _LONGEST_VARIABLE = 80
 
 _PASSING_PARENTS = ("torch.export", "torch._export", "torch._dynamo")
-"""Where classes are defined whose instances hold a model for a moment and are no part of it."""
+"""Modules with classes that hold a model temporarily and are not part of it."""
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of the class its author gave the module: that of a scripted or traced one is torch's."""
+    """Name of the author's class, also for a scripted, traced or `fully_shard`ed module."""
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name)
     cls = type(module)
@@ -47,7 +47,7 @@ def class_name(module: nn.Module) -> str:
 
 
 class NameFilter:
-    """Which FQNs are to be recorded, by globs and depth."""
+    """Predicate over FQNs: matches an include glob, if any, no exclude glob, and has at most `max_depth` dots."""
 
     def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...], max_depth: int | None) -> None:
         self._include = include
@@ -56,7 +56,7 @@ class NameFilter:
         self._asked: set[str] = set()
 
     def __call__(self, fqn: str) -> bool:
-        """Whether the module of that name is wanted."""
+        """Whether the module of that name is to be recorded."""
         if self._include or self._exclude:
             self._asked.add(fqn)
         if self._max_depth is not None and fqn.count(".") > self._max_depth:
@@ -66,7 +66,7 @@ class NameFilter:
         return not selects(fqn, self._exclude)
 
     def unmatched(self) -> list[str]:
-        """A sentence for each glob that selected nothing of all that was asked about."""
+        """A sentence for each glob that matched none of the names asked about; empty where none was asked."""
         names = sorted(self._asked)
         unmatched = [
             glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)
@@ -81,7 +81,7 @@ class Names:
         self.wanted = wanted
         """Says whether what has a name is to be recorded."""
         self.states: dict[int, ModuleState] = {}
-        """By the module's identity, each with a reference to the module that it is of; only ever changed in place."""
+        """States by `id` of the module; the dict object stays the same."""
         self._parents: ById[weakref.ref[nn.Module]] = ById()
         self._holders: ById[bool] = ById()
         self._free = FreeNames()
@@ -101,14 +101,14 @@ class Names:
         """Told of a module that no other one holds, when it is named in the forward that calls it."""
 
     def clear(self) -> None:
-        """Refer to nothing of the script's any more: what it holds must go when python ends, as without a capture."""
+        """Drop all references to the script's modules, which must be freed when python ends as without a capture."""
         with self._lock:
             self.states.clear()
             self._made.clear()
             self.parameters.clear()
 
     def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
-        """Hear of a module put into another (torch's registration hook)."""
+        """Note that a module was put into another (torch's registration hook); takes back the name of a former root."""
         if child is None or type(parent).__module__.startswith(_PASSING_PARENTS):
             return
         if isinstance(parent, torch.fx.GraphModule) and self._topmost(child) is not child:
@@ -119,12 +119,12 @@ class Names:
                 self._forget(child)
 
     def holds(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
-        """Hear of a module that is given a parameter (torch's registration hook): it may be a model all by itself."""
+        """Note that a module was given a parameter (torch's registration hook), so it may be a model by itself."""
         if not self.settled and self._holders.get(module) is None:
             self._holders.set(module, True)
 
     def find(self, module: nn.Module) -> ModuleState | None:
-        """The state of a module that has a name already."""
+        """The state of a module that has a name; None without one."""
         state = self.states.get(id(module))
         return state if state is not None and state.reference() is module else None
 
@@ -157,7 +157,7 @@ class Names:
             return named
 
     def _count_on(self, module: nn.Module) -> None:
-        """Let the calls of a step be counted over all modules that are made, each for one call, under one name."""
+        """Continue the call count of the last module with the same name: each call may make a new one."""
         named = self.find(module)
         assert named is not None
         last = self._made.get(named.fqn)
@@ -166,13 +166,13 @@ class Names:
         self._made[named.fqn] = named
 
     def name_root(self, module: nn.Module, name: str) -> None:
-        """Name a module and all in it before it is first called, under a name of the caller's choosing."""
+        """Name a module `name`, and all below it by path, before its first call."""
         with self._lock:
             self.any_module = True
             self._adopt(module, name)
 
     def renumber(self, kept: int | None) -> None:
-        """Hear that steps are counted anew: the step `kept` is the first; where None, none is."""
+        """Restart the count of steps: calls of step `kept` become those of step 0; None drops all."""
         for state in self.states.values():
             state.step = 0 if state.step == kept else -1
 
@@ -181,17 +181,17 @@ class Names:
         return [root for reference in self._roots if (root := reference()) is not None]
 
     def whole_of(self, module: nn.Module) -> nn.Module:
-        """The root that holds a module that has a name; itself where that is gone, or it is one."""
+        """The root that holds a named module; the module itself where it is the root or its root has another name."""
         state = self.find(module)
         top = self._topmost(module)
         named = self.find(top)
         return top if state is not None and named is not None and state.fqn.startswith(f"{named.fqn}.") else module
 
     def seek(self, tensors: list[torch.Tensor]) -> None:
-        """Name the models that hold tensors and have given them no name, as far as one heard of them being built.
+        """Name the models that hold any of these tensors, among all modules seen while they were built.
 
-        A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state. And
-        `functional_call` calls a model while it holds other tensors.
+        A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state.
+        And `functional_call` calls a model while it holds other tensors.
         """
         with self._lock:
             heard = [*self._holders.objects(), *self._parents.objects()]  # in the order of building, wrapped or not
@@ -204,37 +204,38 @@ class Names:
                     self._adopt(top, class_name(unwrap(top)))
 
     def new_modules(self) -> list[ModuleInfo]:
-        """The modules named since this was last asked."""
+        """Rows of the modules named since the last call."""
         with self._lock:
             trees, self._trees = self._trees, []
             return trees
 
     def refresh(self, root: nn.Module) -> None:
-        """Name what has been added below a root since it was named (adapters, lazy parameters)."""
+        """Name modules and tensors added below a root since it was named (adapters, lazy parameters)."""
         state = self.find(root)
         if state is not None:
             with self._lock:
                 self._walk(root, state.fqn)
 
     def refresh_called(self, root: nn.Module) -> None:
-        """The same of a root whose state has just been asked for: nothing was added if that has named it."""
+        """`refresh` for a root whose `state` was just asked for; nothing if that call has named it."""
         just_named, self._walked = self._walked == id(root), 0
         if not just_named:
             self.refresh(root)
 
     def step_over(self) -> None:
-        """A step is over: names of models that are gone are free."""
+        """Free the names of models that are gone, as a step ends."""
         self._free.wake()
         self._walked = 0
 
     def _topmost(self, module: nn.Module) -> nn.Module:
+        """The outermost holder of a module; itself where none holds it."""
         top = module
         for holder in self.holders_of(module):
             top = holder
         return top
 
     def holders_of(self, module: nn.Module) -> Iterator[nn.Module]:
-        """The modules that hold a module, the next one first."""
+        """Modules that hold a module, the nearest first."""
         seen = {id(module)}
         while (entry := self._parents.get(module)) is not None:
             parent = entry()
@@ -245,6 +246,7 @@ class Names:
             seen.add(id(module))
 
     def _adopt(self, root: nn.Module, base: str) -> None:
+        """Make a module a root and name its tree, under its present name if it has one, else a free one from `base`."""
         state = self.find(root) or self.find(unwrap(root))
         if state is not None:
             fqn = state.fqn
@@ -260,7 +262,7 @@ class Names:
         self._walked = id(root)
 
     def _forget(self, root: nn.Module) -> None:
-        """Take back the names below what was called by itself and is now part of something: it gets its path there."""
+        """Take back the names below a former root that is now part of another module."""
         self._roots = [reference for reference in self._roots if reference() is not root]
         self._free.release(root)
         gone = set()
@@ -271,6 +273,7 @@ class Names:
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _walk(self, root: nn.Module, fqn: str) -> None:
+        """Name each module, parameter and buffer below a root that has no name yet."""
         wrappers = []
         gathered: list[torch_distributed.Unsharded] = []
         for module, name, inner in _tree(root, fqn):
@@ -288,6 +291,7 @@ class Names:
             state.inner = self.find(inner)
 
     def _new_state(self, module: nn.Module, name: str) -> ModuleState:
+        """Make and keep the state of a module."""
         forget = self._module_gone
         reference = keyed(module, forget)
         state = ModuleState(reference, name, class_name(unwrap(module)), watched=self.wanted(name))
@@ -295,7 +299,7 @@ class Names:
         return state
 
     def _forgetting(self) -> Callable[[Keyed[nn.Module]], None]:
-        """What forgets a module that goes: one function for all, which refers to no more than it needs."""
+        """A callback, shared by all modules, that drops a module's state and the names of tensors gone with it."""
         states, names = self.states, self.parameters
 
         def forget(reference: Keyed[nn.Module]) -> None:
@@ -322,14 +326,14 @@ class Names:
 
 
 def _variable(root: nn.Module) -> str:
-    """What the script calls a model: in its outermost frames, where models have names of their own."""
+    """The script's variable for a model, from its outermost frames; "" where none holds it."""
     inner = unwrap(root)
     names = called({id(root), id(inner)}, nn.Module, reversed(list(script_frames())), plain_first=True)
     return bounded(names.get(id(root)) or names.get(id(inner), ""), _LONGEST_VARIABLE)
 
 
 def _tree(root: nn.Module, fqn: str) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
-    """Every module once with its name and what it wraps, wrappers' inner modules under the wrapper's name."""
+    """Each module once with its FQN and the module that it wraps, if any; a wrapper's inner module has the same FQN."""
     seen: set[int] = set()
     waiting = [(root, fqn)]
     while waiting:

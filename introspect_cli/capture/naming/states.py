@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Named:
-    """A module, a parameter or a buffer that has a name, whether it is wanted, and the sites of what is its own."""
+    """A module, parameter or buffer with a name: whether it is recorded, and its sites."""
 
     __slots__ = ("fqn", "module_class", "sites", "watched")
 
     def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start without sites; of a parameter, the class is that of the module that owns it."""
+        """Set the name; for a parameter, `module_class` is the class of the module that owns it."""
         self.fqn = fqn
         self.module_class = module_class
         self.watched = watched
@@ -35,7 +35,7 @@ class Named:
 
 
 class ModuleState(Named):
-    """What is known of one module: its name, and its count of calls in the current step."""
+    """A module's name, and its count of calls in the current step."""
 
     __slots__ = (
         "__weakref__",
@@ -60,16 +60,16 @@ class ModuleState(Named):
         self.compiled = False
         self.step = -1
         self.styles: list[Style] | None = None
-        """What tensor parallelism takes its inputs for; None before that was looked at."""
+        """Tensor parallel styles of the inputs; None before the first call."""
         self.gives: list[Style] = []
-        """What plain tensors tensor parallelism makes of its outputs."""
+        """Tensor parallel styles of the outputs."""
         self.tagged = False
         """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}
         self.tensors: dict[int, ParameterName] = {}
 
     def next_call(self, step: int, phase: Phase) -> int:
-        """Count a call; the count starts anew with each step."""
+        """Number of the call that begins, from 0 in each step and phase."""
         self._be_in(step)
         number = self.calls.get(phase, 0)
         self.calls[phase] = number + 1
@@ -80,16 +80,17 @@ class ModuleState(Named):
         return self.calls.get(phase, 0) if self.step == step else 0
 
     def seen(self, step: int, phase: Phase, call: int) -> None:
-        """Note a call that something else than the module's own `__call__` has counted."""
+        """Raise the count to include a call that was counted elsewhere."""
         self._be_in(step)
         self.calls[phase] = max(self.calls.get(phase, 0), call + 1)
 
     def count_from(self, step: int, phase: Phase, number: int) -> None:
-        """Have the next call of a step and phase be the one of this number."""
+        """Set the number of the next call of a step and phase."""
         self._be_in(step)
         self.calls[phase] = number
 
     def _be_in(self, step: int) -> None:
+        """Clear the counts where the step is another."""
         if self.step != step:
             self.step = step
             self.calls.clear()
@@ -111,24 +112,24 @@ class ParameterName(Named):
         self._holders: list[Holder] = []
 
     def held_by(self, holder: Holder) -> None:
-        """Hear who holds the tensor."""
+        """Add a holder of the tensor; drops dead ones and the same owner's last one."""
         self._holders = [other for other in self._holders if other.is_alive and not other.same_owner(holder)]
         self._holders.append(holder)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether one of those who hold what has this name holds this very tensor."""
+        """Whether any holder still holds this very tensor."""
         for holder in self._holders:  # noqa: SIM110 - asked eight times of each parameter, and a generator takes longer
             if holder.holds(tensor):
                 return True
         return False
 
     def place_of(self, tensor: torch.Tensor) -> tuple[weakref.ref[Any], str] | None:
-        """Which module holds the tensor, and under which name; None where no module does."""
+        """The module that holds the tensor, and its attribute; None where no module does."""
         return next((place for holder in self._holders if holder.holds(tensor) and (place := holder.place)), None)
 
     @property
     def is_alive(self) -> bool:
-        """Whether anybody still holds what has this name."""
+        """Whether the owner of any holder is alive."""
         return any(holder.is_alive for holder in self._holders)
 
 
@@ -152,15 +153,15 @@ class Holder:
 
     @property
     def place(self) -> tuple[weakref.ref[Any], str] | None:
-        """The module, and the attribute; None where it is an optimizer."""
+        """The module and the attribute; None where the owner is an optimizer."""
         return (self._owner, self._place) if isinstance(self._place, str) else None
 
     def same_owner(self, other: Holder) -> bool:
-        """Whether it is the same owner's."""
+        """Whether both have the same owner."""
         return self._owner() is other._owner()
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is still there."""
+        """Whether the owner has this very tensor at the place."""
         owner: Any = self._owner()
         if owner is None:
             return False
@@ -182,7 +183,7 @@ class Holder:
 
 
 class Keeper(Holder):
-    """What keeps a rank's shard of a parameter while the module has the whole of it."""
+    """Holder of a rank's shard while the module has the gathered parameter."""
 
     __slots__ = ()
 
@@ -204,7 +205,7 @@ class ParameterNames(dict[int, ParameterName]):
     """
 
     def __init__(self, wanted: Callable[[str], bool]) -> None:
-        """Start with none; `wanted` says whether what has a name is to be recorded."""
+        """Start empty; `wanted(fqn)` tells whether a name is to be recorded."""
         super().__init__()
         self.changes = 0
         self.replaced = 0
@@ -220,35 +221,37 @@ class ParameterNames(dict[int, ParameterName]):
         super().__delitem__(tensor)
 
     def of(self, tensor: torch.Tensor) -> ParameterName | None:
-        """The name of a parameter or buffer, None if no module seen so far holds it."""
+        """The name of a parameter or buffer; None where no known holder has it."""
         name = self.get(id(tensor))
         return name if name is not None and name.is_of(tensor) else None
 
     def name_alone(self, tensor: torch.Tensor, fqn: str, module_class: str) -> ParameterName:
-        """Give a name to a tensor that no module holds (an optimizer may be given any); say then who holds it."""
+        """Name a tensor that no module holds; the caller then adds its holder."""
         name = ParameterName(fqn, module_class, watched=self._wanted(fqn), makeshift=True)
         self[id(tensor)] = name
         return name
 
     def name_in(self, module: nn.Module, state: ModuleState) -> None:
-        """Name what a module holds itself, as far as it has no name from another one."""
+        """Name a module's own parameters and buffers that have no name from another module."""
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
             for name, tensor in group.items():
                 if tensor is not None and self._is_free(tensor):
                     self._name(tensor, state, name, Holder(module, name))
 
     def name_shards(self, gathered: Iterable[Unsharded], find: Callable[[nn.Module], ModuleState | None]) -> None:
-        """Name the shards of what is gathered now, too: they are the optimizer's, and come back."""
+        """Name the shards of parameters that are gathered now: the optimizer has them, and they come back."""
         for holder, name, _, keeper in gathered:
             shard, state = keeper.sharded_param, find(holder)
             if state is not None and self._is_free(shard):
                 self._name(shard, state, name, Keeper(keeper), Holder(holder, name))  # the last: once it is there again
 
     def _is_free(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has no name, or a makeshift one."""
         name = self.of(tensor)
         return name is None or name.makeshift
 
     def _name(self, tensor: torch.Tensor, state: ModuleState, attribute: str, *holders: Holder) -> None:
+        """Name a tensor `<module>.<attribute>` with these holders."""
         self.replaced += self.of(tensor) is not None
         name = ParameterName(f"{state.fqn}.{attribute}", state.module_class, watched=state.watched)
         for holder in holders:
@@ -256,7 +259,7 @@ class ParameterNames(dict[int, ParameterName]):
         self[id(tensor)] = state.tensors[id(tensor)] = name
 
     def take_back(self, module: nn.Module, fqn: str) -> None:
-        """Take back the names that a module of that name has given."""
+        """Drop the names `<fqn>.<attribute>` of a module's own tensors."""
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - as above
             for attribute, tensor in group.items():
                 name = None if tensor is None else self.of(tensor)
@@ -264,7 +267,7 @@ class ParameterNames(dict[int, ParameterName]):
                     del self[id(tensor)]
 
     def aliases(self, module: nn.Module, fqn: str) -> list[str]:
-        """Of the parameters that a module shares with others, the names they have there."""
+        """`attribute=name` for each parameter of a module that has its name from another place."""
         aliases = []
         for attribute, tensor in module._parameters.items():  # noqa: SLF001 - as above
             name = None if tensor is None else self.of(tensor)
@@ -273,7 +276,7 @@ class ParameterNames(dict[int, ParameterName]):
         return aliases
 
     def forget_with(self, optimizer: torch.optim.Optimizer, tensors: list[int]) -> None:
-        """Forget the names of tensors, given by identity, when this optimizer goes and nobody else holds them."""
+        """Drop the names of tensors (by `id`) when this optimizer goes, unless another holder is alive."""
         key, names, watched = id(optimizer), self, self._optimizers
 
         def forget(reference: weakref.ref[torch.optim.Optimizer]) -> None:

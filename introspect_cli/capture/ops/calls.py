@@ -28,21 +28,21 @@ SCRIPT = "script"
 """FQN of operators that run outside every module."""
 
 _NO_OPERATOR = OpFacts("", recorded=False, unwritten=False, each=False, written=())
-"""Stands for the forward operator of nodes that have none: those that accumulate into parameters."""
+"""Forward operator of nodes that have none, which accumulate into parameters."""
 
 _LAST = 2**64 - 1
 """Sequence number of the nodes that accumulate into parameters."""
 
 
 class OpCall:
-    """One call of an operator in a module: the same in every step, so its sites are made once."""
+    """One call of an operator in a module, by module, phase, operator and number; the same object in every step."""
 
     __slots__ = ("facts", "fqn", "given", "known", "module_class", "number", "phase", "sites", "source")
 
     def __init__(
         self, phase: Phase, fqn: str, module_class: str, facts: OpFacts, number: int = 0, source: str = ""
     ) -> None:
-        """Say which call it is; sites come with results."""
+        """Set what identifies the call; sites are added with results."""
         self.number = number
         self.phase = phase
         self.fqn = fqn
@@ -55,7 +55,7 @@ class OpCall:
 
 
 class _Repeated:
-    """One operator in one module and phase: how often it has run in this step, and its calls by number."""
+    """Calls of one operator in one module and phase: the count in this step, and call objects by number."""
 
     __slots__ = ("calls", "count", "step")
 
@@ -65,13 +65,13 @@ class _Repeated:
         self.calls: dict[int, OpCall] = {}
 
     def make(self, scope: Scope, facts: OpFacts, number: int, source: str) -> OpCall:
-        """A call that was not met before."""
+        """Create and keep the call object of a number."""
         call = self.calls[number] = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
         return call
 
 
 class Scope:
-    """One module in one phase."""
+    """One module in one phase, and its operators."""
 
     __slots__ = ("fqn", "module_class", "operators", "phase", "watched")
 
@@ -85,7 +85,7 @@ class Scope:
 
 
 class Calls:
-    """Tells which call an operator is, and which forward operator a node of autograd's was made for."""
+    """Finds the call object of an operator, and the forward operator of an autograd node."""
 
     def __init__(
         self, context: Context, modules: ModuleProbe, optimizers: OptimizerProbe, places: Places, *, into_compiled: bool
@@ -112,11 +112,11 @@ class Calls:
         self.by_node: dict[int, OpCall | None] = {}
 
     def clear(self) -> None:
-        """Let go of the step's nodes."""
+        """Drop the autograd nodes of the step."""
         self.by_node.clear()
 
     def of(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
-        """Which call this is; None for one that is not looked at.
+        """The call object; None where unrecorded: unwatched module, optimizer step, compiled region.
 
         Args:
             facts: the operator.
@@ -165,6 +165,7 @@ class Calls:
         return call
 
     def _repeated(self, scope: Scope, facts: OpFacts) -> _Repeated:
+        """Counter of one operator in a scope, reset as a step begins."""
         repeated = scope.operators.get(facts)
         if repeated is None:
             repeated = scope.operators[facts] = _Repeated()
@@ -174,7 +175,7 @@ class Calls:
         return repeated
 
     def _hidden(self) -> None:
-        """An operator that is not looked at; nor are those that its autograd node runs."""
+        """Mark the operator's autograd node so that its backward operators are not recorded either."""
         self.by_node.setdefault(private_api.next_node() - 1, None)
 
     def origin(self, node: Any) -> OpCall | None:
@@ -182,7 +183,7 @@ class Calls:
         return self.by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
 
     def _forward_of(self, node: Any) -> OpCall | None:
-        """The forward operator whose gradient a node computes; None where that operator was not looked at."""
+        """The forward call of an autograd node; None where it is not recorded, a nameless one where unknown."""
         number = node._sequence_nr()  # noqa: SLF001 - as above
         if number == _LAST:
             return self._accumulating(node)
@@ -192,13 +193,14 @@ class Calls:
             return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
 
     def _accumulating(self, node: Any) -> OpCall | None:
+        """The parameter's module as a call, for a node that accumulates its gradient; None where unwatched."""
         name = self._names.parameters.of(node.variable) if hasattr(node, "variable") else None
         if name is None or not name.watched:
             return None
         return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
 
     def scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
-        """A module in a phase; `watched` None where its name has to be asked."""
+        """The module's scope in a phase; `watched` None to ask the name filter."""
         scope = self.scopes.get((fqn, phase))
         if scope is None:
             wanted = self._names.wanted(fqn) if watched is None else watched

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class Watching(Protocol):
-    """Looks at operators; see `OpProbe`."""
+    """Interface of `OpProbe` that the mode uses."""
 
     live: bool
 
     @property
     def record_results(self) -> Callable[..., None]:
-        """What is called with each operator that has run."""
+        """Called with each operator that has run."""
 
 
 class OpMode(TorchDispatchMode):
-    """Tells the probe of every operator, and changes nothing."""
+    """Dispatch mode that reports every operator to the probe."""
 
     supports_higher_order_operators = True
 
@@ -46,7 +46,7 @@ class OpMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator; then look at what it gave."""
+        """Run the operator, then report it to the probe."""
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
@@ -58,13 +58,13 @@ class OpMode(TorchDispatchMode):
         return result
 
     def enter_stack(self) -> None:
-        """Put it on this thread's stack, unless modes of the script's are there."""
+        """Push the mode onto this thread's stack if that is empty."""
         if private_api.modes_pushed() == 0:
             private_api.push_mode(self)
             self._pushed.mode = self
 
     def leave_stack(self) -> None:
-        """Take the mode off this thread's stack if it is on top; under the script's modes it stays, doing nothing."""
+        """Pop the mode if it is on top of this thread's stack; below the script's modes it stays, inactive."""
         if getattr(self._pushed, "mode", None) is None:
             return
         if private_api.top_mode() is self:

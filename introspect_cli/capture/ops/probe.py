@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class OpProbe(GuardedProbe):
-    """Watches operators."""
+    """Records results of operators."""
 
     name = "operators"
     lost = "operators are"
@@ -83,37 +83,39 @@ class OpProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Stop, and take the mode off the stack."""
+        """Stop, and pop the mode."""
         super().remove()
         self.live = False
         self._mode.leave_stack()
 
     def _stop(self) -> None:
+        """Switch off after a failure."""
         self._guarded.on = self.live = False
 
     def on_begin(self) -> None:
-        """A step that is captured has begun: see its operators, unless the script's own modes are under way."""
+        """Push the mode as a captured step begins, unless modes of the script's are on the stack."""
         self.calls.between = Phase.DATA
         self.live = True
         self._mode.enter_stack()
 
     def _stepping(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An optimizer's own operators are not recorded; without a closure there are no others inside its step."""
+        """Pop the mode during an optimizer step without a closure: its operators are not recorded."""
         with self._guarded:
             if self._guarded.on and len(args) < 2 and kwargs.get("closure") is None:
                 self._mode.leave_stack()
 
     def _stepped(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Push the mode again after an optimizer step."""
         with self._guarded:
             if self._guarded.on and self.live:
                 self._mode.enter_stack()
 
     def on_root(self, _module: object) -> None:
-        """What runs between modules from here on belongs to the loss."""
+        """Count operators outside modules as the loss from here on."""
         self.calls.between = Phase.LOSS
 
     def on_tick(self) -> None:
-        """See nothing until the next step begins."""
+        """Stop until the next step begins."""
         self.calls.clear()
         self._writers.clear()
         self.live = False  # until the next step begins
@@ -128,7 +130,7 @@ class OpProbe(GuardedProbe):
         result: Any,
         frame: FrameType | None,
     ) -> None:
-        """An operator has run; record what it gave.
+        """Record the results of an operator that has run.
 
         Args:
             func: the operator.
@@ -161,6 +163,7 @@ class OpProbe(GuardedProbe):
         kwargs: dict[str, Any] | None,
         result: Any,
     ) -> None:
+        """Emit a record for each result of a recorded dtype, with the sites that wrote the inputs."""
         facts, writers = call.facts, self._writers
         found: Iterable[tuple[str, torch.Tensor]]
         found = (
@@ -187,10 +190,11 @@ class OpProbe(GuardedProbe):
             writers.wrote(site, value)
 
     def wants(self, value: torch.Tensor) -> bool:
-        """Whether a result of its type is recorded."""
+        """Whether a result's dtype is recorded: floating point, or any with `--all-dtypes`."""
         return self._all_dtypes or value.dtype in FLOATS
 
     def _new_site(self, call: OpCall, path: str) -> int:
+        """Register the site of one result of a call."""
         facts = call.facts
         site = _place(call, path)
         number = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
@@ -198,7 +202,7 @@ class OpProbe(GuardedProbe):
         return number
 
     def _given(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
-        """What an operator was given, and the forward operator it belongs to; most often what it was a step ago."""
+        """Sites that wrote the inputs, and the forward operator of a backward one; cached while both are unchanged."""
         sites = self._writers.of_all(args if not kwargs else (*args, *kwargs.values()))
         origin = None if node is None else self.calls.origin(node) or node.name()
         if call.known != (sites, origin):
@@ -212,7 +216,7 @@ def _place(call: OpCall, path: str) -> Site:
 
 
 def _belongs(origin: OpCall | str | None) -> tuple[int, str]:
-    """The forward operator of a backward one: the number of its first site, or its name if it has none."""
+    """Forward operator of a backward one: its first site's number and "", or -1 and its name."""
     if origin is None or isinstance(origin, str):
         return -1, origin or ""
     site = next(iter(origin.sites.values()), -1)

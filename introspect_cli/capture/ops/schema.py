@@ -45,7 +45,7 @@ _ALSO_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OpFacts:
-    """What is known of an operator beforehand.
+    """Static facts of an operator, from its schema and name.
 
     Attributes:
         name: namespace, operator and overload, as in `aten.mm.default`.
@@ -63,7 +63,7 @@ class OpFacts:
 
 
 class Operators:
-    """The facts of every operator met so far."""
+    """Facts of operators by object, cached."""
 
     def __init__(self, globs: tuple[str, ...], *, views: bool) -> None:
         self._globs = globs
@@ -78,6 +78,7 @@ class Operators:
         return known[1]
 
     def _learn(self, func: Any) -> OpFacts:
+        """Facts from an operator's schema; of a higher-order operator, which has none, only the name."""
         schema = getattr(func, "_schema", None)
         if schema is None:
             name = f"higher_order.{getattr(func, '__name__', type(func).__name__)}"
@@ -99,7 +100,7 @@ class Operators:
         return OpFacts(name, recorded, unwritten, base.startswith("_foreach_"), written)
 
     def _wanted(self, name: str) -> bool:
-        """A glob names an operator with or without namespace and overload: `mm`, `aten.mm`, `aten.mm.default`."""
+        """Whether any glob matches the name or a form of it: `mm`, `aten.mm`, `mm.default`, `aten.mm.default`."""
         if not self._globs:
             return True
         namespace, _, rest = name.partition(".")
@@ -123,7 +124,7 @@ class OperatorArguments:
         self._facts = facts
 
     def note(self, func: Any, site: Site, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """Note an operator's plain arguments, where it runs for the first time in this place.
+        """Keep an operator's plain arguments with defaults at its first call here; 10,000 places at most.
 
         Args:
             func: the operator.
@@ -148,6 +149,7 @@ class OperatorArguments:
 
 
 def _plain(value: Any) -> Any:
+    """A number, text, dtype, device or list of up to 8 of them as plain data; None for anything else."""
     kind = type(value)
     if kind in _PLAIN:
         return value if kind is not int or value.bit_length() < 64 else None

@@ -29,7 +29,7 @@ _NUMBERS = (int, float, bool, str)
 def outputs(
     facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor that an operator returned or wrote to, with its path."""
+    """Path and tensor for each result, and for each argument written to and not returned."""
     yield from tensors("", result)
     for position, name in facts.written:
         value = args[position] if 0 <= position < len(args) else (kwargs or {}).get(name)
@@ -37,7 +37,7 @@ def outputs(
 
 
 def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors in nested lists and tuples (operators take and give nothing else)."""
+    """Path and tensor for each tensor in nested lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, (tuple, list)):
@@ -47,7 +47,7 @@ def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def row_of(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
-    """What of the arguments one result of an operator over lists came from: its own place in each list."""
+    """Arguments of one element of a `_foreach_` operator: from each list the item at the place in `path`."""
     digits = path.rpartition("[")[2].rstrip("]")
     place = int(digits) if digits.isdigit() else 0
     return tuple(
@@ -61,7 +61,7 @@ def is_parameter(value: Any) -> bool:
 
 
 class Writers:
-    """The site that wrote each piece of memory last, in this step."""
+    """Last site that wrote each piece of memory in this step, by address."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -69,21 +69,21 @@ class Writers:
         self.sites: dict[int, int] = {}
 
     def clear(self) -> None:
-        """Let go of the step's."""
+        """Forget all sites, as a step ends."""
         self.sites.clear()
 
     def wrote(self, site: int, value: torch.Tensor) -> None:
-        """Note that a tensor's memory holds what a site says."""
+        """Set the site that wrote a tensor's memory."""
         memory = memory_of(value)
         if memory:
             self.sites[memory] = site
 
     def unknown(self, value: torch.Tensor) -> None:
-        """Note that a tensor's memory holds what no site says."""
+        """Forget the site of a tensor's memory: an unrecorded result was written to it."""
         self.sites.pop(memory_of(value), None)
 
     def of(self, value: torch.Tensor) -> int:
-        """The site that wrote a tensor's memory last: an operator's, or the parameter's own; -1 where none did."""
+        """Last site that wrote a tensor's memory; a parameter's own where none did; else -1."""
         memory = memory_of(value)
         site = self.sites.get(memory, -1)
         if site < 0 and is_parameter(value):
@@ -93,12 +93,13 @@ class Writers:
         return site
 
     def of_all(self, values: tuple[Any, ...] | list[Any]) -> list[int]:
-        """The sites that wrote what an operator was given, each once, in order."""
+        """Sites that wrote the floating point inputs, each once, in order, 64 at most; -1 for an unknown one."""
         found: list[int] = []
         self._collect(values, found)
         return found
 
     def _collect(self, values: tuple[Any, ...] | list[Any], found: list[int]) -> None:
+        """Append the sites of values, also in nested lists."""
         for value in values:
             if value is None or isinstance(value, _NUMBERS):
                 continue

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """The options of one capture: a field each, which holds all that is known of it.
+    """Options of one capture, a field each with flag, help and default.
 
     The command line, the check of what two captures observed, and the manifest are made from these fields.
     """
@@ -212,25 +212,25 @@ class CaptureOptions:
         return tuple(name for name, statistic in STATISTICS.items() if statistic.on_request and name in self.stats)
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as plain values for the manifest, all but those that only steer this command.
+        """Options as plain values for the manifest, without those that say nothing of the run's content.
 
-        `output`, `force` and `quiet` say nothing about what is in the run; names of secrets stay out too.
+        Left out are `output`, `force`, `quiet` and the like, and names of secrets.
         """
         return {name: plain(getattr(self, name)) for name, facts in described(type(self)) if facts.in_manifest}
 
     def narrowing(self) -> dict[str, Any]:
-        """What the manifest says apart: the options that decide how much of a training is observed, all of them."""
+        """Options that decide how much of a training is observed, as plain values, defaults included."""
         return {name: plain(getattr(self, name)) for name, facts in described(type(self)) if facts.narrows}
 
 
 def described(options: type[CaptureOptions] | None = None) -> list[tuple[str, Option]]:
-    """Every option with the name of its field, in the order of the help."""
+    """Name of the field and its `Option`, for every option in the order of the help."""
     every = fields(options or CaptureOptions)
     return [(item.name, item.metadata["option"].named(item.name, item.default)) for item in every]
 
 
 def plain(value: object) -> Any:
-    """An option's value as plain data; a path stays one."""
+    """An option's value as plain data: kinds and tuples as lists, a schedule as text, a path as it is."""
     if isinstance(value, frozenset):
         return [kind.value for kind in Kind if kind in value]
     if isinstance(value, tuple):

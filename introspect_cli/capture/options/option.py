@@ -13,16 +13,16 @@ KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.
 """Kinds that can be asked for; values that a script records itself always are."""
 
 DEFAULT_KINDS: tuple[str, ...] = tuple(kind for kind in KINDS if kind != Kind.COLLECTIVE.value)
-"""Those that are recorded by default."""
+"""Kinds recorded by default: all but collectives."""
 
 COMPILE_MODES: tuple[str, ...] = ("boundary", "keep", "eager")
-"""What can be done with compiled regions."""
+"""Values of `--compile`."""
 
 CHILDREN: tuple[str, ...] = ("none", "script", "all")
-"""Which processes are followed."""
+"""Values of `--children`."""
 
 LEVELS: tuple[str, ...] = ("module", "op")
-"""How deep a capture looks."""
+"""Values of `--level`."""
 
 SHORT: tuple[str, ...] = ("first", "last")
 """Short forms of rules in `steps`: the first, or the last N of a run."""
@@ -57,7 +57,7 @@ RUN, AGAINST, WHAT, WHEN, HOW, AGAIN, SETTINGS = HEADINGS = (
 
 @dataclass(frozen=True)
 class Option:
-    """How one option is written on a command line and what it means for a comparison.
+    """One capture option: its flags, and whether a difference in it can explain a divergence.
 
     Attributes:
         heading: of the help.
@@ -87,7 +87,7 @@ class Option:
     most: int | None = None
 
     def named(self, name: str, default: object) -> Option:
-        """The option with what its field says: its flag, and whether it may be repeated."""
+        """A copy with the flag from the field's name, and `repeated` where the default is a tuple or frozenset."""
         flags = self.flags
         if not any("/" in flag for flag in flags):
             flag = f"--{name.replace('_', '-')}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def options_of(given: Mapping[str, Any]) -> CaptureOptions:
-    """Options by name, checked: those of the command line, or of a call.
+    """Checked capture options from their names, of the command line or of a call.
 
     Args:
         given: `steps` is a schedule's text; what may be given several times is a text with commas or several texts;
@@ -77,7 +77,7 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
 
 
 def _located(run: str) -> str:
-    """A run to compare with, by a path that holds wherever the script goes."""
+    """The path or URL of a run, absolute so that it holds when the script changes directory."""
     from introspect_cli.store.remote.objects import is_remote
     from introspect_cli.store.remote.pack import from_anywhere
 
@@ -87,7 +87,7 @@ def _located(run: str) -> str:
 
 
 def _steps(values: dict[str, Any]) -> Schedule | Rule:
-    """Which steps are kept: `steps`, with what the short forms `first` and `last` say taken in."""
+    """The schedule of `steps`, `first` and `last` together; pops the three from `values`."""
     steps, *ends = (values.pop(name, None) for name in ("steps", *SHORT))
     base = None if steps is None else parse_rule(str(steps))
     rules = [f"{name}({number})" for name, number in zip(SHORT, ends, strict=True) if number is not None]
@@ -99,7 +99,7 @@ def _steps(values: dict[str, Any]) -> Schedule | Rule:
 
 
 def _check_rule(options: CaptureOptions) -> None:
-    """Make sure that what decides on steps can be known.
+    """Check that the kinds and statistics that conditions need are recorded.
 
     Raises:
         UsageError: a condition asks for what is not recorded.
@@ -116,7 +116,7 @@ def _check_rule(options: CaptureOptions) -> None:
 
 
 _NEEDED = {**dict.fromkeys(("loss", "median", "mean", "previous"), Kind.LOSS), "grad_norm": Kind.GRAD}
-"""What a condition asks for, and the kind that has to be recorded for it."""
+"""Kind that must be recorded for each name in a condition."""
 
 
 _CHOSEN: dict[str, Callable[[Iterable[str]], Any]] = {
@@ -159,7 +159,7 @@ class ValueName:
 
     @classmethod
     def parse(cls, text: str) -> ValueName:
-        """A name as it is written.
+        """The name from its text.
 
         Raises:
             UsageError: it names no module.
@@ -173,13 +173,13 @@ class ValueName:
         return cls(fqn, kind, path or ("[0]" if kind is Kind.INPUT else ""))
 
     def fits(self, fqn: str, kind: Kind, path: str) -> bool:
-        """Whether a value that passes by is the one named."""
+        """Whether kind and path are equal and the module's name is, with or without its root."""
         return kind is self.kind and path == self.path and self.fqn in (fqn, fqn.partition(".")[2])
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two values: how the first depends on the second.
+    """Two values, of which the first depends on the second.
 
     Attributes:
         text: as it was written.

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset({bool, int, float, str, complex, type(None)})
 _CHILDREN = (dict, OrderedDict)
-"""What holds a module's children; older versions of torch have the second."""
+"""Types of `_modules`; older versions of torch have the second."""
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _NAMED = (torch.dtype, torch.device)
 _TORCHS = frozenset(vars(nn.Module())) - {"training"}
-"""What every module holds for torch itself."""
+"""Attributes that every module has."""
 
 _HOOKS = {
     "_forward_pre_hooks": "forward pre",
@@ -53,11 +53,11 @@ _MOST_ITEMS = 8
 _LARGEST = 256  # bits of an integer
 _OFTEN = 8
 CHANGES_OFTEN = "(changes often)"
-"""Stands for the value of an attribute that has changed many times, a counter: it is followed no further."""
+"""Recorded for an attribute that has changed 8 times, such as a counter, which is not followed further."""
 
 
 class HeldBefore(NamedTuple):
-    """What a module held when it was last looked at: comparing it is quicker than looking again.
+    """Snapshot of a module's attributes, quicker to compare than to read again.
 
     Attributes:
         module: which.
@@ -72,7 +72,7 @@ class HeldBefore(NamedTuple):
     sizes: dict[str, int]
 
     def holds(self) -> bool:
-        """Whether it still does."""
+        """Whether the module is alive with as many attributes, hooks and children, and the same plain objects."""
         module = self.module()
         if module is None:
             return False
@@ -85,7 +85,7 @@ class HeldBefore(NamedTuple):
 
 
 class AttributeProbe(GuardedProbe):
-    """Looks at the modules of a root when the root is called."""
+    """Records plain attributes, mode and hooks of modules when a root is called."""
 
     name = "attributes"
     lost = "attributes of modules are"
@@ -105,13 +105,13 @@ class AttributeProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Stop, and let go of what was seen."""
+        """Stop, and drop the snapshots."""
         super().remove()
         self._watched.clear()
         self._context.names.made_on_the_fly = lambda _module: None
 
     def on_root(self, root: nn.Module) -> None:
-        """Look at the modules of a root that are not what they were."""
+        """Write rows for a root's modules unless every snapshot still holds; not in evaluation."""
         state = None if self._modules.stack.phase is Phase.EVAL else self._context.names.find(root)
         if state is not None:
             seen = self._watched.get(state.fqn)
@@ -119,7 +119,7 @@ class AttributeProbe(GuardedProbe):
                 self._look(root, state.fqn)
 
     def _made_on_the_fly(self, module: nn.Module) -> None:
-        """One that is below no root: it is looked at when it is named, in each call where each call makes it anew."""
+        """Write the row of a module below no root when it is named, at each call where each makes it anew."""
         if self._guarded.on and self._modules.stack.phase is not Phase.EVAL:
             with self._guarded:
                 state = self._context.names.find(module)
@@ -127,7 +127,7 @@ class AttributeProbe(GuardedProbe):
                     self._look(module, state.fqn)
 
     def _look(self, root: nn.Module, root_name: str) -> None:
-        """Look at every module, and write rows of those that are not what they were."""
+        """Write rows of the modules below a root whose attributes have changed."""
         names, step = self._context.names, self._context.recorder.step
         held: list[HeldBefore] = []
         new = {info.fqn: info for info in names.new_modules()}
@@ -156,7 +156,7 @@ class AttributeProbe(GuardedProbe):
             self._rank.modules(rows)
 
     def _held_now(self, module: nn.Module) -> HeldBefore:
-        """What a module holds now."""
+        """A snapshot of the module; without attributes that have changed 8 times."""
         held = vars(module)
         state = self._context.names.find(module)
         fqn = "" if state is None else state.fqn
@@ -172,7 +172,7 @@ class AttributeProbe(GuardedProbe):
         return HeldBefore(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
-        """Name and text of all that is recorded of a module."""
+        """Name and text of each plain attribute, and `hooks`; `(changes often)` from the 8th change on."""
         info = self._recorded.get(fqn)
         before = {} if info is None else dict(info.attributes)
         held = vars(module)
@@ -190,12 +190,12 @@ class AttributeProbe(GuardedProbe):
             yield "hooks", ", ".join(hooks)[:_LONGEST]
 
     def _shown(self, name: str, value: object, text: str) -> str:
-        """The text, replaced where its name or its looks are those of a secret; a flag is none."""
+        """The text, redacted where name or looks are a secret's, 200 characters at most; None and booleans stay."""
         return text if value is None or type(value) is bool else redact.value(name, text, self._secret)[:_LONGEST]
 
 
 def _below(root: nn.Module) -> Iterator[nn.Module]:
-    """A module and all in it, each once; what is in a scripted one is no python."""
+    """A module and all below it, each once; not the inside of a scripted one."""
     waiting, seen = [root], {id(root)}
     while waiting:
         module = waiting.pop()
@@ -210,7 +210,7 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
-    """Names and values of what a module holds that is no bookkeeping of torch."""
+    """Names and values of a module's `__dict__` without torch's own and, for torch's classes, private ones."""
     attributes = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _TORCHS]
     if type(module).__module__.startswith("torch."):  # private names in its own classes
         return [item for item in attributes if not item[0].startswith("_")]
@@ -218,7 +218,7 @@ def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
 
 
 def _text(value: object) -> str:
-    """A plain value as text, a number of numpy's as python's; "" for what is none."""
+    """Text of a plain value (number, str, None, dtype, device, function, tuple of up to 8); "" for any other."""
     value = plain(value)
     kind = type(value)
     if kind is int and int.bit_length(value) > _LARGEST:  # type: ignore[arg-type] # its exact type is int
@@ -245,7 +245,7 @@ def _called(value: Any) -> str:
 
 
 def _hooks(registry: Any) -> list[Any]:
-    """The hooks in one of a module's registries that are not introspect's."""
+    """Hooks in a registry of a module that are not introspect's."""
     if registry is None or not hasattr(registry, "values"):
         return []
     return [hook for hook in registry.values() if not _called(hook).startswith(_PACKAGE)]

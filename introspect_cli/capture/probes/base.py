@@ -43,12 +43,12 @@ class GuardedProbe:
         self._heard: list[tuple[list[Any], Any]] = []
 
     def hear(self, listeners: list[Any], listener: Callable[..., None]) -> None:
-        """Have a listener told of a moment until the probe is removed."""
+        """Add a listener to a moment's list until the probe is removed."""
         listeners.insert(0 if self.first else len(listeners), listener)
         self._heard.append((listeners, listener))
 
     def install(self) -> None:
-        """Begin to watch: called last by what replaces something first."""
+        """Start to watch and to listen; subclasses call it last, after replacing functions."""
         if self.kind is None or self.kind in self._context.kinds:
             for moment, listeners in vars(self._context.clock).items():
                 if moment.startswith("on_") and hasattr(self, moment):
@@ -56,6 +56,7 @@ class GuardedProbe:
         self._guarded.on = True
 
     def _guard(self, listener: Callable[..., None], *, always: bool) -> Callable[..., None]:
+        """The listener inside the probe's guard; after a failure it is called only if `always`."""
         guarded = self._guarded
 
         def heard(*given: Any) -> None:
@@ -66,7 +67,7 @@ class GuardedProbe:
         return heard
 
     def remove(self) -> None:
-        """Put back what was replaced, and hear of nothing any more."""
+        """Restore what was replaced, and stop listening."""
         self._guarded.on = False
         self._patches.remove()
         while self._heard:

@@ -61,7 +61,7 @@ _BY_HAND = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cau
 
 
 class BeginningProbe(GuardedProbe):
-    """Notes what happens to random generators before the first step."""
+    """Records seedings, and draws from generators, before the first step."""
 
     name = "beginning"
     lost = "draws before the first step are"
@@ -81,7 +81,7 @@ class BeginningProbe(GuardedProbe):
         self._outermost = Outermost()
 
     def install(self) -> None:
-        """Note what is read; look at the generators, where states of generators are recorded."""
+        """Watch `torch.load`; watch draws too, if random states are recorded."""
         self._patches.watch(torch, "load", self._guarded, self._reading)
         if Kind.RNG in self._context.kinds:
             self._generators = Generators()
@@ -91,6 +91,7 @@ class BeginningProbe(GuardedProbe):
         super().install()
 
     def _look_at_draws(self) -> None:
+        """Watch initialisers, tensor methods that draw, new generators, registrations and module calls."""
         for name in _INITIALISERS:
             if hasattr(nn.init, name):
                 self._watch(self._patches, nn.init, name, functools.partial(self._filling, name))
@@ -104,15 +105,16 @@ class BeginningProbe(GuardedProbe):
         self._modules.surround()
 
     def _watch(self, patches: Patches, owner: Any, name: str, entering: Entering) -> None:
-        """Watch what draws or seeds, but for what it calls of that itself."""
+        """Watch a function that draws or seeds; calls inside another watched one are not seen."""
         patches.watch(owner, name, self._guarded, self._outermost(entering), raised=True)
 
     def remove(self) -> None:
-        """Put back what was replaced."""
+        """Restore the replaced functions."""
         super().remove()
         self._put_back()
 
     def _put_back(self) -> None:
+        """Restore the replaced functions."""
         self._methods.remove()
         self._patches.remove()
         MADE.remove()
@@ -121,13 +123,13 @@ class BeginningProbe(GuardedProbe):
             self._modules.surround()
 
     def document(self) -> dict[str, object]:
-        """The events in their order, a line of words each; names are known once the model has been called."""
+        """Events as lines of words, files read, and the script's generators. Call once the model has names."""
         if self._generators is None:  # nobody looked for draws
             return {"read": list(self._read)}
         return {**self._events.lines(self._context.names), "read": list(self._read), "generators": self._held}
 
     def on_begin(self) -> None:
-        """A step begins: before the generators are looked at for what is drawn within it."""
+        """Stop watching as the first step begins; a draw not noted yet is."""
         self._put_back()
         self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
         made = script_generators() if self._generators is not None else {}
@@ -136,14 +138,14 @@ class BeginningProbe(GuardedProbe):
             self._context.facts["beginning"] = self.document
 
     def on_tick(self) -> None:
-        """The first step is over; nothing is taken off a list that is being gone through."""
+        """Switch off as the first step ends, unless steps are counted anew."""
         if not self._goes_on:
             self._guarded.on = False
             self._put_back()
         self._goes_on = False
 
     def _restarted(self, first: int | None) -> None:
-        """What ran so far was an evaluation before anything was trained: no step has begun, unless one is `first`."""
+        """Watch on where all that ran was an evaluation (`first` None); else nothing."""
         if first is None and self._generators is not None:
             self._guarded.on = self._goes_on = True  # the clock says next that the steps so far are over
             with self._guarded:
@@ -152,7 +154,7 @@ class BeginningProbe(GuardedProbe):
                 self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
 
     def _around(self, original: Called) -> Called:
-        """Calls of modules, each with a look at the generators before and after it."""
+        """A call of a module with a look at the generators before and after."""
         calls = self._calls
 
         @uncounted
@@ -178,17 +180,19 @@ class BeginningProbe(GuardedProbe):
         return called
 
     def _registered(self, _module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
+        """Note a draw, as a parameter is registered."""
         generators = self._generators
         if self._guarded.on and generators is not None and not self._outermost.inside and generators.moved():
             with self._guarded:
                 self._look(sys._getframe(1))  # noqa: SLF001 - as python documents it
 
     def _reading(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the file that `torch.load` reads, 100 at most."""
         if len(self._read) < _MOST_READ:
             self._read[_file_name(_first(args, kwargs))] = None
 
     def seeding(self, frame: FrameType) -> bool:
-        """A generator is about to be seeded, or set: what was drawn until then is noted, if this is before training."""
+        """Note draws before a generator is seeded or set; whether this is before training and outermost."""
         if self._guarded.on and self._looks and not self._outermost.inside:
             self._look(frame)
             self._outermost.inside = True
@@ -196,16 +200,18 @@ class BeginningProbe(GuardedProbe):
         return False
 
     def seeded(self, event: Event) -> None:
-        """It has been, as this event says."""
+        """Note the seeding that `seeding` announced."""
         self._outermost.inside = False
         self._take()
         self._events.note(event)
 
     def _made(self, made: Made) -> None:
+        """Note a generator that the script has made."""
         if self._guarded.on and not self._outermost.inside:
             self._events.note(Event("seed", made.by, seed_word(made.seed), 0, None, made.line))
 
     def _filling(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+        """Note draws before a call that fills a tensor; returns what notes the call's own draws."""
         frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
         self._look(frame)
         before = state_of(kwargs.get("generator"))
@@ -221,7 +227,7 @@ class BeginningProbe(GuardedProbe):
         return filled
 
     def _look(self, frame: FrameType | None, *, whole: bool = False) -> None:
-        """Note what has been drawn since the last look: by the module that runs, or by something that was not seen."""
+        """Note draws since the last look, by the innermost module under way, else by the line."""
         drawn = self._take(whole=whole)
         if drawn:
             by, subject, line = "", None, ""
@@ -235,6 +241,7 @@ class BeginningProbe(GuardedProbe):
                 self._events.note(Event("draw", by, generator, state, subject, line))
 
     def _take(self, *, whole: bool = False) -> list[tuple[str, int]]:
+        """Name and state before the draw of each generator that has moved; `whole` compares all states in full."""
         generators = self._generators
         if generators is None or not (whole or generators.moved()):
             return []
@@ -242,7 +249,7 @@ class BeginningProbe(GuardedProbe):
 
 
 class _EarlyCalls(threading.local):
-    """The calls of modules under way in one thread, and where the outermost was made."""
+    """Stack of module calls in one thread, and the line of the outermost."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
@@ -250,12 +257,12 @@ class _EarlyCalls(threading.local):
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """What a function was given first; None where it was given nothing."""
+    """First argument, positional or keyword; None without any."""
     return next(iter((*args, *kwargs.values())), None)
 
 
 def _file_name(source: object) -> str:
-    """What a checkpoint is called, with the directory it is in: `checkpoint-4/optimizer.pt`; else what holds it."""
+    """A checkpoint's file with its directory: `checkpoint-4/optimizer.pt`; the class of a source without a name."""
     if isinstance(source, (str, os.PathLike)):
         return clean("/".join(Path(os.fsdecode(source)).parts[-2:]), 200)
     named = getattr(source, "name", None)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from introspect_cli.capture.naming.names import Names
 
 FIRST, LAST = 2000, 200
-"""How many events are kept from the beginning, and how many from the end, of a model of many thousand layers."""
+"""Numbers of events kept from the beginning and from the end."""
 
 
 class TensorMark(NamedTuple):
-    """What finds a tensor's name later, without keeping it."""
+    """Key by which a tensor's name is found later, without a reference to it."""
 
     key: int
     address: int
@@ -33,7 +33,7 @@ class TensorMark(NamedTuple):
 
 
 class ModuleMark(NamedTuple):
-    """What finds a module's name later, and its class where it has none."""
+    """Key by which a module's name is found later, with its class."""
 
     reference: weakref.ref[nn.Module]
     class_name: str
@@ -62,7 +62,7 @@ class Event(NamedTuple):
 
 
 class Events:
-    """What happened, in its order, with the middle left out where it is much."""
+    """The first 2000 and the last 200 events, in order."""
 
     def __init__(self) -> None:
         self._first: list[Event] = []
@@ -70,7 +70,7 @@ class Events:
         self._left_out = 0
 
     def note(self, event: Event) -> None:
-        """Keep an event."""
+        """Add an event."""
         if len(self._first) < FIRST:
             self._first.append(event)
             return
@@ -78,19 +78,19 @@ class Events:
         self._last.append(event)
 
     def lines(self, names: Names) -> dict[str, object]:
-        """The events, a line of words each; names are known once the model has been called."""
+        """Events as lines of words, with the number left out between. Call once the model has names."""
         held = _Held(names)
         first, last = ([_line(event, held) for event in kept] for kept in (self._first, self._last))
         return {"events": first, "last": last, "left_out": self._left_out}
 
 
 def seed_word(seed: object) -> object:
-    """The number that a generator was seeded with, or what else it was given."""
+    """The number that a generator was seeded with, `none`, or the class of another object."""
     return seed if isinstance(seed, int) else "none" if seed is None else type(seed).__name__
 
 
 def arguments_word(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What an initialiser is given besides its tensor: `(0.0,std=0.02)`."""
+    """Arguments of an initialiser that are numbers or texts: `(0.0,std=0.02)`."""
     every = [(f"{name}=" * bool(name), value) for name, value in (*(("", value) for value in args), *kwargs.items())]
     given = [f"{name}{value}" for name, value in every if isinstance(value, (int, float, str))]
     return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
@@ -108,7 +108,7 @@ def _line(event: Event, held: _Held) -> str:
 
 
 def tensor_mark(value: object) -> TensorMark | None:
-    """What finds the name of a plain tensor later; None for anything else."""
+    """Key of a plain tensor or parameter; None for anything else."""
     if type(value) not in (torch.Tensor, nn.Parameter):
         return None
     assert isinstance(value, torch.Tensor)
@@ -121,7 +121,7 @@ def tensor_mark(value: object) -> TensorMark | None:
 
 
 class _Held:
-    """Names of the parameters that modules hold now, by identity and by address."""
+    """Names of the parameters that modules hold now, by identity and by address, each with the shape."""
 
     def __init__(self, names: Names) -> None:
         self._by_id: dict[tuple[int, tuple[int, ...]], str] = {}
@@ -139,7 +139,7 @@ class _Held:
                         self._by_address.setdefault((mark.address, mark.shape), fqn)
 
     def of(self, subject: TensorMark | ModuleMark | None) -> str:
-        """The name of a tensor, "" where no module holds it; the name of a module, or its class."""
+        """Name of a tensor ("" where no module holds it), or of a module (its class where it has none)."""
         if subject is None:
             return ""
         if isinstance(subject, ModuleMark):

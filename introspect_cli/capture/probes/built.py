@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 _MOST = 64
-"""How many things of a kind are described: some scripts build a loader in every step."""
+"""Loaders described at most, and as many other objects: some scripts build a loader in every step."""
 
 _LOADER = (
     "batch_size", "drop_last", "num_workers", "sampler", "batch_sampler", "collate_fn", "generator", "worker_init_fn",
@@ -54,11 +54,11 @@ _MADE: tuple[tuple[str, Any, str], ...] = (
     ),
     ("scalers", torch.amp, "GradScaler"),
 )
-"""What is described, and the class whose `__init__` all of them go through."""
+"""Kind in the document, and module and name of a class whose `__init__` is watched."""
 
 
 class BuiltProbe(GuardedProbe):
-    """Notes what is built, and the line."""
+    """Notes settings and source line of loaders, schedulers and scalers, and autocast's dtypes."""
 
     name = "built"
     lost = "what loaders and schedulers are built with is"
@@ -76,7 +76,7 @@ class BuiltProbe(GuardedProbe):
         self._count = 0
 
     def install(self) -> None:
-        """Watch what makes them."""
+        """Watch the constructors of `_MADE` and entering `torch.autocast`."""
         for kind, home, name in _MADE:
             cls = getattr(home, name, None) if name else home
             if cls is not None and "__init__" in vars(cls):
@@ -85,7 +85,7 @@ class BuiltProbe(GuardedProbe):
         super().install()
 
     def _entering(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Callable[[Any], None]:
-        """Autocast is entered: note the device and the dtype that it is on with then."""
+        """Note `device dtype`, such as `cuda bfloat16`, once autocast is entered and enabled."""
 
         def entered(_result: object) -> None:
             device = args[0].device
@@ -98,11 +98,12 @@ class BuiltProbe(GuardedProbe):
         return entered
 
     def _making(self, kind: str, args: tuple[Any, ...], _: object) -> Callable[[Any], None]:
+        """Note the object and the caller's line once its constructor returns."""
         frame = sys._getframe(2)  # noqa: SLF001 - as python documents it
         return lambda _: self._made(kind, args[0], self._places.line(frame))
 
     def _made(self, kind: str, thing: object, line: str) -> None:
-        """Something was built, or is being built: it is described when the document is written; loaders, when used."""
+        """Note a new object by name, 64 in all; a loader's line only, since `describe` is called when it is used."""
         if kind == "loaders":
             self._lines.set(thing, line)
             return
@@ -114,7 +115,7 @@ class BuiltProbe(GuardedProbe):
         self._context.facts["built"] = self.document
 
     def document(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Kind of thing, to its name, to what it was built with."""
+        """Settings by kind (`loaders`, `schedulers`, `scalers`) and name, new objects included."""
         waiting, self._waiting = self._waiting, []
         with self._guarded, unobserved():
             for kind, name, reference in waiting:
@@ -131,7 +132,7 @@ class BuiltProbe(GuardedProbe):
         return {**({"loaders": loaders} if loaders else {}), **self._described}
 
     def describe(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """What a loader was built with; nothing where very many have been described."""
+        """Settings of a loader with its line; empty after 64 loaders."""
         self._count += 1
         settings: dict[str, Any] = {}
         if self._count > _MOST:
@@ -148,14 +149,14 @@ class BuiltProbe(GuardedProbe):
         return settings  # noqa: RET504 - nothing where describing it failed
 
     def loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
-        """A loader, or one that was made anew under its name, has given its first batch in a phase."""
+        """Add a loader's settings under its name and phase, as it gives its first batch; equal ones once."""
         variants = self._loaders.setdefault((phase, name), [])
         if settings and settings not in variants:
             variants.append(settings)
             self._context.facts["built"] = self.document
 
     def renamed(self, names: dict[str, str]) -> None:
-        """Training begins anew: loaders that fed it have other names, the others fed something else."""
+        """Rename training's loaders, old name to new, as steps are counted anew; drop those without a new name."""
         before = {key: settings for key, settings in self._loaders.items() if key[0] is Phase.DATA}
         self._loaders = {key: settings for key, settings in self._loaders.items() if key[0] is not Phase.DATA}
         for (_, name), settings in before.items():
@@ -164,10 +165,11 @@ class BuiltProbe(GuardedProbe):
         self._context.facts["built"] = self.document
 
     def moved(self, name: str) -> None:
-        """What seemed to feed training feeds evaluation."""
+        """Drop a loader from training: it feeds evaluation."""
         self._loaders.pop((Phase.DATA, name), None)
         self._context.facts["built"] = self.document
 
 
 def _with_line(line: str | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings flattened to scalars, with `line` first where it is known."""
     return {**({"line": line} if line else {}), **dict(flat("", settings))}

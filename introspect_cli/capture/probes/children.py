@@ -31,7 +31,7 @@ _SPAWN = "torch.multiprocessing.spawn"
 
 
 class ChildrenProbe(GuardedProbe):
-    """Watches `multiprocessing.Process.start`."""
+    """Watches `multiprocessing.Process.start`, and `spawn` with `--children all`."""
 
     name = "children"
     lost = "processes that the script starts are"
@@ -41,10 +41,10 @@ class ChildrenProbe(GuardedProbe):
         self._followed = followed
         self._spawning: tuple[int, str] | None = None  # how many processes are being spawned, and a name for all
         self.started: list[str] = []
-        """What the processes run, each function once."""
+        """Names of functions that unrecorded processes run, each once."""
 
     def install(self) -> None:
-        """Watch the method."""
+        """Watch the functions that start processes."""
         self._patches.watch(BaseProcess, "start", self._guarded, self._starting)
         if self._followed:
             home = importlib.import_module(_SPAWN)
@@ -54,6 +54,7 @@ class ChildrenProbe(GuardedProbe):
         super().install()
 
     def _starting(self, args: tuple[BaseProcess, ...], _: object) -> Callable[[None], None]:
+        """Number a spawned process, and note its function once it has started, if it is not recorded."""
         process = args[0]
         work = work_of(process)  # starting a process forgets what it runs
         self._number(process)
@@ -70,7 +71,7 @@ class ChildrenProbe(GuardedProbe):
     def _together(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[object], None]:
-        """Processes are started, of which is known how many."""
+        """Note the number of processes of one `spawn` call, for as long as it starts them."""
         before, given = self._spawning, signature.bind(*args, **kwargs).arguments
         number = given.get("nprocs", 1)
         if given.get("start_method", "spawn") == "spawn" and type(number) is int:
@@ -84,7 +85,7 @@ class ChildrenProbe(GuardedProbe):
         return started
 
     def _number(self, process: BaseProcess) -> None:
-        """Tell a process that is spawned with others which of them it is."""
+        """Set rank and world size in the environment of a process that `spawn` starts."""
         target, args = getattr(process, "_target", None), tuple[Any, ...](getattr(process, "_args", ()))
         if self._spawning is None or getattr(target, "__module__", "") != _SPAWN or len(args) < 2:
             return
@@ -93,6 +94,7 @@ class ChildrenProbe(GuardedProbe):
             os.environ.update(spawned(args[1], number, name))
 
     def _started(self, work: str, remedy: str) -> None:
+        """Note a function that runs in a child process and is not recorded, each once."""
         if self._guarded.on and work not in self.started:
             self.started.append(work)
             self._context.guard.note(
@@ -101,7 +103,7 @@ class ChildrenProbe(GuardedProbe):
 
 
 def work_of(process: BaseProcess) -> str:
-    """What a process runs, by name; "" for helpers."""
+    """Qualified name of the function or class that a process runs; "" for helpers of torch and the standard library."""
     target, args = getattr(process, "_target", None), getattr(process, "_args", ())
     if target is None:
         cls = type(process)

@@ -51,7 +51,7 @@ _MESSAGES = frozenset({"send", "recv"})
 
 
 class _Result(NamedTuple):
-    """A tensor that is not there yet.
+    """A tensor that a collective has not filled yet.
 
     Attributes:
         site: where it will be recorded.
@@ -65,14 +65,14 @@ class _Result(NamedTuple):
 
 
 class _Asked(threading.local):
-    """What the method of a group that runs in this thread will give, if one runs."""
+    """Results and reduction of the group method that runs in this thread; `results` None where none runs."""
 
     results: list[_Result] | None = None
     reduction = ""
 
 
 class CollectiveProbe(GuardedProbe):
-    """Watches what is sent to other ranks."""
+    """Records collectives and messages between ranks."""
 
     name = "collectives"
     lost = "collectives are"
@@ -91,7 +91,7 @@ class CollectiveProbe(GuardedProbe):
         self._outermost = Outermost()
 
     def install(self) -> None:
-        """Put the kernels in, where torch was built with ranks."""
+        """Register kernels before `c10d::*`; watch groups and functional collectives. Nothing without ranks."""
         if not torch.distributed.is_available():
             return
         self._notes = os.open(self._folder / IN_FLIGHT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
@@ -118,7 +118,7 @@ class CollectiveProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Take the kernels out."""
+        """Unregister the kernels, and remove the file of collectives in flight."""
         super().remove()
         if self._library is not None:
             private_api.take_out(self._library)
@@ -131,13 +131,15 @@ class CollectiveProbe(GuardedProbe):
                 (self._folder / IN_FLIGHT).unlink()
 
     def on_tick(self) -> None:
-        """Count anew, and let go of what nobody has waited for."""
+        """Reset the counts, the results that nobody waited for, and the file of collectives in flight."""
         self._counts.clear()
         self._pending.clear()
         if self._notes >= 0:
             os.ftruncate(self._notes, 0)
 
     def _watching(self, operator: Any, facts: Facts) -> Callable[..., Any]:
+        """A kernel that records one operator's inputs, runs it, and notes its outputs for the handle."""
+
         def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
             sites: list[int] = []
             outputs: list[torch.Tensor] = []
@@ -156,7 +158,7 @@ class CollectiveProbe(GuardedProbe):
         return run
 
     def _asking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
-        """A group is asked for a collective."""
+        """Collect the results of a group's method, and tie them to the handle that it returns."""
         mine = self._asked
         outer, mine.results = mine.results, []
         mine.reduction = torch_distributed.reduction_asked((*args, *kwargs.values()))
@@ -170,7 +172,7 @@ class CollectiveProbe(GuardedProbe):
         return asked
 
     def _expect(self, work: Any, results: list[_Result]) -> None:
-        """Keep what a handle will give until somebody waits for it or it goes."""
+        """Keep results by their handle until it is waited for or goes."""
         key, pending = id(work), self._pending
 
         def forget(_: object) -> None:
@@ -181,7 +183,7 @@ class CollectiveProbe(GuardedProbe):
     def _functional(
         self, signature: inspect.Signature, word: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[object], None] | None:
-        """A functional collective, which is itself made of those that are watched."""
+        """Record a functional collective's inputs; those inside it are not recorded again."""
         if not self._recorder.wanted:
             return None
         frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
@@ -196,7 +198,7 @@ class CollectiveProbe(GuardedProbe):
         return lambda _: None
 
     def _begins(self, facts: Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
-        """Record that one begins and what goes in; the sites and tensors of what will come out."""
+        """Record a collective and its inputs; returns sites and tensors of its outputs."""
         given = list(_tensors(args, facts.given))
         results = list(_tensors(args, facts.gives))
         group = torch_distributed.group_of(args[facts.group])
@@ -223,7 +225,7 @@ class CollectiveProbe(GuardedProbe):
     def _write(
         self, word: str, reduction: str, peer: str, group: Any, tensors: tuple[list[torch.Tensor], ...], frame: Any
     ) -> list[int]:
-        """Record one, its tensors being those shown, those given and those to come; the sites of what will come out."""
+        """Record a collective from its tensors (shown, given, results); returns the sites of the results."""
         shown, given, results = tensors
         label = self._label(group)
         what = f"{word}{reduction}{peer}"
@@ -259,7 +261,7 @@ class CollectiveProbe(GuardedProbe):
         ]
 
     def _label(self, group: Any) -> str:
-        """What a group is called in records: its ranks, and which of several with the same ones it is."""
+        """Name of a group: `ranks 0-3`, or `ranks 0-3 #2` for the second group of the same ranks."""
         name = str(group.group_name)
         existing = self._labels.get(name)
         if existing is None:
@@ -269,7 +271,7 @@ class CollectiveProbe(GuardedProbe):
         return existing
 
     def _waiting(self, args: tuple[Any, ...], _: object) -> Callable[[object], None] | None:
-        """Somebody waits for what a handle will give."""
+        """Record a handle's results after the wait; a gap for one that was written to before it."""
         if id(args[0]) not in self._pending:
             return None
         # a call that waits itself lets no code of the script come between
@@ -292,7 +294,7 @@ class CollectiveProbe(GuardedProbe):
 
 
 def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
-    """The tensors of an argument: one, a list, or a list of lists."""
+    """Tensors of the argument at a position: one, a list, or nested lists; none for a position outside."""
     if not 0 <= position < len(args):
         return
     stack = [args[position]]
@@ -305,7 +307,7 @@ def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
 
 
 def _reduction(args: tuple[Any, ...], facts: Facts, asked: str) -> str:
-    """How a collective puts values together, after a blank; `asked` is what the group's method was asked for."""
+    """` sum` with a leading blank; "" without a reduction. `asked` is used where the argument does not tell."""
     if facts.reduces < 0:
         return ""
     word = torch_distributed.reduction_of(args[facts.reduces]) or asked
@@ -313,7 +315,7 @@ def _reduction(args: tuple[Any, ...], facts: Facts, asked: str) -> str:
 
 
 def _shapes(tensors: list[torch.Tensor]) -> str:
-    """`float32 [16, 16]`; where there are several, of the first, and how many."""
+    """`float32 [16, 16]` of the first tensor, and ` and 3 more` where there are others."""
     first = tensors[0]
     text = f"{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
     return text if len(tensors) == 1 else f"{text} and {len(tensors) - 1} more"

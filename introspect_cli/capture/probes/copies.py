@@ -41,14 +41,14 @@ _DEEPEST = 4
 
 
 class Way(NamedTuple):
-    """How to get to an object: whose variable, and which keys and attributes from there."""
+    """Path to an object: variable's scope (code object, or module name), then attributes and `(key,)` tuples."""
 
     home: CodeType | str
     keys: tuple[Any, ...]
 
 
 class CopiesProbe(GuardedProbe):
-    """Records copies of what is trained."""
+    """Records averaged copies of trained models that no other probe sees."""
 
     name = "copies"
     lost = "averaged copies that nothing runs or saves are"
@@ -63,19 +63,20 @@ class CopiesProbe(GuardedProbe):
         self._recorded = -1
 
     def on_after_optimizer(self) -> None:
-        """An optimizer has stepped: look for copies from time to time, and record those that move."""
+        """Search after 1, 2, 16, 128, ... steps, and record the copies found so far."""
         if self._context.clock.ticks >= self._due:
             self._due = 8 * self._due if self._due > 1 else 2
             self._seek()
         self._record()
 
     def on_look(self) -> None:
-        """What the script leaves, as far as variables still lead to it; before, it may save and then update."""
+        """Record the copies once the script is over; not when it saves, since it may update them afterwards."""
         if self._recorder.wanted and next(script_frames(), None) is None:
             with unobserved():
                 self._record()
 
     def _record(self) -> None:
+        """Record all copies, once in a step; those that are gone or have become called modules are skipped."""
         if self._recorded == self._recorder.step or not self._moving:
             return
         self._recorded = self._recorder.step
@@ -92,7 +93,7 @@ class CopiesProbe(GuardedProbe):
             self._recorder.emit_many(self._sites[way][1], tensors)
 
     def _seek(self) -> None:
-        """Look for copies; those that have changed since they were looked at are recorded from now on."""
+        """Search for objects with a trained model's shapes; one that has changed since the last search is a copy."""
         clock = self._context.clock
         trained = [root for root in self._context.names.roots() if clock.trained.is_trained(root)]
         shapes = [_shapes({id(one): one for one in parameters_in(root) if one.requires_grad}) for root in trained]
@@ -119,26 +120,27 @@ class CopiesProbe(GuardedProbe):
                 self._moving[way] = _name(way)
 
     def _is_trained(self, tensor: torch.Tensor, held: set[int]) -> bool:
-        """Whether a tensor is a parameter or its gradient itself, as in a list of parameters that a script holds."""
+        """Whether a tensor is a named parameter, or shares memory with a trained one or its gradient."""
         return memory_of(tensor) in held or self._context.names.parameters.of(tensor) is not None
 
     def _is_named(self, found: Any) -> bool:
-        """Whether it is a module that runs, or that an evaluation which is recorded runs: it has records."""
+        """Whether an object is a module with a name, which is recorded when it is called."""
         return issubclass(type(found), nn.Module) and self._context.names.find(found) is not None
 
 
 def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
+    """Number of tensors of each shape."""
     return Counter(tuple(tensor.shape) for tensor in tensors.values())
 
 
 def _name(way: Way) -> str:
-    """As it would stand in the script."""
+    """Python expression of a path: `ema['weights'].shadow`, 80 characters at most."""
     text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in way.keys)
     return clean(text[1:], 80)
 
 
 def _homes() -> dict[CodeType | str, Any]:
-    """Where variables are: the script's modules, and the frames of its functions under way, the outermost first."""
+    """Globals by module name and frames by code object, `__main__` first, then the outermost frame to the innermost."""
     homes: dict[CodeType | str, Any] = {"__main__": vars(sys.modules["__main__"])}
     for frame in [*script_frames()][::-1]:
         homes[str(frame.f_globals.get("__name__"))] = frame.f_globals
@@ -148,7 +150,7 @@ def _homes() -> dict[CodeType | str, Any]:
 
 
 def _inside(value: object) -> dict[Any, Any]:
-    """What an object holds, by attribute, or by a tuple of the key or index; of what has too much, nothing."""
+    """Objects held by attribute, or by `(key,)` in a container; empty for one of more than 100 items."""
     cls = type(value)
     if cls in _CONTAINERS:
         items: Any = value
@@ -160,7 +162,7 @@ def _inside(value: object) -> dict[Any, Any]:
 
 
 def _objects(fewest: int, most: int) -> Iterator[tuple[Way, object]]:
-    """Modules, and containers of so many tensors, with how to get there, those that are near first."""
+    """Paths and objects, breadth first: modules, and containers of `fewest` to `most` tensors."""
     seen: set[int] = set()
     waiting = deque(
         (Way(home, (name,)), value)
@@ -189,7 +191,7 @@ def _objects(fewest: int, most: int) -> Iterator[tuple[Way, object]]:
 
 
 def _followed(way: Way, homes: dict[CodeType | str, Any]) -> object:
-    """What is there now; None where there is nothing any more."""
+    """The object at a path now; None where there is none."""
     home = homes.get(way.home)
     value: Any = home if home is None or type(home) is dict else variables_of(home)
     for number, key in enumerate(way.keys):

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 class _Source:
-    """Stands for a loader as long as it or one of its iterators lives; `zip(DataLoader(...), ...)` drops the loader."""
+    """Identity of a loader while it or an iterator of it lives; `zip(DataLoader(...), ...)` drops the loader."""
 
     __slots__ = ("__weakref__", "class_name", "number", "settings")
 
     def __init__(self, number: int, class_name: str, settings: dict[str, Any]) -> None:
-        """Keep a number of its own, the loader's class, and what it was built with."""
+        """Set the loader's number, class and settings."""
         self.number = number
         self.class_name = class_name
         self.settings = settings
 
 
 class DataProbe(GuardedProbe):
-    """Watches iterators of `DataLoader`s."""
+    """Records batches of `DataLoader`s."""
 
     name = "data"
     lost = "batches are"
@@ -54,7 +54,7 @@ class DataProbe(GuardedProbe):
         self._last: weakref.ref[_Source] | None = None
 
     def install(self) -> None:
-        """Watch the two methods through which every batch passes."""
+        """Watch `DataLoader.__iter__`, and `__next__` of its iterators where batches are recorded."""
         iterator, clock = private_api.LOADER_ITERATOR, self._context.clock
         self._patches.watch(
             DataLoader, "__iter__", self._guarded, lambda args, _: functools.partial(self._begun, args[0])
@@ -69,7 +69,7 @@ class DataProbe(GuardedProbe):
         super().install()
 
     def _asked(self, args: tuple[Any, ...], _: object) -> Callable[[Any], None]:
-        """An iterator is about to give a batch."""
+        """Begin the step before a batch is drawn with gradients on, and record the batch after."""
         with unobserved():
             clock, began = self._context.clock, False
             clock.batch_asked()
@@ -85,10 +85,12 @@ class DataProbe(GuardedProbe):
         return drew
 
     def _ticked(self) -> None:
+        """Reset the counts of batches."""
         self._counts.clear()
         self._drawn.clear()
 
     def _begun(self, loader: DataLoader[Any], iterator: object) -> None:
+        """Note which loader an iterator belongs to."""
         source = self._sources.get(loader)
         if source is None:
             source = _Source(self._count, type(loader).__name__, self._built.describe(loader))
@@ -100,6 +102,7 @@ class DataProbe(GuardedProbe):
             self._next_call(source, Phase.DATA if torch.is_grad_enabled() else Phase.EVAL)
 
     def _drew(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
+        """Record a batch in phase `data`, or `eval` if gradients are off and something is trained."""
         source = self._source_of.get(iterator)
         evaluation = self._context.clock.evaluation
         evaluation.drew(-1 if source is None else source.number, start=start, began=began)
@@ -112,7 +115,7 @@ class DataProbe(GuardedProbe):
             self._record(batch, *self._next_call(source, phase))
 
     def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
-        """Name of a loader in a phase, which no loader of the other phase takes from it, and how often it has given."""
+        """Name of a loader in a phase, the phase, and the number of batches it gave before in this step."""
         name = "DataLoader" if source is None else self._names[phase].name(source, source.class_name)
         if source is not None and (source.number, phase) not in self._noted:
             self._noted.add((source.number, phase))
@@ -122,7 +125,9 @@ class DataProbe(GuardedProbe):
         return name, phase, call
 
     def _restarted(self, kept: int | None) -> None:
-        """Loaders that fed an evaluation before training began take no name from those of training.
+        """Give loaders new names as steps are counted anew; those of step `kept` also in its records.
+
+        Loaders that fed an evaluation before training began take no name from those of training.
 
         Those that fed the step that is kept get theirs anew, also in what it has recorded.
         """
@@ -140,7 +145,7 @@ class DataProbe(GuardedProbe):
         self._noted.clear()
 
     def _evaluated(self, taken: list[tuple[int, int]]) -> None:
-        """What was drawn as if for training turned out to be for evaluation."""
+        """Record rows taken back as batches of evaluation, and free the loader's name in training if it feeds none."""
         source = self._last() if self._last is not None else None
         if source is None:
             return
@@ -155,6 +160,7 @@ class DataProbe(GuardedProbe):
             self._recorder.step_rows.put_elsewhere(taken, phase, Kind.BATCH, name, call)
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
+        """Emit a record for each leaf of a batch; a gap if the batch cannot be flattened."""
         if self._context.draws.moved():
             self._context.draws.note(phase, loader, call, before=True)
         info = SiteInfo(loader.partition("#")[0], source=self._context.line())
@@ -169,7 +175,7 @@ class DataProbe(GuardedProbe):
 
 
 def _shown(leaf: object) -> object:
-    """What is recorded of a leaf: for an object of the script's, whose repr is the script's own code, its class."""
+    """A tensor or value of python's, numpy's or torch's; of another object its class, as repr is the script's code."""
     cls = type(leaf)
     if issubclass(cls, torch.Tensor) or cls.__module__ in ("builtins", "numpy", "torch"):
         return leaf

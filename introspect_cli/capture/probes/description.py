@@ -43,7 +43,7 @@ _LENGTHS = ("torchvision.", "datasets.")
 
 
 class Description:
-    """Describes one object; what is deep or has many parts is cut short.
+    """Plain data of one object; cut at depth 4, 32 items of a container and 400 parts in all.
 
     Args:
         left_out: names of attributes that say how far an object has come, not what it was built with.
@@ -55,7 +55,7 @@ class Description:
         self._seen: set[int] = set()
 
     def of(self, value: Any, depth: int = 0) -> Any:
-        """A value as plain data."""
+        """A value as plain data: number, text of up to 200 characters, list, dict, or a class's name."""
         self._nodes += 1
         kind = type(value)
         if kind is int and value.bit_length() > _LARGEST:
@@ -93,7 +93,7 @@ class Description:
         return self._object(value, depth)
 
     def attributes(self, value: object, depth: int = 0) -> dict[str, Any]:
-        """What an object holds in its attributes, by name."""
+        """An object's attributes by name, without leading underscores; for torch's objects only plain private ones."""
         try:
             held = object.__getattribute__(value, "__dict__")
         except (AttributeError, TypeError):
@@ -111,6 +111,7 @@ class Description:
         return attributes
 
     def _object(self, value: object, depth: int) -> Any:
+        """Class, `length` if known, and attributes; the class's name alone without any."""
         name, attributes = called(type(value)), self.attributes(value, depth)
         length = length_of(value)
         if length is not None:
@@ -118,7 +119,7 @@ class Description:
         return {"class": name, **attributes} if attributes else name
 
     def _function(self, value: Any, depth: int) -> Any:
-        """A function's name, and plain values that it takes from around it: `lambda step: min(1, step / warmup)`."""
+        """Name of a function; for the user's, with plain globals and closure values: `lambda s: min(1, s / warmup)`."""
         name = called(value)
         function = value.__func__ if type(value) is MethodType else value
         if type(function) is not FunctionType or depth >= _DEEPEST or not is_users(function.__code__.co_filename):
@@ -136,13 +137,13 @@ class Description:
 
 
 def _is_pythons(kind: type) -> bool:
-    """Whether a class is python's own, a logger or a lock, which says nothing of what was asked for."""
+    """Whether a class is in the standard library, other than `partial` and namespaces."""
     home = kind.__module__ if type(kind.__module__) is str else ""
     return kind not in _HOLDERS and home != "__main__" and home.partition(".")[0] in sys.stdlib_module_names
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What `Description` gave as names and scalars: `sampler`, `sampler.replacement`, `transforms[0].padding`."""
+    """Pairs of name and scalar from `Description`: `sampler`, `sampler.replacement`, `transforms[0].padding`."""
     if type(value) is dict:
         head = next((value[key] for key in ("class", "function") if key in value), None)
         if head is not None and name:
@@ -158,7 +159,7 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def called(value: Any) -> str:
-    """The name of a class or function, with its module where that is not the script's or torch's."""
+    """Qualified name of a class or function, with its module unless that is `__main__`, builtins or torch."""
     if type(value) is MethodType:
         value = value.__func__
     if type(value) not in _FUNCTIONS and not issubclass(type(value), type):
@@ -169,12 +170,13 @@ def called(value: Any) -> str:
 
 
 def _is_plain(value: object) -> bool:
+    """Whether a value is a scalar, or a list or tuple of scalars."""
     kind = type(value)
     return kind in _PLAIN or (kind in _ENUMERATED and all(type(item) in _PLAIN for item in value))  # type: ignore[attr-defined] # a list or a tuple
 
 
 def length_of(value: object) -> int | None:
-    """How many samples a data set has; None where the script's own code would have to say."""
+    """Number of samples in a torch, torchvision or `datasets` data set; None where the script's `__len__` would run."""
     asked = next((vars(cls)["__len__"] for cls in type(value).__mro__ if "__len__" in vars(cls)), None)
     home = f"{asked.__module__}." if type(asked) is FunctionType else ""
     held = object.__getattribute__(value, "__dict__") if home else {}
@@ -195,6 +197,7 @@ def length_of(value: object) -> int | None:
 
 
 def _tensor(value: torch.Tensor) -> Any:
+    """A CPU tensor of up to 16 elements as a list; else `tensor float32 [16, 16]`."""
     if type(value) in (torch.Tensor, nn.Parameter) and value.device.type == "cpu" and 0 < value.numel() <= 16:
         return value.tolist()
     return f"tensor {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

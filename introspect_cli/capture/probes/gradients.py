@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 
 def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
-    """Whether introspect's hook is on a tensor that no node made."""
+    """Whether the hook is registered on this leaf tensor."""
     hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
     return hooks is not None and hooks.get(hook.number) is hook
 
 
 class GradientProbe(GuardedProbe):
-    """Registers tensor hooks and records what they are given."""
+    """Records gradients by hooks on tensors."""
 
     name = "gradients"
     lost = "gradients of module inputs and outputs are"
 
     def __init__(self, context: Context) -> None:
-        """Start without hooks; these come with the tensors, stay on those that live on, and then do nothing."""
+        """Start without hooks; hooks on tensors that outlive the capture do nothing."""
         super().__init__(context)
         self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
@@ -51,12 +51,12 @@ class GradientProbe(GuardedProbe):
         self._new_hook: Any = KERNELS.gradients(self.record, self._guarded, recorder, recorder.intake).hook
 
     def remove(self) -> None:
-        """Stop, and let go of the step's tensors."""
+        """Stop, and drop the step's tensors."""
         super().remove()
         self.on_tick()
 
     def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
-        """Record the gradient of `tensor`, when it comes, at `site`.
+        """Record the tensor's gradient at `site` when it comes; one hook serves all sites of a tensor.
 
         A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
         """
@@ -93,7 +93,7 @@ class GradientProbe(GuardedProbe):
         self._leaf_handles.append(handle)
 
     def watch_share(self, tensor: torch.Tensor, site: int, shape: tuple[int, ...], part: Part) -> None:
-        """Record the gradient of what `to_local` made, with its place in the whole: the node is called with all of it.
+        """Record the gradient of a tensor from `to_local`, with its part in the whole.
 
         Args:
             tensor: not a leaf.
@@ -116,17 +116,17 @@ class GradientProbe(GuardedProbe):
         node.register_prehook(recorded)
 
     def record(self, sites: list[int], gradient: torch.Tensor | None) -> None:
-        """Record a gradient at the sites of its tensor."""
+        """Record one gradient at several sites; nothing for None."""
         if self._guarded.on and self._recorder.wanted and gradient is not None:
             with self._guarded:
                 self._recorder.emit_at(sites, gradient)
 
     def leave(self, tensor: torch.Tensor, how: list[int] | str) -> None:
-        """Watch a tensor no longer: whoever holds a list records at the sites that come into it; or why nobody can."""
+        """Stop watching a tensor: later sites go into the list `how`, or get a gap with the reason `how`."""
         self._elsewhere.set(tensor, how)
 
     def on_tick(self) -> None:
-        """Let go of the step's tensors; graphs that are still alive keep their hooks."""
+        """Drop the step's tensors and the hooks on leaves; graphs still alive keep theirs."""
         self._watched.clear()
         self._elsewhere.clear()
         handles, self._leaf_handles = self._leaf_handles, []

@@ -37,20 +37,20 @@ _STATES = (dict, defaultdict)
 
 
 class Held:
-    """The names of an optimizer's parameters, and the sites of what it keeps for each, looked up once."""
+    """Names of an optimizer's parameters, and sites of their gradients and state."""
 
     def __init__(self, names: list[ParameterName], replaced: int = 0) -> None:
-        """Take the names, in the order of the parameters, and how many of all had been replaced by then."""
+        """Set the names in the order of the parameters, and `ParameterNames.replaced` at the time."""
         self.names = names
         self.replaced = replaced
         self._gradients: dict[int, Sequence[int]] = {}
         self._large: list[int] | None = None
         self.all_watched = all(name.watched for name in names)
         self.plans: dict[Phase, Plan] = {}
-        """Where everything of every parameter is recorded, as it was the last time."""
+        """Plan of the last recording in each phase."""
 
     def large(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those large enough for torch to share an operation on them out among its threads: looked for once."""
+        """Parameters of `parallel.SHARED_OUT` elements or more, whose operations torch shares out among threads."""
         if self._large is None:
             self._large = [
                 at
@@ -60,7 +60,7 @@ class Held:
         return [parameters[at] for at in self._large]
 
     def gradient_sites(self, context: Context, call: int) -> Sequence[int]:
-        """The site of each parameter's gradient, -1 for what is not watched."""
+        """Site of each parameter's gradient; -1 where the parameter is not recorded."""
         sites = self._gradients.get(call)
         if sites is None:
             sites = self._gradients[call] = numbers_of(
@@ -69,7 +69,7 @@ class Held:
         return sites
 
     def states(self, optimizer: Optimizer) -> tuple[Sequence[int], list[Any]]:
-        """Positions of the parameters that are watched and have some state, and what the optimizer keeps for each."""
+        """Positions of recorded parameters with state, and the state dict of each."""
         # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
         # Nor by [] nor by get(): a tensor's own hash is python code.
         parameters, kept = list(map(id, parameters_of(optimizer))), optimizer.state
@@ -88,7 +88,7 @@ class Held:
 
 @dataclass(slots=True)
 class Stepping:
-    """An optimizer as it steps now.
+    """An optimizer during one step.
 
     Attributes:
         optimizer: it.
@@ -106,17 +106,17 @@ class Stepping:
 
 
 class Plan:
-    """The sites of all that an optimizer keeps for its parameters, while it keeps the same things for the same ones."""
+    """Sites of all optimizer state, valid while the keys and their number stay the same."""
 
     def __init__(self, sites: list[int], positions: Sequence[int], states: list[dict[str, Any]]) -> None:
-        """Remember the keys, not what is kept under them."""
+        """Keep the states' keys, not their values."""
         self.sites = numbers_of(sites)
         self._are_all = positions == range(len(states))
         self._keys = list(chain.from_iterable(states))
         self._lengths = numbers_of(map(len, states))
 
     def is_recorded(self, recorder: Recorder, stepping: Stepping) -> bool:
-        """Have all of it recorded in one call; False, and nothing is done, where that has to be done in Python."""
+        """Record all state in one compiled call; False, with nothing recorded, where the slow path is needed."""
         state, parameters = stepping.optimizer.state, stepping.parameters
         if type(state) not in _STATES or not self._are_all:
             return False
@@ -125,14 +125,14 @@ class Plan:
 
 
 class OptimizerRecords:
-    """Records gradients and state."""
+    """Records gradients and state of optimizers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._recorder = context.recorder
 
     def gradients(self, stepping: Stepping, call: int = 0) -> None:
-        """Record the gradients of what an optimizer steps, as it sees them."""
+        """Record `.grad` of the parameters that have one."""
         context, held = self._context, stepping.held
         if held is None or Kind.GRAD not in context.kinds:
             return
@@ -147,7 +147,7 @@ class OptimizerRecords:
         self._recorder.emit_many(*placed)
 
     def state(self, stepping: Stepping, phase: Phase) -> None:
-        """Record what an optimizer keeps for each of its parameters."""
+        """Record the state of each parameter, by the plan of the last step if it still holds."""
         if (held := stepping.held) is None:
             return
         plan, is_placed = held.plans.get(phase), self._context.parts.active
@@ -166,7 +166,7 @@ class OptimizerRecords:
     def _placed(
         self, stepping: Stepping, positions: Sequence[int], states: list[Any], phase: Phase
     ) -> tuple[list[int], list[dict[str, Any]]]:
-        """The states with what is a piece of a whole told to be one; of parameters inside a flat one, record it."""
+        """State with the place of each piece in its whole; state of parameters inside a flat one is recorded here."""
         parts, kept = self._context.parts, {}
         for at, state in zip(positions, states, strict=True):
             parameter = stepping.parameters[at]
@@ -178,7 +178,7 @@ class OptimizerRecords:
         return list(kept), list(kept.values())
 
     def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
-        """Sites and tensors of what is kept for a parameter; what is no tensor is recorded at once."""
+        """Sites and tensors of one parameter's state; plain values in it are recorded at once."""
         sites: list[int] = []
         tensors: list[Any] = []
         for key, value in state.items():
@@ -200,7 +200,7 @@ class OptimizerRecords:
 def _with_gradients(
     sites: Sequence[int], parameters: list[torch.Tensor]
 ) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
-    """Those of the parameters that are watched and have a gradient, with their sites and gradients."""
+    """Sites, parameters and gradients of those with a site and a gradient."""
     kept_sites: list[int] = []
     kept: list[torch.Tensor] = []
     gradients: list[torch.Tensor] = []
@@ -213,7 +213,7 @@ def _with_gradients(
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """All that an optimizer was given, group after group."""
+    """Parameters of all groups in order."""
     groups = optimizer.param_groups
     if len(groups) == 1:  # as it is: a copy is memory that the allocator has to tidy up for
         return list(groups[0]["params"]) if type(groups[0]["params"]) is not list else groups[0]["params"]
@@ -221,7 +221,7 @@ def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _made_of(optimizer: Optimizer) -> list[Optimizer]:
-    """Optimizers that one keeps, in an attribute (ZeroRedundancyOptimizer) or in a list (torchtitan)."""
+    """Optimizers in attributes of one, or in lists there (ZeroRedundancyOptimizer, torchtitan)."""
     optimizers: list[Optimizer] = []
     for value in vars(optimizer).values():
         kept = value if type(value) in (list, tuple) else [value]
@@ -230,7 +230,7 @@ def _made_of(optimizer: Optimizer) -> list[Optimizer]:
 
 
 class _Recorded(NamedTuple):
-    """A value as it was recorded the last time: itself, where it is plain and equal to itself; as plain data; where."""
+    """Last record of a hyper-parameter: the object if immutable and equal to itself, its plain form, its site."""
 
     value: object
     plain: Any
@@ -238,14 +238,14 @@ class _Recorded(NamedTuple):
 
 
 class Hyperparameters:
-    """Records what is in an optimizer's groups beside parameters."""
+    """Records the hyper-parameters of optimizer groups."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._recorded: dict[tuple[str, int], dict[str, _Recorded]] = {}
 
     def record(self, optimizer: Optimizer, name: str, first: int) -> None:
-        """Record the rate of each group, from number `first` on, and all else where it is new or has changed."""
+        """Record `lr` of each group, and other entries where new, changed or after a gap; groups count from `first`."""
         resumed = self._recorder.resumed
         for number, group in enumerate(optimizer.param_groups, first):
             recorded = self._recorded.setdefault((name, number), {})
@@ -270,14 +270,14 @@ class Hyperparameters:
 
 
 class OptimizerSettings:
-    """What the optimizers' groups hold, with the names of their parameters: the document `settings/optimizers`."""
+    """Groups of optimizers with parameter names: the document `settings/optimizers`."""
 
     def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
         self._document: list[dict[str, Any]] = []
         self._facts = facts
 
     def note(self, name: str, optimizer: Optimizer, fqns: list[list[str]], *, first: int, in_turn: bool) -> None:
-        """Put an optimizer in, in the place of what it was.
+        """Set an optimizer's entry, replacing its last one.
 
         Args:
             name: its name.
@@ -304,14 +304,14 @@ class OptimizerSettings:
 
 
 def _is_fixed(value: object) -> bool:
-    """Whether what is this very object stays equal to what it was: plain, and no number that equals nothing."""
+    """Whether a value is immutable, plain and equal to itself (not NaN)."""
     if type(value) is tuple:
         return all(type(item) in _KEPT for item in value)
     return type(value) in _KEPT and value == value  # noqa: PLR0124 - see above
 
 
 def setting(value: object) -> Any:
-    """A hyper-parameter as plain data; a schedule may compute with numpy's numbers."""
+    """A hyper-parameter as plain data: a CPU tensor of up to 16 elements as a list, another object as its class."""
     value = plain(value)
     if value is None or isinstance(value, PLAIN):
         return value

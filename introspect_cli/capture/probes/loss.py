@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LossProbe(GuardedProbe):
-    """Watches `torch.autograd.backward` (which `Tensor.backward` calls) and `torch.autograd.grad`."""
+    """Records losses: roots of `torch.autograd.backward` (also `Tensor.backward`) and `torch.autograd.grad`."""
 
     name = "loss"
     lost = "losses are"
@@ -39,14 +39,14 @@ class LossProbe(GuardedProbe):
         self._leaves = Leaves(context)
 
     def install(self) -> None:
-        """Replace the two functions; also where no loss is recorded, since a backward pass tells training."""
+        """Watch both functions, even where no loss is recorded: a backward pass shows that something is trained."""
         for name in ("backward", "grad"):
             entering = functools.partial(self._starting, name)
             self._patches.watch(torch.autograd, name, self._guarded, entering, compiling=torch.compiler.is_compiling)
         super().install()
 
     def on_tick(self) -> None:
-        """Count backward passes anew."""
+        """Reset the count of backward passes."""
         self._calls = 0
 
     def on_look(self) -> None:
@@ -55,7 +55,7 @@ class LossProbe(GuardedProbe):
             self._leaves.look_again()
 
     def _starting(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
-        """Record what a backward pass starts from; what is to be done with its result."""
+        """Record the roots of a backward pass; returns a recorder of gradients, None where none are wanted."""
         if private_api.graph_task() != -1:
             return None  # a backward inside a backward: checkpointing, not the script
         if private_api.compiling():
@@ -90,7 +90,7 @@ class LossProbe(GuardedProbe):
             return after
 
     def _given(self, inputs: Any, result: Any, call: int) -> None:
-        """Record the gradients that `torch.autograd.grad` has returned, of those inputs that have a name."""
+        """Record gradients that `torch.autograd.grad` returned, for named inputs."""
         inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
         if isinstance(inputs, (list, tuple)) and isinstance(result, tuple):
             pairs = zip(inputs, result, strict=False)
@@ -98,6 +98,7 @@ class LossProbe(GuardedProbe):
             self._leaves.after([(name, gradient) for name, gradient in named if name is not None], call)
 
     def _record(self, roots: Sequence[Any], call: int) -> None:
+        """Record each root tensor as a loss: path "" for a single one, else `[0]`, `[1]`."""
         if self._context.draws.moved():
             self._context.draws.note(Phase.LOSS, "loss", call, before=True)
         if Kind.LOSS not in self._context.kinds:
@@ -114,7 +115,7 @@ _FRAMES = 3
 
 
 class Leaves:
-    """Finds and records the leaves of a script that has run no module; another probe says when."""
+    """Records the leaf tensors of a script that has called no module."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -125,11 +126,11 @@ class Leaves:
 
     @property
     def wanted(self) -> bool:
-        """Whether the script has run no module so far."""
+        """Whether the script has called no module so far."""
         return not self._context.names.any_module
 
     def before(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
-        """Record the leaves as a backward pass finds them; their names and what they are, the first used first."""
+        """Record the leaves of a graph before its backward pass; pairs of name and leaf, in order of first use."""
         leaves = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
         frames = islice(script_frames(), _FRAMES)
         given = called({id(leaf) for leaf in leaves}, torch.Tensor, frames)
@@ -151,7 +152,7 @@ class Leaves:
         return named
 
     def _are_held(self, unnamed: list[torch.Tensor]) -> bool:
-        """Whether models hold what no variable does: one ran unseen, as a compiled one whose `forward` is called."""
+        """Whether modules hold all leaves without a variable: a model ran unseen, so its leaves are parameters."""
         names = self._context.names
         if unnamed:
             names.seek(unnamed)
@@ -159,7 +160,7 @@ class Leaves:
         return names.any_module
 
     def look_again(self) -> None:
-        """Record the leaves of the step as they are when the script is over, once it has updated them by hand."""
+        """Record the last leaves as call 1 at the end of the script, after an update by hand in this step."""
         step, named = self._last
         self._last = -1, []
         if step == self._recorder.step and self._recorder.wanted and self.wanted:
@@ -168,7 +169,7 @@ class Leaves:
                     self._record(Phase.START, Kind.PARAM, name, 1, leaf)
 
     def after(self, leaves: Iterable[tuple[str, torch.Tensor | None]], call: int) -> None:
-        """Record the gradients that a backward pass has left, where no optimizer will see them."""
+        """Record gradients of leaves; nothing where the script has an optimizer, whose probe records them."""
         if Kind.GRAD in self._context.kinds and not self._context.clock.has_optimizer:
             for name, gradient in leaves:
                 if gradient is not None:
@@ -180,7 +181,7 @@ class Leaves:
 
 
 def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
-    """Tensors that require gradients and that a graph begins with, in the order in which they are met."""
+    """Leaf tensors of a graph in the order met; at most 20,000 nodes are visited."""
     leaves: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
     waiting = [node for node in nodes if node is not None]

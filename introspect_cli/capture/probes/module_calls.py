@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Stack(threading.local):
-    """The module calls under way in one thread. `None` stands for a call that is not recorded, nor what is in it."""
+    """Running module calls of one thread; None for one that is not recorded, nor anything inside it."""
 
     def __init__(self) -> None:
         """Start outside every module."""
@@ -48,7 +48,7 @@ class Stack(threading.local):
 
 
 class ModuleCalls:
-    """Records calls.
+    """Records calls of modules.
 
     Attributes:
         stack: the module calls under way in this thread.
@@ -69,7 +69,7 @@ class ModuleCalls:
     def recorded(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Make a call, and record it."""
+        """Call the original, and record inputs and outputs of the module."""
         calls, own = self.stack.calls, self.stack.own
         state: ModuleState | None = None
         call = -1
@@ -121,7 +121,7 @@ class ModuleCalls:
     def _met(
         self, module: nn.Module, caller: ModuleState | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ModuleState | None, bool]:
-        """The state of a module of which it is not known that a call of it is nothing but a call; as `_enter`."""
+        """As `_enter`, for a call that may be special: outermost, wrapper, compiled, with its own `__call__`."""
         stack = self.stack
         if is_unfinished(module):
             return None, False
@@ -169,6 +169,7 @@ class ModuleCalls:
         return state, True
 
     def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
+        """Record the outputs of a call, and mark the modules that it hides."""
         if self._draws.moved():
             self._drew(state, call, before=False)
         if self.values.outputs and state.watched:
@@ -181,10 +182,11 @@ class ModuleCalls:
             self._hidden(module, state, call)
 
     def _phase(self) -> Phase:
+        """`RECOMPUTE` inside a backward pass, else the phase of the outermost call."""
         return Phase.RECOMPUTE if private_api.graph_task() != -1 else self.stack.outer
 
     def _drew(self, state: ModuleState, call: int, *, before: bool) -> None:
-        """Say from which random state the module drew, or what ran before it.
+        """Record the generators' states that the module drew from, or, with `before`, what ran before it.
 
         A recomputed forward draws from a state that is put back afterwards.
         """
@@ -192,12 +194,12 @@ class ModuleCalls:
             self._context.draws.note(self.stack.phase, state.fqn, call, before=before)
 
     def _was_fused(self, layer: nn.TransformerEncoderLayer) -> bool:
-        """Whether torch has run a layer as one operation, as it does in evaluation; its parts are not called then."""
+        """Whether torch ran the layer as one operation, in which its attention is not called."""
         attention = self._names.find(layer.self_attn)
         return attention is not None and not attention.called(self._recorder.step)
 
     def _hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
-        """Say of every module inside a compiled or scripted one that it was not seen."""
+        """Record a gap for each module inside a compiled or scripted one, at its first call in a step."""
         if call or Kind.OUTPUT not in self.values.kinds:
             return
         for child in modules_in(module):

@@ -35,7 +35,7 @@ _POSITIONS = tuple(f"[{number}]" for number in range(32))
 
 
 class ModuleValues:
-    """Records inputs and outputs.
+    """Records inputs and outputs of modules.
 
     Attributes:
         kinds: of inputs and outputs, those that are recorded.
@@ -46,7 +46,7 @@ class ModuleValues:
     """
 
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
-        """Start with nothing met; `gradients` watches the gradients of inputs and outputs."""
+        """Start empty; `gradients` records the gradients of inputs and outputs."""
         self._context = context
         self._recorder = context.recorder
         self._gradients = gradients
@@ -59,14 +59,14 @@ class ModuleValues:
         self.nested = NestedClasses(context.facts)
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
-        """Tell of every tensor that goes into or comes out of a module, recorded or not."""
+        """Call the listener with every tensor that is a module's input or output, recorded or not."""
         self.on_value = listener
         self.inputs = self.outputs = True
 
     def arguments(
         self, state: ModuleState, phase: Phase, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Record what a call is given, by position and by name."""
+        """Record a call's arguments at `[0]`, `[1]`, ... and `['name']`."""
         for path, value in zip(_POSITIONS, args, strict=False):
             self.value(state, phase, Kind.INPUT, call, path, value)
         for position in range(len(_POSITIONS), len(args)):
@@ -75,7 +75,7 @@ class ModuleValues:
             self.value(state, phase, Kind.INPUT, call, f"[{name!r}]", value)
 
     def value(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
-        """Record whatever goes into a call or comes out of it, tensors in it at their paths."""
+        """Record one input or output: a tensor or plain value at `prefix`, leaves of a nested one at their paths."""
         cls = type(value)
         if cls is torch.Tensor or issubclass(cls, torch.Tensor):
             placed = torch_distributed.share(value, prefix, self._styles(state, kind, value)) if state.tagged else None
@@ -110,7 +110,7 @@ class ModuleValues:
 
     @staticmethod
     def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
-        """What a style may tell of a tensor: of an input, and of an output that no node of autograd tells of."""
+        """Tensor parallel styles that apply: the module's for an input, those for outputs without gradients."""
         if kind is Kind.INPUT:
             return state.styles or ()
         return state.gives if not value.requires_grad else ()
@@ -125,7 +125,7 @@ class ModuleValues:
         value: torch.Tensor,
         placed: Placed | None = None,
     ) -> None:
-        """Have a tensor's gradient watched, and tell who listens of the tensor."""
+        """Watch a tensor's gradient, and call the listener with the tensor."""
         gradient = self._gradient_of.get(kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
             site = state.sites.get((Phase.BACKWARD, gradient, path, call))
@@ -141,7 +141,7 @@ class ModuleValues:
 
 
 def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) -> bool:
-    """Whether what goes into a module is one rank's share of a DTensor, which is looked at in its first call."""
+    """Whether inputs or outputs of a module may be one rank's share of a DTensor; decided in its first call."""
     if state.styles is None:
         state.styles = []
         if launchers.grouped():  # else there can be no DTensor
@@ -156,17 +156,17 @@ _MOST_CONTAINERS = 20_000
 
 
 class NestedClasses:
-    """The class at each path that holds others, by module and kind of value."""
+    """Class of each container in nested values, by module, kind and path: the document `settings/nested`."""
 
     def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
-        """Start with nothing noted; `facts` are told of what is."""
+        """Start empty; `facts["nested"]` is set when something is noted."""
         self._document: dict[str, dict[str, dict[str, str]]] = {}
         self._facts = facts
         self._seen: set[tuple[str, Kind, str]] = set()
         self._count = 0
 
     def note(self, fqn: str, kind: Kind, prefix: str, value: Any) -> None:
-        """Note what one nested value is made of, the first time it is met."""
+        """Note the containers of a value, once for each module, kind and path; 20,000 in all."""
         key = (fqn, kind, prefix)
         if key in self._seen or self._count > _MOST_CONTAINERS:
             return

@@ -45,19 +45,19 @@ class ModuleProbe(GuardedProbe):
         self.stack = self._calls.stack
         """The module calls under way in this thread."""
         self.values = self._calls.values
-        """What goes in and comes out."""
+        """Recorder of inputs and outputs."""
         self._names = context.names
         self._own_calls = OwnCalls(self._guarded, self._patches, self._own, self._by_name)
         self.unseen = Unseen(context, self._own_calls.see_forward)
-        """What of the models ran without being seen."""
+        """Methods that ran unseen."""
         self.entry: Callable[..., Any] | None = None
-        """What stands in for `nn.Module.__call__`."""
+        """Replacement of `nn.Module.__call__`."""
         self.around: Callable[[Called], Called] | None = None
-        """Stands around every call, recorded or not; `surround` says that it has changed."""
+        """Wrapper of every call, recorded or not; call `surround` after a change."""
         self.surround: Callable[[], None] = lambda: None
 
     def phase(self) -> Phase | None:
-        """The phase of the calls under way in this thread; None where none is, or they are not recorded."""
+        """Phase of the running calls of this thread; None outside of calls or in an unrecorded one."""
         calls = self.stack.calls
         return self.stack.phase if calls and calls[-1] is not None else None
 
@@ -91,7 +91,7 @@ class ModuleProbe(GuardedProbe):
     def _own(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A call that goes past `nn.Module.__call__`."""
+        """Record a call that does not go through `nn.Module.__call__`."""
         called: Called = functools.partial(self._called, original)
         return (called if self.around is None else self.around(called))(module, args, kwargs)
 
@@ -99,7 +99,7 @@ class ModuleProbe(GuardedProbe):
     def _by_name(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A call of `forward`: by the `__call__` of the module, which is under way, or by the script."""
+        """Record a call of `forward`, unless the module's own `__call__` is under way."""
         calls = self.stack.calls
         if calls and (calls[-1] is None or calls[-1] is self._names.find(module)):
             return original(module, *args, **kwargs)
@@ -109,6 +109,7 @@ class ModuleProbe(GuardedProbe):
     def _called(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Record a call, or pass it through: in stages' shape inference, unrecorded steps, unfinished modules."""
         stack = self.stack
         calls = stack.calls
         in_backward = private_api.graph_task() != -1
@@ -148,7 +149,7 @@ class ModuleProbe(GuardedProbe):
     def _passed(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an outermost call of a step that is not recorded; name it, so that a schedule changes no names."""
+        """Run an outermost call that is not recorded, and name its module, so that a schedule changes no names."""
         calls = self.stack.calls
         evaluates = self.stack.outer is Phase.EVAL and not self._context.clock.trained.is_trained(module)
         if self._names.find(module) is None and private_api.tracing_state() is None and not evaluates:
@@ -162,7 +163,7 @@ class ModuleProbe(GuardedProbe):
             del calls[depth:]
 
     def on_after_optimizer(self) -> None:
-        """Look from time to time which parameters were trained by modules that nothing was seen to call."""
+        """Note trained parameters of modules that no call was seen of; after 1, 2, 3, 5, 9, ... steps."""
         self.unseen.stepped()
 
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
@@ -174,7 +175,7 @@ class ModuleProbe(GuardedProbe):
             self._names.holds(module, name, parameter)
 
     def _outermost(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have the step begin, or end, where that hangs on forward passes."""
+        """Tell the clock of an outermost call, which may begin or end a step; not of one that only traces shapes."""
         if (
             isinstance(module, ParametrizationList)
             or private_api.tracing_state() is not None
@@ -185,7 +186,7 @@ class ModuleProbe(GuardedProbe):
             self.stack.outer = self._context.clock.outermost_forward(module)
 
     def _of_microbatch(self, found: torch_distributed.InStage, module: nn.Module) -> None:
-        """Have the calls in a stage of a pipeline numbered by the schedule's own microbatches."""
+        """Number the calls in a pipeline stage by the schedule's microbatch."""
         pipelines, trains = self._context.pipelines, self.stack.outer is not Phase.EVAL
         if trains and self._recorder.wanted:
             pipelines.forward(found.stage, found.chunk, module, self._recorder.step)

@@ -68,7 +68,7 @@ class OptimizerProbe(GuardedProbe):
         """Identities of the groups of the outermost optimizer that steps."""
 
     def install(self) -> None:
-        """Register the step hooks; hear of optimizers as they are built, and of steps that a scaler skips."""
+        """Register the step hooks; watch optimizers' construction and gradient scalers."""
         before, after = register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)
         self._patches.hold(before, after)
         built = self._context.clock.built
@@ -77,7 +77,7 @@ class OptimizerProbe(GuardedProbe):
         super().install()
 
     def _scaling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
-        """A gradient scaler is about to step an optimizer, unless it has found infinities."""
+        """Record the scale, and end the step even if the scaler skips the optimizer."""
         stepped = self._stepped
         if Kind.HYPERPARAMETER in self._context.kinds:
             with unobserved():
@@ -98,6 +98,7 @@ class OptimizerProbe(GuardedProbe):
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Record hyper-parameters, state and gradients before a step; wraps a closure."""
         if torch.compiler.is_compiling() or not self._guarded.on:
             return None
         context = self._context
@@ -130,7 +131,7 @@ class OptimizerProbe(GuardedProbe):
         return None
 
     def _steps_inside(self, optimizer: Optimizer) -> None:
-        """An optimizer steps within another's step: what it steps with counts, unless it shares the other's groups.
+        """Record hyper-parameters of an optimizer that steps inside another's step, unless it shares its groups.
 
         An optimizer that is made of others may have groups of its own that nothing reads.
         """
@@ -142,13 +143,14 @@ class OptimizerProbe(GuardedProbe):
             self._hyperparameters.record(optimizer, name, self._stepping(optimizer).turn.first)
 
     def _evaluated(self, optimizer: Optimizer) -> None:
-        """A closure has computed gradients."""
+        """Record the gradients that a closure has computed."""
         if not (self._guarded.on and self._recorder.wanted):
             return
         with self._guarded, unobserved():
             self._record_evaluated(self._stepping(optimizer))
 
     def _record_evaluated(self, stepping: Stepping) -> None:
+        """Record the gradients after a closure's call, and at the first call the state."""
         if stepping.held is None:
             self._note(stepping)
             if not self._closures:
@@ -157,6 +159,7 @@ class OptimizerProbe(GuardedProbe):
         self._closures += 1
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record parameters and state after an outermost step, and end the step."""
         if torch.compiler.is_compiling() or not self._guarded.on:
             return
         if self._aside == id(optimizer):
@@ -178,7 +181,7 @@ class OptimizerProbe(GuardedProbe):
                 self._context.clock.auto_tick()
 
     def _stepping(self, optimizer: Optimizer) -> Stepping:
-        """An optimizer with all that it steps now, and what is known of that."""
+        """The optimizer with its parameters, groups in turn and cached names."""
         parameters, parts = parameters_of(optimizer), self._context.parts
         turn = parts.turn(parameters) if parts.active else ALL
         # What is known of all that it steps is kept by itself, or by one of the tensors that it steps in turn.
@@ -186,14 +189,14 @@ class OptimizerProbe(GuardedProbe):
         return Stepping(optimizer, parameters, turn, key, self._parameters.get(key))
 
     def _scaled(self, scaler: Any) -> None:
-        """A gradient scaler is about to step an optimizer."""
+        """Record a gradient scaler's scale."""
         scale = private_api.scale_of(scaler)
         if scale is not None and self._recorder.wanted:
             place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
             self._recorder.emit(self._recorder.site(place, SiteInfo(type(scaler).__name__)), scale)
 
     def _skipped(self, optimizer: Optimizer) -> None:
-        """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
+        """Record and end a step that a gradient scaler skipped for infinities."""
         stepping = self._stepping(optimizer)
         self._note(stepping)
         if self._recorder.wanted:
@@ -209,7 +212,7 @@ class OptimizerProbe(GuardedProbe):
         )
 
     def _note(self, stepping: Stepping) -> None:
-        """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
+        """Name the optimizer and its parameters; nothing where their number and names are unchanged."""
         optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.held
         parts, all_names = self._context.parts, self._context.names
         if held is not None and len(held.names) == len(parameters) and held.replaced == all_names.parameters.replaced:
@@ -243,10 +246,11 @@ class OptimizerProbe(GuardedProbe):
         self.settings.note(name, optimizer, fqns, first=turn.first, in_turn=parts.active)
 
     def _leaf(self, parameter: torch.Tensor) -> str:
-        """What the script calls a tensor that no module holds; "" where that is not known."""
+        """The script's name for a tensor that no module holds; "" where unknown."""
         return self._context.leaf_names.get(id(parameter), "")
 
     def _record_before(self, stepping: Stepping, *, has_closure: bool) -> None:
+        """Record hyper-parameters, initial state, and gradients unless a closure computes them."""
         name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
         kinds = self._context.kinds
         if Kind.HYPERPARAMETER in kinds:
@@ -256,7 +260,7 @@ class OptimizerProbe(GuardedProbe):
             self._records.gradients(stepping)
 
     def _record_state_before(self, stepping: Stepping) -> None:
-        """Record the optimizer's state as its first step finds it; where a closure names its parameters, after that."""
+        """Record the state before the first step of an optimizer, and after a gap in the recorded steps."""
         name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
         if stepping.held is not None and stepping.held.names and Kind.OPTIMIZER_STATE in self._context.kinds:
             place = name, stepping.turn.first
@@ -265,6 +269,7 @@ class OptimizerProbe(GuardedProbe):
                 self._records.state(stepping, Phase.START)
 
     def _record_after(self, stepping: Stepping, *, has_closure: bool, gradients: bool = True) -> None:
+        """Record parameters and state after a step; gradients too if a closure was never called."""
         if has_closure and gradients and not self._closures:
             self._records.gradients(stepping)
         if gradients:
@@ -279,12 +284,12 @@ class OptimizerProbe(GuardedProbe):
 
 
 def _inside_step(frame: FrameType) -> bool:
-    """Whether the frame, torch's around a step, has another such frame below it."""
+    """Whether another frame of the same code (torch's wrapper of `step`) calls this one."""
     return any(below.f_code is frame.f_code for below in outward(frame.f_back))
 
 
 def _of_checkpointing(frame: FrameType) -> bool:
-    """Whether torch's checkpoints make the step, for a state to load into: with gradients and a learning rate of 0."""
+    """Whether `torch.distributed.checkpoint` makes the step: a dummy one with a learning rate of 0."""
     return any(
         below.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint") for below in outward(frame)
     )
@@ -293,7 +298,7 @@ def _of_checkpointing(frame: FrameType) -> bool:
 def _with_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[], None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a step, with a closure after which something is done, each time it is called."""
+    """The arguments of a step, with a closure that calls `then` after each evaluation."""
     named = kwargs.get("closure") is not None
     closure = kwargs["closure"] if named else args[1]
 

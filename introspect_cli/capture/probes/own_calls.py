@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 _MOST_FRAMES = 40
 _MOST_UNSEEN = 1000
 _IN_MODULES = "torch.distributions."
-"""Of torch's classes, those that others make modules of by inheriting from both."""
+"""torch package whose classes libraries combine with `nn.Module` in one class."""
 
 
 class OwnCalls:
-    """Replaces `__call__` and `forward` of classes that are called past `nn.Module.__call__`, also of those to come."""
+    """Replaces `__call__` and `forward` of module classes that bypass `nn.Module.__call__`."""
 
     def __init__(
         self, guarded: Guarded, patches: Patches, called: Callable[..., Any], by_name: Callable[..., Any]
@@ -65,7 +65,7 @@ class OwnCalls:
         self._by_name = by_name
 
     def install(self) -> None:
-        """Look at the classes that there are, and hear of each that is defined."""
+        """Replace the methods of all existing subclasses of `nn.Module`, and of each new one."""
         watch = self._watch
 
         def __init_subclass__(cls: type[nn.Module], /, **kwargs: Any) -> None:  # noqa: N807 - stands in for Module's
@@ -82,6 +82,7 @@ class OwnCalls:
                 watch(cls)
 
     def _watch(self, cls: type[nn.Module]) -> None:
+        """Replace both methods of a class with its own `__call__`; `forward` alone where a file calls it by name."""
         with self._guarded:
             if has_own_call(cls):
                 for name in ("__call__", "forward"):
@@ -90,11 +91,12 @@ class OwnCalls:
                 self.see_forward(cls)
 
     def see_forward(self, cls: type[nn.Module]) -> None:
-        """Replace the `forward` of a class, which is called by its name."""
+        """Replace `forward` of a class without its own `__call__`."""
         if not has_own_call(cls):
             self._replace(cls, "forward", self._by_name)
 
     def _replace(self, cls: type, name: str, called: Callable[..., Any]) -> None:
+        """Replace a method where it is defined; not torch's own, and not one that is replaced already."""
         home = next((base for base in cls.__mro__ if name in vars(base)), nn.Module)
         original = vars(home)[name]
         if home.__module__.startswith("torch.") and not home.__module__.startswith(_IN_MODULES):
@@ -123,24 +125,24 @@ class OwnCalls:
 
 
 def is_ours(function: FunctionType) -> bool:
-    """Whether a function stands in for one of the script's."""
+    """Whether a function is a replacement by `OwnCalls`."""
     return function.__code__.co_filename == __file__
 
 
 def tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
-    """The identities of the tensors that a call is given."""
+    """`id` of each tensor in a call's arguments."""
     return frozenset(id(leaf) for _, leaf in flatten([args, kwargs]) if isinstance(leaf, torch.Tensor))
 
 
 class Unseen:
-    """What of the models ran without being seen, for the run's manifest.
+    """Methods of models that ran unseen, for the manifest.
 
     Attributes:
         document: by module and phase, the methods that ran; "" where a gradient alone says that something did.
     """
 
     def __init__(self, context: Context, see_forward: Callable[[type[nn.Module]], None]) -> None:
-        """Start with nothing; `see_forward` is told of a class whose `forward` may run again."""
+        """Start empty; `see_forward` is called with a class whose `forward` ran unseen."""
         self._see_forward = see_forward
         self.document: dict[str, dict[str, list[str]]] = {}
         self._context = context
@@ -148,7 +150,7 @@ class Unseen:
 
     @uncounted
     def outermost(self, module: nn.Module, phase: Phase) -> None:
-        """Look which method of a model has called a module of it that no other call is around."""
+        """Note the method of a holder that called a module below it, such as `generate`."""
         names = self._context.names
         if next(names.holders_of(module), None) is None:
             return
@@ -169,7 +171,10 @@ class Unseen:
                 self._add(holder, caller.f_code.co_name, phase)
 
     def stepped(self) -> None:
-        """Look which trained parameters have a gradient though no module that holds them was ever called."""
+        """Note modules with a trained parameter that has a gradient though neither they nor holders were called.
+
+        Looks after 1, 2, 3, 5, 9, ... steps.
+        """
         names, clock, step = self._context.names, self._context.clock, self._context.recorder.step
         if step & (step - 1) or not self._context.recorder.wanted or not names.any_module:
             return  # after 1, 2, 3, 5, 9... steps
@@ -183,12 +188,13 @@ class Unseen:
                     self._add(module, "", Phase.FORWARD)
 
     def _ran(self, module: nn.Module) -> bool:
-        """Whether a module or one that holds it was called, or nothing of it is to be recorded."""
+        """Whether the module or a holder of it was called, or is not recorded."""
         names = self._context.names
         states = (names.find(one) for one in (module, *names.holders_of(module)))
         return any(state is not None and (state.step >= 0 or not state.watched) for state in states)
 
     def _add(self, module: nn.Module, how: str, phase: Phase) -> None:
+        """Add a method to a module's entry; 1000 modules at most."""
         state = self._context.names.find(module)
         if state is None or len(self.document) >= _MOST_UNSEEN:
             return

@@ -58,11 +58,11 @@ class PerturbProbe(GuardedProbe):
 
     @property
     def document(self) -> dict[str, int]:
-        """What was done, for the manifest."""
+        """Seed and numbers of moved parameters and elements, for the manifest."""
         return {"seed": self.seed, "parameters": self.parameters, "elements": self.elements}
 
     def on_root(self, root: nn.Module) -> None:
-        """Move what is trained: before its values are recorded, and in forward passes that are not."""
+        """Move the parameters of a model at its first forward pass with gradients, before they are recorded."""
         if not torch.is_grad_enabled() or self._done.get(root):
             return
         with unobserved():
@@ -77,7 +77,7 @@ class PerturbProbe(GuardedProbe):
     on_forward = on_root
 
     def _move(self, parameter: torch.Tensor) -> None:
-        """Move a parameter, unless it, or another one in the same memory, has been moved."""
+        """Move a parameter once; not an expanded one, one in memory moved before, or of another dtype than `_BITS`."""
         data: Any = parameter.data
         data = getattr(data, "_local_tensor", data)  # of a DTensor the shard
         if type(data) is not torch.Tensor or data.layout is not torch.strided or not data.numel():
@@ -97,7 +97,7 @@ class PerturbProbe(GuardedProbe):
 
 
 def _parts(data: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A tensor in pieces along its first dimension, none much larger than what is moved at once."""
+    """Views along the first dimension, of about 2**24 elements at most."""
     if data.dim() == 0 or data.numel() <= _CHUNK:
         yield data
         return
@@ -105,7 +105,7 @@ def _parts(data: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _step(data: torch.Tensor, directions: np.random.Generator) -> int:
-    """Move each element of a tensor to the next number up or down; how many were moved."""
+    """Move each finite, nonzero element to the next number up or down; returns how many."""
     bits = data.view(_BITS[data.dtype])
     drawn = np.frombuffer(directions.bytes(-(-data.numel() // 8)), dtype=np.uint8)
     up = torch.from_numpy(np.unpackbits(drawn, count=data.numel()).view(np.bool_)).to(data.device).view(data.shape)

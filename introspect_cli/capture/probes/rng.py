@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Recorded(NamedTuple):
-    """A generator's state when it was last recorded, and what tells that it is the same."""
+    """A generator's last recorded state, with the fingerprint it had."""
 
     fingerprint: Hashable
     state: bytes
@@ -31,7 +31,7 @@ class _Recorded(NamedTuple):
 
 
 class RngProbe(GuardedProbe):
-    """Records generator states. It patches nothing: the clock tells it when."""
+    """Records generator states as a step begins; patches nothing."""
 
     name = "rng"
     lost = "states of random generators are"
@@ -52,7 +52,7 @@ class RngProbe(GuardedProbe):
         self._context.draws.stop()
 
     def on_begin(self) -> None:
-        """A step begins: its generators' states go on record."""
+        """Record the state of each default generator and of the script's own as a step begins."""
         draws, devices = self._context.draws, [pair for pairs in self._backends for pair in pairs()]
         draws.begin(devices)
         for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
@@ -73,7 +73,7 @@ class RngProbe(GuardedProbe):
             self._recorder.emit(self._site(name), state_word(generator))
 
     def _state(self, name: str, owner: object, ask: Callable[[], bytes | None]) -> _Recorded | None:
-        """A generator's state, as bytes: asked for only where it is another than the last time, as that takes long."""
+        """A generator's state; asked for only if the fingerprint has changed. None where the library is not loaded."""
         draws, last = self._context.draws, self._recorded.get(name)
         fingerprint = draws.fingerprint(name, owner)
         if last is None or fingerprint is None or last.fingerprint != fingerprint:
@@ -86,7 +86,7 @@ class RngProbe(GuardedProbe):
         return last
 
     def _state_of_torch(self) -> torch.Tensor:
-        """The state of torch's generator: five kilobytes, asked for as the others are."""
+        """State of torch's CPU generator (5 kB); asked for only if the fingerprint has changed."""
         draws, last = self._context.draws, self._torch
         fingerprint = draws.fingerprint("torch", torch.default_generator)
         if last is None or fingerprint is None or last[0] != fingerprint:
@@ -99,12 +99,13 @@ class RngProbe(GuardedProbe):
 
 
 def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:
-    """What finds default generators of accelerators that this torch is built for; asking must not begin their use."""
+    """Functions that list the generators of each accelerator that torch is built for, without initialising it."""
     there = {"cuda": torch.backends.cuda.is_built(), "xpu": hasattr(torch, "xpu"), "mps": torch.backends.mps.is_built()}
     return [functools.partial(_of, name) for name, is_built in there.items() if is_built]
 
 
 def _of(name: str) -> list[tuple[str, torch.Generator]]:
+    """Name and generator of each device of a backend; empty until it is initialised."""
     if name == "mps":  # there is no public way to its generator
         return [("mps", torch.mps._get_default_mps_generator())] if torch.backends.mps.is_available() else []  # noqa: SLF001 - see above
     backend: Any = getattr(torch, name)

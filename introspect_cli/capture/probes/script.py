@@ -40,7 +40,7 @@ _SAFETENSORS = "safetensors.torch"
 
 
 class ProductProbe(GuardedProbe):
-    """Watches what is saved."""
+    """Records tensors that the script saves."""
 
     name = "products"
     lost = "what the script saves is"
@@ -52,7 +52,7 @@ class ProductProbe(GuardedProbe):
         self._imports = ImportWatch({_SAFETENSORS: self._safetensors_imported})
 
     def install(self) -> None:
-        """Replace the functions that save."""
+        """Watch `torch.save`, and `safetensors.torch.save_file` once imported."""
         if Kind.PRODUCT not in self._context.kinds:
             return
         saving = self._watch(torch, "save", "obj", "f")
@@ -66,7 +66,7 @@ class ProductProbe(GuardedProbe):
         super().remove()
 
     def on_tick(self) -> None:
-        """Count what is saved anew."""
+        """Reset the counts of saves by file name."""
         self._counts.clear()
 
     def _safetensors_imported(self) -> None:
@@ -74,7 +74,7 @@ class ProductProbe(GuardedProbe):
             self._watch(sys.modules[_SAFETENSORS], "save_file", "tensors", "filename")
 
     def _watch(self, home: Any, name: str, held: str, place: str) -> Callable[..., Any]:
-        """Watch a function that saves, given the names of what it saves and where to."""
+        """Watch a saving function; `held` and `place` are its parameters for the object and the file."""
 
         def saving(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
             given = dict(zip((held, place), args, strict=False)) | kwargs
@@ -83,6 +83,7 @@ class ProductProbe(GuardedProbe):
         return self._patches.watch(home, name, self._guarded, self._outermost(saving), raised=True)
 
     def _saved(self, held: object, name: str) -> None:
+        """Record the tensors of a saved object, without random states; 100,000 at most."""
         if not self._recorder.wanted:
             if len(self._context.saved_unseen) < _MOST_NAMES:
                 self._context.saved_unseen[name] = None
@@ -99,7 +100,7 @@ class ProductProbe(GuardedProbe):
 
 
 def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
-    """The tensors in what is saved with their places, those in modules too."""
+    """Path and tensor for each tensor in a nested object, modules included."""
     if issubclass(type(held), nn.Module):
         return [(f"[{name!r}]", tensor) for name, tensor in tensors_in_module(held)]
     tensors: list[tuple[str, torch.Tensor]] = []
@@ -112,7 +113,7 @@ def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
 
 
 def tensors_in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
-    """Names and tensors of what a module and those inside it hold, read past its methods."""
+    """Name and tensor for each parameter and buffer in a module tree, read past its methods."""
     tensors, waiting, seen = [], [("", root)], {id(root)}
     while waiting:
         prefix, module = waiting.pop()
@@ -126,11 +127,12 @@ def tensors_in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _is_random(path: str, tensor: torch.Tensor) -> bool:
+    """Whether a uint8 tensor is a generator's state, by shape (5056,) or by a path such as `rng_state`."""
     return tensor.dtype is torch.uint8 and (tuple(tensor.shape) == _MERSENNE or bool(_RANDOM.search(path)))
 
 
 def _named(place: object) -> str:
-    """The last part of the path that something is saved at, numbers left out: steps, losses and times are no names."""
+    """File name with each number replaced by `#`: `ckpt-#.pt`; `(memory)` for a buffer."""
     path = getattr(place, "name", "") if type(place).__module__ == "_io" else place
     if type(path) is str or (type(path).__module__.startswith("pathlib") and isinstance(path, PurePath)):
         return _NUMBER.sub("#", PurePath(path).name) or _UNNAMED
@@ -138,7 +140,7 @@ def _named(place: object) -> str:
 
 
 class ScriptCallsProbe(GuardedProbe):
-    """Hears of `introspect_cli.step`, `record` and `phase`."""
+    """Records what the script reports by `introspect_cli.step`, `record` and `phase`."""
 
     name = "script calls"
     lost = "values that the script records itself are"
@@ -150,17 +152,17 @@ class ScriptCallsProbe(GuardedProbe):
         self._phase = ""
 
     def install(self) -> None:
-        """Begin to hear."""
+        """Register as the listener."""
         super().install()
         calls.listen(self)
 
     def remove(self) -> None:
-        """Hear nothing any more."""
+        """Unregister."""
         calls.unlisten(self)
         super().remove()
 
     def on_tick(self) -> None:
-        """Count values anew."""
+        """Reset the counts of values."""
         self._counts.clear()
 
     def stepped(self) -> None:
@@ -169,14 +171,14 @@ class ScriptCallsProbe(GuardedProbe):
             self._context.clock.manual_tick()
 
     def entered(self, name: str) -> None:
-        """Name what comes by a phase, and see forward passes without gradients in it."""
+        """Begin a phase: its name prefixes values, and forward passes without gradients are recorded in it."""
         if self._guarded.on:
             with self._guarded:
                 self._phase = str(name)
                 self._context.clock.evaluation.wanted = self._wants_eval or bool(name)
 
     def recorded(self, name: str, value: object) -> None:
-        """Record a value where it stands among the step's other records."""
+        """Record a value at `phase/name`, each leaf at its path."""
         if not (self._guarded.on and self._recorder.wanted) or torch.compiler.is_compiling():
             return
         with self._guarded, unobserved():

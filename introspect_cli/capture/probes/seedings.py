@@ -34,7 +34,7 @@ _CHECKPOINTING, _BETWEEN = "torch.utils.checkpoint", 4
 
 
 class _Where(NamedTuple):
-    """Where a state is set: within a step or before it begins, by which function, at which line."""
+    """Place where a state is set: `in` a step or `before` it, function, line."""
 
     stage: str
     by: str
@@ -42,7 +42,7 @@ class _Where(NamedTuple):
 
 
 class SeedingProbe(GuardedProbe):
-    """Watches functions that set states."""
+    """Records calls that seed a default generator or set its state."""
 
     name = "seedings"
     lost = "what sets random states is"
@@ -55,7 +55,7 @@ class SeedingProbe(GuardedProbe):
         self._outermost = Outermost()
 
     def install(self) -> None:
-        """Watch what seeds and what sets, where states of generators are recorded."""
+        """Watch the functions of torch, random and numpy, where random states are recorded."""
         if Kind.RNG not in self._context.kinds:
             return
         numpy_random = sys.modules.get("numpy.random")
@@ -80,6 +80,7 @@ class SeedingProbe(GuardedProbe):
         return {"set": [f"{w.stage} {a} {b} {n} {w.by} {of} {w.line}" for w, (a, b, n, of) in self._times.items()]}
 
     def _setting(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+        """Note a call: before training with the early draws, later as a count; not for checkpointing."""
         frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
         early = self._beginning.seeding(frame)
 
@@ -96,6 +97,7 @@ class SeedingProbe(GuardedProbe):
         return self._places.line(frame) or "-"
 
     def _count(self, label: str, value: object, line: str) -> None:
+        """Count a call by place, 200 places at most."""
         step = self._recorder.step
         where = _Where("in" if self._context.clock.begun else "before", label, line)
         times = self._times.get(where)
@@ -109,7 +111,7 @@ class SeedingProbe(GuardedProbe):
 
 
 def _checkpoints(frame: FrameType) -> bool:
-    """Whether checkpointing gives back a state that it kept, or has kept while it computes again."""
+    """Whether `torch.utils.checkpoint` is among the 4 innermost frames."""
     there: FrameType | None = frame
     for _ in range(_BETWEEN):  # its function, or `fork_rng` and what leaves that
         if there is None:
@@ -121,7 +123,7 @@ def _checkpoints(frame: FrameType) -> bool:
 
 
 def _word(label: str, value: object) -> object:
-    """A seed, or `#` and a digest of a state."""
+    """The seed, or `#` and a digest of the state."""
     if label.endswith(("seed", "seed_all")):
         return seed_word(value)
     if isinstance(value, torch.Tensor):

@@ -43,7 +43,7 @@ _BOTH = _PARAMETERS | _BUFFERS
 
 
 class StateProbe(GuardedProbe):
-    """Records what a model holds. It patches nothing: other probes tell it when."""
+    """Records parameters and buffers, when other probes call it."""
 
     name = "state"
     lost = "parameters and buffers are"
@@ -68,12 +68,12 @@ class StateProbe(GuardedProbe):
         self.outer: Callable[[], Phase] = lambda: Phase.FORWARD
         """The phase of the outermost call that begins."""
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-        """What a model holds that `functional_call` runs with other tensors: where, under which key, its own one."""
+        """Tensors that `functional_call` has replaced in a model: dict, key and own tensor."""
         self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
-        """The tensors that such a model is about to run with."""
+        """Names and tensors that such a model is about to run with."""
 
     def install(self) -> None:
-        """Listen, and watch what runs a module with other tensors than its own."""
+        """Listen to the clock, and watch `functional_call`."""
         self._patches.watch(
             stateless, "_functional_call", self._guarded, self._swapping, compiling=torch.compiler.is_compiling,
             raised=True,
@@ -81,7 +81,7 @@ class StateProbe(GuardedProbe):
         super().install()
 
     def _swapping(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None] | None:
-        """Record the tensors with which `functional_call` runs a module, and after it those that the module holds."""
+        """Record the tensors that `functional_call` puts into a module, and afterwards the module's own."""
         given = dict(zip(("module", "parameters_and_buffers"), args, strict=False)) | kwargs
         module, values = given["module"], given["parameters_and_buffers"]
         if not self._recorder.wanted or not isinstance(values, dict):
@@ -115,7 +115,7 @@ class StateProbe(GuardedProbe):
 
     @contextmanager
     def _holding(self) -> Iterator[None]:
-        """Let a model hold its own tensors, not those that `functional_call` runs it with."""
+        """Restore a model's own tensors for a block inside `functional_call`."""
         others = [group[key] for group, key, _ in self._own]
         for group, key, tensor in self._own:
             group[key] = tensor
@@ -126,7 +126,7 @@ class StateProbe(GuardedProbe):
                 group[key] = tensor
 
     def _write_given(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor], phase: Phase) -> None:
-        """Record what stands under these names in a forward pass from now on."""
+        """Record tensors under the names of the parameters that they replace in a forward pass."""
         with unobserved():
             self._turn()
             sites = []
@@ -137,14 +137,14 @@ class StateProbe(GuardedProbe):
             self._written.recorded(list(tensors))
 
     def on_restart(self, kept: int | None) -> None:
-        """Steps are counted anew; where the current one is not kept, nothing is on record."""
+        """Forget all records as steps are counted anew; with `kept`, only the step's number."""
         self._step = self._called = -1 if kept is None else 0
         if kept is None:
             self._started.clear()
             self._recorded.clear()
 
     def on_root(self, root: nn.Module) -> None:
-        """Record what a root holds: all of it the first time, then what was written to since."""
+        """Record a root's tensors: all the first time, later those written to since their record."""
         with self._holding():
             self._begun(root)
         (names, others), self._swapped = self._swapped, ((), ())
@@ -152,7 +152,7 @@ class StateProbe(GuardedProbe):
             self._write_given(names, others, self.outer())
 
     def _begun(self, root: nn.Module) -> None:
-        """Record what a root holds as far as it is not on record."""
+        """Record a root's tensors that are not on record; buffers only in its first call of a step."""
         state = self._context.names.find(root)
         if state is None:
             return
@@ -176,7 +176,7 @@ class StateProbe(GuardedProbe):
         self._changed(root, with_buffers=first)  # while another root held it
 
     def _turn(self) -> None:
-        """In a step of which nothing was looked at, forget what is of the last one."""
+        """Reset the counts at the first call in a step; after an unrecorded step, all records too."""
         if self._step != self._recorder.step:
             # What the step before left is on record, unless that step was not captured or nobody recorded it.
             self._step, clock = self._recorder.step, self._context.clock
@@ -188,7 +188,7 @@ class StateProbe(GuardedProbe):
                 self._recorded.clear()
 
     def on_look(self) -> None:
-        """Record what was written to since it was recorded."""
+        """Record tensors of all started models that were written to since their record."""
         if self._recorder.wanted:
             with unobserved():
                 self._turn()
@@ -198,7 +198,7 @@ class StateProbe(GuardedProbe):
                         self._changed(root, with_buffers=self._called != self._step)
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is recorded for the first time: a part may be called by itself, and then the whole."""
+        """Whether a tensor has a name that is not recorded yet; marks it as recorded."""
         name = self._name(tensor)
         if name is None or name.fqn in self._recorded:
             return False
@@ -207,7 +207,7 @@ class StateProbe(GuardedProbe):
         return True
 
     def _changed(self, root: nn.Module, *, with_buffers: bool) -> None:
-        """Record what was written to since it was recorded, by anything but the end of an optimizer step.
+        """Record tensors of a root that were written to since their record, by anything but an optimizer step.
 
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
@@ -223,14 +223,14 @@ class StateProbe(GuardedProbe):
         self._record(changed, phase, again=True)
 
     def _rewritten(self, contents: Contents) -> Contents:
-        """Those that were written to since they were recorded."""
+        """Tensors written to since their record, without rounded copies of what an optimizer holds."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
         since, parts = self._written.since(contents[1]), self._context.parts
         changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}
         return _those(contents, lambda tensor: id(tensor) in changed)
 
     def on_root_left(self, root: nn.Module) -> None:
-        """Record the parameters that a forward pass has written to, as a moving average inside a model does.
+        """Record parameters that a forward pass has written to, such as a moving average inside a model.
 
         Asked after the first call of a model, and then where something writes to its parameters besides optimizers.
         """
@@ -259,7 +259,7 @@ class StateProbe(GuardedProbe):
                 )
 
     def parameters_after(self, stepping: Stepping) -> None:
-        """Record the parameters that an optimizer has just stepped."""
+        """Record an optimizer's parameters after its step."""
         if Kind.PARAM not in self._context.kinds:
             return
         parameters, lengths = stepping.parameters, [len(group["params"]) for group in stepping.optimizer.param_groups]
@@ -276,7 +276,7 @@ class StateProbe(GuardedProbe):
         self._write(cached[2], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
     def _look(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
-        """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
+        """Modules below a root that hold tensors, found once in a step: walking a large model is slow."""
         holders = list(map(weakref.ref, holders_in(root)))
         self._holders.set(root, holders)
         self._context.parts.ask_again()
@@ -285,7 +285,7 @@ class StateProbe(GuardedProbe):
         return holders
 
     def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Contents:
-        """A model's parameters and buffers, each once, as far as they are wanted; of gathered ones the shard."""
+        """A root's parameters and buffers of recorded kinds, each once; the shard of a gathered one."""
         holders = self._holders.get(root)
         if holders is None:
             holders = self._look(root)
@@ -299,7 +299,7 @@ class StateProbe(GuardedProbe):
         return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, mark
 
     def _record(self, contents: Contents, phase: Phase, *, again: bool = False) -> list[int]:
-        """Record what has a name and is wanted; at which sites."""
+        """Record the tensors that have a name and are wanted; returns their sites."""
         sites, tensors = [], []
         for kind, tensor in zip(contents[0], contents[1], strict=True):
             site = self._site(tensor, phase, kind, again=again)
@@ -312,16 +312,17 @@ class StateProbe(GuardedProbe):
     def _write(
         self, sites: Sequence[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]
     ) -> None:
+        """Emit tensors at sites, flat pieces at their place, and remember their fingerprints."""
         self._recorder.emit_many(*self._context.parts.each(sites, tensors, tensors, site_of))
         self._written.recorded(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
-        """Where a tensor is recorded; None if it has no values yet, no name, or is not wanted."""
+        """Site of a tensor; None without values, without a name, or where unwanted."""
         name = self._name(tensor)
         return None if name is None or not name.watched else self._place(name, phase, kind, again=again)
 
     def _place(self, name: ParameterName, phase: Phase, kind: Kind, *, again: bool) -> int:
-        """Where what has that name is recorded."""
+        """Site of a name; with `again`, the next call number in this step and phase."""
         if not again:
             return self._context.site(name, phase, kind)
         # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
@@ -331,7 +332,7 @@ class StateProbe(GuardedProbe):
         return self._context.site(name, phase, kind, call=call)
 
     def _name(self, tensor: torch.Tensor) -> ParameterName | None:
-        """What a tensor is called; None if it has no values yet or nobody knows it."""
+        """Name of a tensor; None without values or a known holder. Walks the roots again where none is known."""
         parts = self._context.parts
         if is_lazy(tensor) or (
             zero.is_loaded() and zero.is_away(tensor) and not (parts.active and parts.shard(tensor))
@@ -347,6 +348,6 @@ class StateProbe(GuardedProbe):
 
 
 def _those(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
-    """The tensors of which something is true."""
+    """The tensors for which `are` is true, with their kinds."""
     at = [position for position, tensor in enumerate(contents[1]) if are(tensor)]
     return [contents[0][position] for position in at], [contents[1][position] for position in at], []

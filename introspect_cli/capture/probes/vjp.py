@@ -27,7 +27,7 @@ _SEED = 20260
 
 
 class VjpProbe(GuardedProbe):
-    """Computes products and norms as values come by."""
+    """Records vector-Jacobian products and Jacobian norms of pairs of values."""
 
     name = "products"
     lost = "vector-Jacobian products are"
@@ -46,21 +46,23 @@ class VjpProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Stop, and let go of the step's values."""
+        """Stop, and drop the step's values."""
         super().remove()
         self._earlier.clear()
 
     def on_tick(self) -> None:
-        """Let go of the step's values."""
+        """Drop the step's values and counts."""
         self._earlier.clear()
         self._calls.clear()
 
     def _value(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
+        """Pass on a tensor that requires gradients."""
         if self._guarded.on and value.requires_grad and torch.is_grad_enabled():
             with self._guarded:
                 self._passing(state, kind, path, value)
 
     def _passing(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
+        """Keep the earlier value of a pair, and compute the product when the later one comes."""
         for pair in self._pairs:
             if pair.later.fits(state.fqn, kind, path) and pair in self._earlier:
                 # The earlier value is let go of at once: held on to, its graph would outlive the step.
@@ -69,6 +71,7 @@ class VjpProbe(GuardedProbe):
                 self._earlier[pair] = value
 
     def _between(self, pair: Pair, later: torch.Tensor, earlier: torch.Tensor, state: ModuleState) -> None:
+        """Record the product or norm between two values; a gap where there is no dependence or no graph."""
         call = self._calls.get(pair, 0)
         self._calls[pair] = call + 1
         what = "jacobian_norm" if pair.norm else "vjp"

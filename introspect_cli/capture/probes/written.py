@@ -1,4 +1,4 @@
-"""How tensors stood when they were recorded, so that what is written to afterwards is seen."""
+"""Fingerprints of recorded tensors, by which later writes are noticed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Written:
-    """Remembers how tensors stood when they were recorded, by their `id`."""
+    """Fingerprints of tensors when they were recorded, by `id`."""
 
     def __init__(self, summarizer: Summarizer) -> None:
-        """Start with nothing recorded; the summarizer looks at tensors."""
+        """Start empty; the summarizer makes the fingerprints."""
         self._summarizer = summarizer
         self._marks: dict[int, Hashable] = {}
         # Of those recorded last, who are asked for next as a rule.
         self._last: tuple[list[int], list[Hashable]] = ([], [])
 
     def recorded(self, tensors: list[torch.Tensor]) -> None:
-        """Remember tensors that have just been recorded."""
+        """Keep the fingerprints of tensors that have just been recorded."""
         if not tensors:
             return
         identities = list(map(id, tensors))
@@ -37,7 +37,7 @@ class Written:
         self._last = identities, self._summarizer.marks(tensors)
 
     def since(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those of the tensors that were recorded and have been written to since, or never were recorded."""
+        """Tensors whose fingerprint is not that of their record, or that have none."""
         identities, now = list(map(id, tensors)), self._summarizer.marks(tensors)
         if self._last == (identities, now):
             return []
@@ -46,6 +46,7 @@ class Written:
         return [tensor for tensor, one, other in zip(tensors, before, now, strict=True) if one != other]
 
     def _put_with_the_others(self) -> None:
+        """Move the fingerprints of the last batch into the dictionary."""
         for identity, mark in zip(*self._last, strict=True):
             if mark is None:
                 self._marks.pop(identity, None)
@@ -55,7 +56,7 @@ class Written:
 
 
 class Loose:
-    """The parameters that an optimizer holds and no module, as far as they have been recorded."""
+    """Parameters that an optimizer holds and no module."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -63,7 +64,7 @@ class Loose:
         self._references: list[weakref.ref[torch.Tensor]] = []
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those that still are."""
+        """Live parameters of this sort; empty where parameters are not recorded or lie in flat tensors."""
         names = self._context.names.parameters
         if Kind.PARAM not in self._context.kinds or self._context.parts.active:
             return []

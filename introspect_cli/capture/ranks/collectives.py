@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Facts(NamedTuple):
-    """One operator: what people call it, and which of its arguments are what; -1 for none.
+    """One operator: its common name, and the positions of its arguments; -1 for none.
 
     Attributes:
         word: its name.
@@ -48,7 +48,7 @@ FACTS = {
 """Operators by name; others (checks of memory, waits) move nothing."""
 
 FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-"""How the names of torch's functional collectives begin; they differ from version to version in how they end."""
+"""Prefixes of torch's functional collectives, whose endings differ between versions."""
 
 
 # fmt: off

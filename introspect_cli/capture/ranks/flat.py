@@ -37,7 +37,7 @@ _FSDP = (
 
 
 class Turn(NamedTuple):
-    """Which groups an optimizer steps, that another has step one after the other.
+    """Groups that an optimizer steps now, where another optimizer steps its groups one after the other.
 
     Attributes:
         first: the number of the first of them, where it is given no others meanwhile.
@@ -49,11 +49,11 @@ class Turn(NamedTuple):
 
 
 ALL = Turn(0, is_last=True)
-"""All of its groups: no other has it step some."""
+"""Turn of an optimizer that steps all of its groups at once."""
 
 
 class FlatParts:
-    """Tells which part of a whole a flat piece is."""
+    """Place of each flat piece in its whole parameter."""
 
     def __init__(self, names: Names, note: Callable[[str], None]) -> None:
         self._names = names
@@ -66,7 +66,7 @@ class FlatParts:
         self._is_grouped: bool | None = None
 
     def clear(self) -> None:
-        """Look again: a step has ended, and a model may have been wrapped since."""
+        """Forget all places as a step ends: a model may have been wrapped since."""
         self._stretches.clear()
         self._pieces.clear()
         self._turns.clear()
@@ -75,19 +75,19 @@ class FlatParts:
         self.ask_again()
 
     def ask_again(self) -> None:
-        """A model is called for the first time in a step: it may be the first that is wrapped."""
+        """Check again for a process group, as a model is called for the first time in a step."""
         self._has_none, self._is_grouped = False, None
 
     @property
     def is_grouped(self) -> bool:
-        """Whether this process is in a process group, asked anew with each step and each model that is called in it."""
+        """Whether this process is in a process group; cached until `ask_again`."""
         if self._is_grouped is None:
             self._is_grouped = launchers.grouped()
         return self._is_grouped
 
     @property
     def active(self) -> bool:
-        """Whether any model keeps its parameters so, or an optimizer what it steps."""
+        """Whether any model or optimizer has flat parameters; looked for once in a step."""
         if not self._looked and not self._has_none:
             # torch itself loads FSDP, in a script with an optimizer: without a group, there can be no such wrapper.
             is_flat = _HOME in sys.modules and (self._was_grouped or self.is_grouped)
@@ -102,7 +102,7 @@ class FlatParts:
         return bool(self._stretches or self._pieces or self._turns)
 
     def turn(self, parameters: Sequence[torch.Tensor]) -> Turn:
-        """Which groups an optimizer steps that has these parameters now: all of them, but for those of DeepSpeed's."""
+        """Groups that an optimizer with these parameters steps now: `ALL` unless it is DeepSpeed's inner one."""
         turns = (
             [self._turns[id(parameter)] for parameter in parameters if id(parameter) in self._turns]
             if self.active
@@ -113,7 +113,7 @@ class FlatParts:
         return Turn(turns[0].first, turns[-1].is_last)
 
     def inside(self, parameter: torch.Tensor) -> list[ParameterName] | None:
-        """The parameters that a flat one has elements of on some rank, as far as they are known; else None."""
+        """Names of parameters with elements in a flat one on some rank; None for an ordinary parameter."""
         if not self.active or not (id(parameter) in self._pieces or id(parameter) in self._turns):
             return None
         return [name for name, _ in self._pieces.get(id(parameter), ())]
@@ -125,7 +125,7 @@ class FlatParts:
         values: Sequence[torch.Tensor],
         site_of: Callable[[ParameterName], int],
     ) -> tuple[Sequence[int], Sequence[torch.Tensor]]:
-        """Sites and values (tensors, gradients, state) of parameters, each with its place where it is a flat piece."""
+        """Sites and values (tensors, gradients or state), flat pieces as `Placed` at each parameter's own site."""
         if not self.active:
             return sites, values
         placed_sites: list[int] = []
@@ -144,7 +144,7 @@ class FlatParts:
     def states(
         self, parameter: torch.Tensor, state: dict[str, Any]
     ) -> list[tuple[ParameterName, dict[str, Any]]] | None:
-        """What an optimizer keeps for a flat parameter, as that of each inside it; None for any other parameter."""
+        """State of a flat parameter split among the parameters inside it; None for any other."""
         pieces = self._pieces.get(id(parameter))
         if pieces is None:
             return None
@@ -155,7 +155,7 @@ class FlatParts:
         ]
 
     def of(self, parameter: torch.Tensor, value: Any) -> Any:
-        """A parameter's value, gradient or state, with its place where it is a flat piece."""
+        """A parameter's value, gradient or state, as `Placed` where it is a flat piece."""
         if value is parameter and (shard := self.shard(parameter)) is not None:
             return shard
         place = self._stretches.get(id(parameter)) if self.active else None
@@ -167,14 +167,15 @@ class FlatParts:
         return Placed(value, shape, part)
 
     def is_rounded(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is set after each step to what the optimizer has of it, in another dtype."""
+        """Whether a parameter is a copy of an optimizer's in another dtype, set after each step."""
         return self.active and id(parameter) in self._rounded
 
     def shard(self, parameter: torch.Tensor) -> Placed | None:
-        """What this rank has of a parameter that is empty now, and where that is; None for any other."""
+        """This rank's shard of a parameter that is empty now, with its place; None for any other."""
         return zero.shard_of(parameter) if self._turns and zero.is_away(parameter) else None
 
     def _look(self) -> None:
+        """Find places of parameters in FSDP's flat tensors; those without `use_orig_params` are not recorded."""
         wrapper = sys.modules[_HOME].FullyShardedDataParallel
         for root in self._names.roots():
             for module in (one for one in modules_in(root) if isinstance(one, wrapper)):
@@ -194,6 +195,7 @@ class FlatParts:
                     self._note(_FSDP)
 
     def _look_for_zero(self) -> None:
+        """Find places of parameters in the flat tensors of DeepSpeed's optimizers."""
         for root in self._names.roots():
             for flats in zero.optimizers_in(root):
                 for number, (flat, fragments, alone) in enumerate(flats):
@@ -208,13 +210,14 @@ class FlatParts:
 
 
 def _stretch(parameter: torch.Tensor, value: Any, piece: Fragment) -> Any:
-    """What of a value belongs to a piece: a stretch where it is as long as the flat parameter, all of it otherwise."""
+    """The stretch of a value as long as the flat parameter; any other value whole."""
     if getattr(value, "shape", None) != parameter.shape:
         return value
     return Placed(value.detach()[piece.first : piece.first + piece.part.numel], piece.shape, piece.part)
 
 
 def _part(piece: Any) -> Part:
+    """Part of a parameter that FSDP's shard info describes; empty if it is not in this rank's shard."""
     if not piece.in_shard:
         return zero.stretch(0, 0)
     first, last = int(piece.intra_param_start_idx), int(piece.intra_param_end_idx)

@@ -61,18 +61,18 @@ LAUNCHERS = (
 
 
 def spawned(rank: int, world_size: int, job: str) -> dict[str, str]:
-    """What to tell a process that `torch.multiprocessing.spawn` starts."""
+    """Environment variables for a process that `torch.multiprocessing.spawn` starts."""
     return {SPAWNED.rank: str(rank), SPAWNED.world_size: str(world_size), SPAWNED.job[0]: job}
 
 
 def forget_spawned() -> None:
-    """Tell nobody below this process: it is a rank, and they are none."""
+    """Drop those variables, so that processes below this one are not taken for ranks."""
     for name in (SPAWNED.rank, SPAWNED.world_size, *SPAWNED.job):
         os.environ.pop(name, None)
 
 
 def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """What the launcher of this process says; None for a process that is alone."""
+    """Launch of this process by its launcher's variables, the first of `LAUNCHERS` set; None with one process."""
     for launcher in LAUNCHERS:
         rank, size = _number(environment, launcher.rank), _number(environment, launcher.world_size)
         if rank is None or size is None or not 0 <= rank < size:
@@ -87,7 +87,7 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def unlaunched() -> tuple[int, int] | None:
-    """Rank and number of ranks of this process, as torch has it now that training goes on; None where it is alone.
+    """Rank and world size of torch's process group; None without one or in a group of one.
 
     For those whom no launcher told it at their start, such as a script that starts its other ranks itself.
     """
@@ -98,12 +98,13 @@ def unlaunched() -> tuple[int, int] | None:
 
 
 def grouped() -> bool:
-    """Whether this process is in a process group by now; torch is not imported to find out."""
+    """Whether this process is in a process group; torch is not imported to find out."""
     home = sys.modules.get(_GROUPS)
     return home is not None and home.is_initialized()
 
 
 def _job(environment: Mapping[str, str], launcher: Launcher) -> tuple[str, ...]:
+    """Words that tell one launch from another: torchelastic's run id, else the launcher's variables."""
     elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
     if launcher.rank == "RANK" and elastic != "none":
         return (elastic,)  # an address and a port are chosen anew when the agent restarts its processes
@@ -111,24 +112,26 @@ def _job(environment: Mapping[str, str], launcher: Launcher) -> tuple[str, ...]:
 
 
 def _hash(words: tuple[str, ...]) -> str:
+    """Digest of words, 32 hex digits."""
     text = "\n".join(words).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
+    """A variable as a number of up to 6 digits; None otherwise."""
     text = environment.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
 
 
 def run_directory(target: Target | None, asked: Path | None, launch: Launch | None) -> Path:
-    """The directory of the run that this process writes, or writes a part of; a fresh one where none was asked for."""
+    """The asked directory, else a fresh one, the same for all ranks of a launch."""
     if asked is not None:
         return asked
     return new_run(target) if launch is None else _common_run(target, launch)
 
 
 def _common_run(target: Target | None, launch: Launch) -> Path:
-    """A fresh run's directory that all ranks of a launch come to: the first writes down the name for the others."""
+    """A fresh directory shared by a launch: the first rank to come writes its name into a marker file."""
     runs, number = Path(RUNS), 1
     while True:
         marker = runs / (f".launch-{launch.job[:16]}" + (f"-{number}" if number > 1 else ""))
@@ -143,6 +146,7 @@ def _common_run(target: Target | None, launch: Launch) -> Path:
 
 
 def _written_once(marker: Path, name: str) -> str:
+    """Content of a marker file, which is written with `name` if there is none."""
     marker.parent.mkdir(parents=True, exist_ok=True)
     temporary = marker.with_name(f"{marker.name}.{os.getpid()}")
     temporary.write_text(name)
@@ -153,7 +157,7 @@ def _written_once(marker: Path, name: str) -> str:
 
 
 def fresh_run(target: Target | None) -> Path:
-    """A directory under `introspect-runs/` that does not exist yet, named by the script and the time."""
+    """A path under `introspect-runs/` that does not exist: `train-20250131-120000`, or with `-2`."""
     of = "" if target is None else target.module or Path(target.script or "").stem
     stem = f"{of or 'run'}-{dt.datetime.now().strftime('%Y%m%d-%H%M%S')}"  # noqa: DTZ005 - the user's own clock, for the user
     path, number = Path(RUNS) / stem, 1
@@ -164,7 +168,7 @@ def fresh_run(target: Target | None) -> Path:
 
 
 def new_run(target: Target | None) -> Path:
-    """A fresh run's directory, made, so that captures that start in the same second have one each."""
+    """A fresh directory, made at once, so that captures in the same second differ."""
     while True:
         path = fresh_run(target)
         try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class DataParallel:
-    """Looks at each outermost module once.
+    """Data-parallel ranks, from the wrappers of outermost modules.
 
     Attributes:
         ranks: that share the work by samples, this one among them; empty where no wrapper says so.
@@ -45,7 +45,7 @@ class DataParallel:
         self._seen: ById[bool] = ById()
 
     def look(self, root: nn.Module) -> None:
-        """An outermost module is about to run."""
+        """Look for wrappers in an outermost module, once; nothing once ranks are known."""
         if self.ranks or "torch.distributed.distributed_c10d" not in sys.modules or self._seen.get(root):
             return
         self._seen.set(root, True)
@@ -58,7 +58,7 @@ class DataParallel:
 
 
 def _copies(modules: Iterable[nn.Module]) -> list[int]:
-    """The ranks whose parameters are this one's; empty where wrappers do not agree, or leave some parameters out."""
+    """Ranks with the same parameters as this one; empty where wrappers disagree or ignore parameters."""
     replicas: set[tuple[int, ...]] = set()
     for module in modules:
         name = type(module).__name__
@@ -78,6 +78,7 @@ def _copies(modules: Iterable[nn.Module]) -> list[int]:
 
 
 def _groups(module: nn.Module) -> list[Any]:
+    """Process groups of a DDP or FSDP wrapper; empty for any other module."""
     name = type(module).__name__
     if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
         group = getattr(module, "process_group", None)
@@ -86,7 +87,7 @@ def _groups(module: nn.Module) -> list[Any]:
 
 
 class _Order:
-    """The microbatches of a step so far, which may be run through several times."""
+    """Numbers of the microbatches of a step, which may come several times over."""
 
     def __init__(self) -> None:
         self.step = -1
@@ -96,7 +97,7 @@ class _Order:
         self.seen: set[int] = set()
 
     def number(self, step: int, chunk: int, chunks: int) -> tuple[int, bool]:
-        """The number of a microbatch within a step, and whether it is the next one."""
+        """A microbatch's number within the step, and whether it follows the last one."""
         if step != self.step:
             self.done_before = self.done
             self.step, self.rounds, self.expected, self.done, self.guessed = step, 0, 0, 0, False
@@ -112,7 +113,7 @@ class _Order:
 
 
 class Pipelines:
-    """Knows the stages from their calls."""
+    """Stages of pipelines in this process."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -124,14 +125,14 @@ class Pipelines:
         """Number of the stage that was called last, and how many there are."""
 
     def meets(self, stage: Any, module: nn.Module) -> None:
-        """A stage calls its module, which has its name from the second call on at the latest."""
+        """Note a stage and the name of its module, which it has after the first call."""
         self.last = stage.stage_index, stage.num_stages
         state = self._names.find(unwrap(module))
         if state is not None:
             self._roots[stage.stage_index] = state.fqn
 
     def forward(self, stage: Any, chunk: int, module: nn.Module, step: int) -> None:
-        """A stage calls its module with a microbatch, in a step that is recorded: number the calls in it."""
+        """Number the module calls of a stage by microbatch, where it is not the next in order."""
         self.meets(stage, module)
         order = self._forwards.made(stage, _Order)
         done, before = (order.done, order.done_before) if order.step == step else (0, order.done)
@@ -153,12 +154,12 @@ class Pipelines:
             state.count_from(step, Phase.FORWARD, number * each)
 
     def loss(self, stage: Any, chunk: int, step: int) -> int:
-        """The number of a loss within its step, by its microbatch."""
+        """Number of a loss within its step, by its microbatch."""
         return self._losses.made(stage, _Order).number(step, chunk, stage.chunks or 1)[0]
 
     @property
     def manifest(self) -> dict[str, Any] | None:
-        """The stages by the names of their modules, and how many there are; None where there are none."""
+        """Last stage, number of stages, and stage by module name; None without stages."""
         if self.last is None:
             return None
         roots = {fqn: stage for stage, fqn in self._roots.items()}

@@ -70,17 +70,17 @@ class Flat(NamedTuple):
 
 
 def is_loaded() -> bool:
-    """Whether the script uses DeepSpeed."""
+    """Whether DeepSpeed is imported."""
     return _HOME in sys.modules
 
 
 def is_away(parameter: torch.Tensor) -> bool:
-    """Whether a parameter has no values now: ZeRO-3 gathers it when a module needs it."""
+    """Whether ZeRO-3 has emptied a parameter; it is gathered when a module needs it."""
     return parameter.numel() == 0 and bool(vars(parameter).get("ds_numel"))
 
 
 def shard_of(parameter: torch.Tensor) -> Placed | None:
-    """What this rank has of a parameter that ZeRO-3 has cut, with its place; None where that is not known."""
+    """This rank's shard of a ZeRO-3 parameter, with its place; None where unknown or on disk."""
     attributes = vars(parameter)
     shard, group, shape = (attributes.get(name) for name in ("ds_tensor", "ds_process_group", "ds_shape"))
     size = getattr(shard, "ds_numel", None)
@@ -94,13 +94,13 @@ def shard_of(parameter: torch.Tensor) -> Placed | None:
 
 
 def is_stepped(parameter: torch.Tensor) -> bool:
-    """Whether a parameter of a model is one whose elements an optimizer of DeepSpeed's has."""
+    """Whether a DeepSpeed optimizer holds elements of a model's parameter."""
     attributes = vars(parameter)
     return "_hp_mapping" in attributes or ("ds_tensor" in attributes and parameter.requires_grad)
 
 
 def optimizers_in(root: nn.Module) -> list[list[Flat]]:
-    """For each engine in a model that has a ZeRO optimizer, the flat tensors of all its groups."""
+    """Flat tensors of all groups, for each DeepSpeed engine in a model."""
     engine = getattr(sys.modules.get(_HOME), "DeepSpeedEngine", None)
     optimizers = (
         [_flats(vars(module).get("optimizer")) for module in modules_in(root) if isinstance(module, engine)]
@@ -111,6 +111,7 @@ def optimizers_in(root: nn.Module) -> list[list[Flat]]:
 
 
 def _flats(optimizer: Any) -> list[Flat]:
+    """Flat tensors of a ZeRO optimizer's groups, by the first of `_LISTS` that it has; else empty."""
     kept: dict[str, Any] = getattr(optimizer, "__dict__", {})
     for groups, flats, is_cut in _LISTS:
         if kept.get(flats):
@@ -124,13 +125,13 @@ def _flats(optimizer: Any) -> list[Flat]:
 
 
 def _within(flat: torch.Tensor, fragments: Fragments | None) -> Fragments | None:
-    """Fragments that a flat tensor has room for; None where it has not for all: they are elsewhere for a while."""
+    """The fragments, or None if the flat tensor is too short for one: they are elsewhere for a while."""
     needed = max((fragment.first + fragment.part.numel for _, fragment in fragments or ()), default=0)
     return fragments if needed <= flat.numel() else None
 
 
 def _shards(group: Sequence[torch.Tensor]) -> Fragments | None:
-    """Those of a group whose flat tensor has one shard after the other."""
+    """Fragments of a ZeRO-3 group, its shards one after the other; None where a shard is unknown."""
     fragments: Fragments = []
     first = 0
     for parameter in group:
@@ -143,12 +144,13 @@ def _shards(group: Sequence[torch.Tensor]) -> Fragments | None:
 
 
 def _fragments(group: Sequence[torch.Tensor]) -> Fragments | None:
+    """Fragments of a ZeRO-1 or ZeRO-2 group; None unless every parameter has one."""
     every = [(parameter, fragment) for parameter in group if (fragment := _fragment(parameter)) is not None]
     return every if every and len(every) == len(group) else None
 
 
 def _fragment(parameter: torch.Tensor) -> Fragment | None:
-    """A parameter's stretch; an empty one where this rank has none of it; None where it does not say."""
+    """A parameter's stretch, empty where this rank has none; None where DeepSpeed does not tell."""
     attributes = vars(parameter)
     if "_hp_mapping" not in attributes:
         return None
@@ -163,5 +165,5 @@ def _fragment(parameter: torch.Tensor) -> Fragment | None:
 
 
 def stretch(first: int, count: int) -> Part:
-    """So many elements of a flattened parameter, from one on."""
+    """`count` elements of a flattened parameter from index `first` on."""
     return Part((((first, count),) if count else (),), source="flat")

@@ -58,7 +58,7 @@ class Backlog:
         self._begun: StepBlock | None = None  # whose writing has begun and not ended
 
     def add(self, ended: EndedStep) -> None:
-        """Set a step aside, with its summaries."""
+        """Append an ended step with its summaries."""
         block, self._spare = self._spare, None
         if block is None or block.message.rows != len(ended.sites):
             block = StepBlock(self._rank.message(len(ended.sites)))
@@ -66,7 +66,7 @@ class Backlog:
         self._blocks.append(block)
 
     def clear(self) -> None:
-        """Forget the steps that wait, and how many were written."""
+        """Drop the waiting steps and reset the count of written ones."""
         self._blocks.clear()
         self.written = 0
 
@@ -90,6 +90,7 @@ class Backlog:
             self._spare = first
 
     def _write_one(self, block: StepBlock) -> None:
+        """Write a step unless the schedule drops it, and its whole tensors."""
         block.rows.finish()
         if not self.open:
             return
@@ -114,12 +115,13 @@ class Backlog:
             self._lost(error)
 
     def _records(self, block: StepBlock) -> Records:
-        """What a rule may look at."""
+        """Kinds and columns of a step, for rules that look at its values."""
         kinds = np.array([self._sites.of[site].kind.value for site in block.ended.sites])
         layouts, layout = self._summarizer.layouts, block.columns.layout
         return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
 
     def _append(self, block: StepBlock) -> None:
+        """Append a step to the rank's stream, after any layouts that are new."""
         message = block.complete()
         # Those that records have are only ever added to, so the store gives them the same numbers.
         while self._layouts <= message.largest("layout"):

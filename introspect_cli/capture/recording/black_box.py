@@ -49,7 +49,7 @@ def made(
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> BlackBox:
-    """The one that a capture asks for, with its share of a quarter of what is free; the first rank says so."""
+    """The black box for `--keep-around`, with `--keep-size` or its share of a quarter of free memory; says which."""
     assert options.keep_around is not None
     room, why = options.keep_size, "--keep-size"
     if room is None:
@@ -63,7 +63,7 @@ def made(
 
 
 class Held(NamedTuple):
-    """Whole tensors of a step, by checksum."""
+    """Whole tensors of a step by checksum."""
 
     step: int
     tensors: Mapping[int, torch.Tensor]
@@ -105,7 +105,7 @@ class BlackBox:
         self._said = False
 
     def takes(self, site: Site, value: torch.Tensor) -> bool:
-        """Whether a value is copied: it is one that can be stored, and there is room for it in the step under way."""
+        """Whether a value is to be copied: plain, strided, and within the step's share of memory, which it takes."""
         if not self.open or type(value) not in PLAIN or is_wrapped(value):
             return False
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
@@ -118,18 +118,18 @@ class BlackBox:
         return False
 
     def failed(self, error: Exception) -> None:
-        """Hold nothing from here on: a value could not be copied, or written."""
+        """Stop holding tensors, with a note, after an error in a copy or write."""
         if belongs_to_script(error):
             raise error
         self._close()
         self._note(f"whole tensors are no longer held (--keep-around): {scarcity(error) or error}")
 
     def turn(self) -> None:
-        """The step under way is over."""
+        """Reset the memory taken by the step under way."""
         self._taken = 0
 
     def clear(self) -> None:
-        """All steps so far are taken back."""
+        """Drop all held tensors."""
         self._steps.clear()
         self._aside = []
         self._taken = 0
@@ -149,12 +149,12 @@ class BlackBox:
             self._write("nan", list(self._steps), f"at step {step}")
 
     def agreed(self, step: int) -> None:
-        """The comparison has seen all steps up to one, and the runs do not diverge."""
+        """Drop what was set aside once the comparison agrees up to its last step."""
         if self._aside and self._aside[-1].step <= step:
             self._aside = []
 
     def diverged(self, step: int | None) -> None:
-        """The runs diverge at a step, where it is one."""
+        """Write the held tensors around the divergence at `step`, None where it is not one step's."""
         if "divergence" not in self._waits:
             return
         rolling = list(self._steps)
@@ -169,6 +169,7 @@ class BlackBox:
         self._write("divergence", chosen, "" if step is None else f"at step {step}")
 
     def _write(self, why: str, steps: list[Held], where: str) -> None:
+        """Write steps' tensors for a reason (`nan`, `divergence`), once for each; close after the last reason."""
         self._waits.discard(why)
         tensors = {checksum: tensor for held in steps for checksum, tensor in held.tensors.items()}
         try:
@@ -189,11 +190,12 @@ class BlackBox:
             self._close()
 
     def _close(self) -> None:
+        """Hold nothing more."""
         self.open = False
         self.clear()
 
     def _tell(self, tensors: Mapping[int, torch.Tensor]) -> None:
-        """Say once what holding costs, and what there is no room for."""
+        """Print once the memory that a step takes, and note the values that do not fit."""
         if not self._said:
             self._said = True
             size = sum(map(_size, tensors.values()))
@@ -214,7 +216,7 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 class SavedTensors:
-    """Copies tensors as they are recorded; the recorder's lock is held.
+    """Copies values to be stored whole, as they are recorded; the recorder's lock is held.
 
     Attributes:
         of_step: those of the current step so far.
@@ -229,7 +231,7 @@ class SavedTensors:
         self.of_step: list[SavedTensor] = []
 
     def save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
-        """Copy what is stored whole, or held in case that something happens."""
+        """Copy a value whose site matches `--save-tensors`, or which the black box takes."""
         box, always = self._box, site in self._sites.whole
         if not always and box is None:
             return
@@ -244,7 +246,7 @@ class SavedTensors:
                 box.failed(error)
 
     def compared(self, agreed: int, diverged: tuple[int | None] | None) -> None:
-        """Hear what a comparison says: up to which step the runs agree, or where they diverge."""
+        """Pass a comparison's result to the black box: last step that agrees, or `(step,)` of the divergence."""
         box = self._box
         if box is None or not box.open:
             return
@@ -255,7 +257,7 @@ class SavedTensors:
                 box.diverged(*diverged)
 
     def turn(self) -> None:
-        """The step is over: hold nothing; what was handed on stays as it is."""
+        """Start a new list as the step ends."""
         self.of_step = []
         if self._box is not None:
             self._box.turn()

@@ -36,7 +36,7 @@ _FEW = 5
 """Losses that must be known before anything is said of what is usual."""
 
 _TELLING = [kind.value for kind in (Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER)]
-"""Where a NaN ends a run that was to go on until one. A gradient scaler meets NaN gradients by design."""
+"""Kinds in which a NaN ends a run with `--until-nan`. A gradient scaler meets NaN gradients by design."""
 
 _LEAST_DROPPED = 16
 _SHARE = 2 / 3
@@ -45,7 +45,7 @@ old and new are there together."""
 
 
 class Records(NamedTuple):
-    """The records of a step that has ended, as far as rules look at them.
+    """Columns of an ended step that rules look at.
 
     Attributes:
         kinds: of each, by value.
@@ -58,7 +58,7 @@ class Records(NamedTuple):
     numel: Callable[[int], int]
 
     def losses(self) -> list[float]:
-        """The losses; one that is not finite has no mean, and is infinite."""
+        """Mean of each loss; inf for one with a non-finite element, without those that are NaN."""
         means = self.columns.get("mean")
         if means is None:
             return []
@@ -67,7 +67,7 @@ class Records(NamedTuple):
         return [loss for loss in losses.tolist() if not math.isnan(loss)]
 
     def grad_norm(self) -> float | None:
-        """The L2 norm over all gradients of parameters together; None where it is not known."""
+        """L2 norm of all parameter gradients together, inf if any is not finite; None without mean and variance."""
         rows = np.flatnonzero(self.kinds == Kind.GRAD.value)
         if not len(rows) or "mean" not in self.columns or "var" not in self.columns:
             return None
@@ -77,17 +77,17 @@ class Records(NamedTuple):
         return math.inf if self._not_finite(rows).any() else float(np.sqrt((norms * norms).sum()))
 
     def has_nan(self) -> bool:
-        """Whether a loss, an output or a parameter holds a NaN."""
+        """Whether any loss, output, parameter or buffer holds a NaN."""
         nans = self.columns.get("nans")
         return nans is not None and bool((nans[np.isin(self.kinds, _TELLING)] > 0).any())
 
     def is_infinite(self) -> bool:
-        """Whether a loss or a parameter holds an infinity; masks and gradients of a scaled loss do by design."""
+        """Whether any loss or parameter holds an infinity."""
         rows = np.isin(self.kinds, [Kind.LOSS.value, Kind.PARAM.value])
         return any((self.columns[name][rows] > 0).any() for name in ("posinfs", "neginfs") if name in self.columns)
 
     def values(self, before: deque[float]) -> dict[str, float]:
-        """What conditions may ask for, by name, as far as it is known; the loss is added to those `before`."""
+        """Values for conditions by name, those that are known; appends the step's loss to `before`."""
         values = {
             name: float(sum(np.maximum(self.columns[column], 0).sum() for column in columns))
             for name, columns in (("nans", ("nans",)), ("infs", ("posinfs", "neginfs")))
@@ -105,6 +105,7 @@ class Records(NamedTuple):
         return values if norm is None else values | {"grad_norm": norm}
 
     def _not_finite(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Number of NaNs and infinities in each of the rows."""
         counts = [self.columns[name][rows] for name in ("nans", "posinfs", "neginfs") if name in self.columns]
         return np.maximum(counts, 0).sum(axis=0) if counts else np.zeros(len(rows), np.int64)
 
@@ -118,7 +119,7 @@ class Kept(NamedTuple):
 
 
 class Keeping:
-    """Decides on steps.
+    """Decides which steps are recorded, written and dropped.
 
     Attributes:
         box: holds whole tensors of the last steps; None where nothing does.
@@ -138,7 +139,7 @@ class Keeping:
         number: int = 0,
         ranks: int = 1,
     ) -> None:
-        """Start with no step in the store; `note` is told once what cannot be done, `number` is the rank of `ranks`."""
+        """Start without steps; `note` is called with what cannot be done, `number` is this rank of `ranks`."""
         self.box = box
         self.copies: Callable[[], list[int]] = list
         self.nan_at: int | None = None
@@ -156,26 +157,26 @@ class Keeping:
 
     @property
     def left_out(self) -> bool:
-        """Whether this rank is to record nothing: it is not asked for, or a lower one holds the same parts."""
+        """Whether this rank records nothing: not among `--ranks`, or a lower rank holds the same parts."""
         copies = self.copies() if self._one_per_replica else []
         return not self._is_among or (bool(copies) and self._number != min(copies))
 
     @property
     def drops(self) -> bool:
-        """Whether steps may be dropped from the store."""
+        """Whether steps may be dropped from the store: with `--max-size` or a rule such as `last(50)`."""
         return self._max_size is not None or self._rule.forgets
 
     @property
     def looks(self) -> bool:
-        """Whether the records of a step are looked at when it is over."""
+        """Whether anything needs a step's values when it ends: a condition, `--until-nan`, the black box."""
         return bool(self._rule.names) or self._until_nan or (self.box is not None and self.box.open)
 
     def wants(self, step: int) -> bool:
-        """Whether a step is to be observed, as far as that is known before it."""
+        """Whether a step is to be recorded, as far as known before it."""
         return self._rule.expiry(step, None) > step and not self.left_out
 
     def keep(self, step: int, records: Records | None) -> int:
-        """From which step on one that has ended need not be kept; `NEVER` where it is not to be written at all."""
+        """Step from which an ended one may be dropped; `NEVER` if not to be written, `ALWAYS` at the first NaN."""
         values = {"step": float(step)}
         if records is not None and self._rule.names:
             values |= records.values(self._losses)
@@ -185,13 +186,13 @@ class Keeping:
         return expiry if expiry > step else NEVER
 
     def unmatched(self, *, launched: bool) -> list[str]:
-        """What to say of options that nothing in the run answered to; `launched` says whether there are other ranks."""
+        """Note for `--ranks one-per-replica` where no wrapper tells copies; else empty."""
         if not (self._one_per_replica and launched) or self.copies():
             return []
         return ["--ranks one-per-replica: no wrapper (DDP, FSDP) said which ranks are copies, so all are recorded"]
 
     def restart(self) -> None:
-        """All steps so far are taken back."""
+        """Forget all steps so far."""
         self._losses.clear()
         self._kept.clear()
         self._mortal.clear()
@@ -202,7 +203,7 @@ class Keeping:
     # --- the store
 
     def written(self, step: int, kept: Kept) -> None:
-        """Hear of a step that was written, and drop others if it is time."""
+        """Note a written step; drop expired ones in batches, and thin a store that is two thirds full."""
         self._kept[step] = kept
         if kept.expiry < ALWAYS:
             self._mortal[step] = kept.expiry
@@ -213,13 +214,15 @@ class Keeping:
             self._drop(self._crowded(self._max_size), "max_size")
 
     def finish(self, last: int) -> None:
-        """Drop what has expired when the run is over; `last` is its last step."""
+        """Drop expired steps at the end of the run."""
         self._drop(self._expired(last), "last")
 
     def _expired(self, step: int) -> list[int]:
+        """Steps whose expiry is at most `step`."""
         return [one for one, expiry in self._mortal.items() if expiry <= step]
 
     def _size(self) -> int:
+        """Bytes of records and whole tensors written."""
         return self._rank.bytes_written + self._store.tensor_bytes
 
     def _crowded(self, room: int) -> list[int]:
@@ -237,11 +240,12 @@ class Keeping:
         return sorted(dropped)
 
     def _tensors_of(self, steps: set[int]) -> set[int]:
-        """Checksums of what of some steps was stored whole."""
+        """Checksums of whole tensors stored for some steps."""
         held = {} if self.box is None else self.box.stored
         return {one for step in steps for one in self._kept[step].tensors | held.get(step, frozenset())}
 
     def _drop(self, steps: list[int], why: str) -> None:
+        """Drop steps, never the last one, and tensors that no kept step has."""
         gone = set(steps) - {next(reversed(self._kept), None)}
         if not gone or self._gave_up:
             return

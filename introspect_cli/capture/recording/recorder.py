@@ -72,7 +72,7 @@ class Recorder:
         self.wanted = keeping.wants(0)
         self.resumed = True
         self.labels: Callable[[], Labels] = dict
-        """What the script's framework calls the step that ends."""
+        """Labels of the ending step by the script's framework."""
         self._rank = rank
         self._lock = new_lock()
         self._keeping = keeping
@@ -91,7 +91,7 @@ class Recorder:
         self._record_at_once(on=True)
 
     def _record_at_once(self, *, on: bool) -> None:
-        """Have small plain tensors recorded in one call, which looks at no site's name, or not."""
+        """Switch the compiled path for small plain tensors on or off; off while `record_only` is set."""
         if self.intake is None:
             return
         if on and self.step_rows.only is None:
@@ -119,7 +119,7 @@ class Recorder:
         return len(self.step_rows.sites)
 
     def emit(self, site: int, value: object, given: Given | None = None) -> None:
-        """Record a value at its site: a tensor, with what its operator was given, or a number, a string, a flag."""
+        """Record a tensor or plain value at a site; `given` are an operator's inputs."""
         if given is None and self.at_once(site, value) >= 0:
             return
         with self._lock:
@@ -128,14 +128,14 @@ class Recorder:
             self._slot_of(site, value)
 
     def emit_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
-        """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
+        """Record one tensor at several sites, all in one step."""
         with self._lock:
             slot = self._slot_of(sites[0], value)
             for site in sites[1:]:
                 self.step_rows.note(site, slot)
 
     def _slot_of(self, site: int, value: Any) -> int:
-        """Record a value; its slot."""
+        """Summarise and note a value; returns its slot."""
         if not issubclass(type(value), _SUMMARISED):
             slot = self.summarizer.value(plain(value, secret=site in self._sites.secret))
             self.step_rows.note(site, slot)
@@ -146,7 +146,7 @@ class Recorder:
         return slot
 
     def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
-        """Record many values in their order, each at its site; tensors in a row are summarised together."""
+        """Record values at their sites in order; neighbouring tensors are summarised together."""
         with self._lock:
             if not all(issubclass(kind, _SUMMARISED) for kind in set(map(type, values))):
                 for together, group in groupby(zip(sites, values, strict=True), _is_tensor):
@@ -162,13 +162,14 @@ class Recorder:
                 self._long(sites, values, done or None)
 
     def _long(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None) -> None:
+        """Record tensors by the slow path; `known` has the slots already done, -1 for the others."""
         slots = self.summarizer.add_all(values, known)
         for site, slot, value in zip(sites, slots, values, strict=True) if self.intake is None else ():
             self._save(site, slot, value)
         self.step_rows.note_all(sites, slots)
 
     def collected(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
-        """Have a function of the kernels find tensors of an optimizer and record them; False where it does not."""
+        """Record an optimizer's tensors by one compiled function; False, with nothing done, where it cannot."""
         with self._lock:
             done = self.intake is not None and collect(self.intake, sites, *known)
             if done and done is not True:
@@ -176,12 +177,12 @@ class Recorder:
             return bool(done)
 
     def gap(self, site: int, reason: str) -> None:
-        """Record that a site is there and could not be seen."""
+        """Record a site as not observed, with the reason."""
         with self._lock:
             self.step_rows.note(site, self.summarizer.missing(reason))
 
     def restart(self, *, keep: bool) -> None:
-        """Take back all steps so far, as if recording began now.
+        """Drop all steps so far, and count from 0.
 
         Args:
             keep: whether the current step stays, as the first.
@@ -203,7 +204,7 @@ class Recorder:
                 self._lose(error)
 
     def tick(self) -> None:
-        """End the current step: write it if it was wanted, and begin the next.
+        """End the step and begin the next; writes the steps before it, and this one unless a device still computes.
 
         What a device still computes is not waited for: that step is written when the next one has ended.
         """
@@ -220,7 +221,7 @@ class Recorder:
                 self.resumed = self.wanted and not was_wanted
 
     def flush(self, *, current: bool) -> None:
-        """Write all steps that have ended, and what the `current` one has recorded, if anything, as that step.
+        """Write all ended steps, and with `current` the rows of the current one as a step.
 
         At the end of a run this is what came after the last optimizer step: a batch nobody used, an evaluation.
         """
@@ -230,7 +231,7 @@ class Recorder:
             self._backlog.write(keep=0)
 
     def _end(self) -> None:
-        """Set aside what the current step has recorded, if anything."""
+        """Move the current rows to the backlog; nothing without rows."""
         if not self.step_rows.sites:
             return
         try:
@@ -242,16 +243,17 @@ class Recorder:
             self._empty()
 
     def _empty(self) -> None:
-        """Begin a step with nothing recorded."""
+        """Clear the rows and saved tensors."""
         self.step_rows.clear()
         self.saved.turn()
 
     def _lose(self, error: StoreError) -> None:
+        """Stop after the store was lost, and tell the session."""
         self.stop()
         self._store_lost(error)
 
     def stop(self) -> None:
-        """Take no more records (in a forked child, or when the session ends)."""
+        """Record nothing more: in a forked child, or as the session ends."""
         self.alive = self.wanted = self._backlog.open = False
 
 

@@ -32,7 +32,7 @@ _NOT_SUMMARISED = ("site", "sequence", "layout")
 
 
 class SavedTensor(NamedTuple):
-    """A copy, in host memory, of a value to be stored whole once its checksum is known.
+    """Host copy of a value that is stored whole once its checksum is known.
 
     Attributes:
         slot: the summarizer's.
@@ -46,7 +46,7 @@ class SavedTensor(NamedTuple):
 
 
 class EndedStep(NamedTuple):
-    """What a step has recorded, beside its summaries.
+    """Rows of a step, without its summaries.
 
     Attributes:
         step: its number.
@@ -66,7 +66,7 @@ class EndedStep(NamedTuple):
 
 
 class StepBlock:
-    """A step's records, until they are written; then those of a later step that has as many.
+    """Columns of one step's records, reused for a later step with as many.
 
     Attributes:
         message: the store's message of them.
@@ -91,7 +91,7 @@ class StepBlock:
         self._given: Mapping[int, Given] | None = None
 
     def take(self, ended: EndedStep, summarizer: Summarizer) -> None:
-        """Have a step's summaries put into the columns."""
+        """Give the summarizer the columns to fill with a step's summaries."""
         self.ended, self._beside = ended, None
         wanted = [(self.columns, ended.slots)]
         beside = [saved.slot for saved in ended.saved]
@@ -101,17 +101,18 @@ class StepBlock:
         self.rows = summarizer.end_step(*wanted)
 
     def save_whole(self, store: StoreWriter) -> frozenset[int]:
-        """Store the tensors that are kept whole beside the records; their checksums, under which they are stored."""
+        """Store the tensors of `--save-tensors`; returns their checksums."""
         whole = self._saved(always=True)
         for checksum, value in whole.items():
             save_tensor(store, checksum, value)
         return frozenset(whole)
 
     def held(self) -> dict[int, torch.Tensor]:
-        """The values that are stored only if something happens, by checksum."""
+        """Tensors for the black box by checksum."""
         return {checksum: value for checksum, value in self._saved(always=False).items() if checksum}
 
     def _saved(self, *, always: bool) -> dict[int, torch.Tensor]:
+        """Saved tensors by checksum, those with this `always`."""
         if self._beside is None:
             return {}
         checksums = self._beside.arrays["checksum"].tolist()
@@ -119,7 +120,7 @@ class StepBlock:
         return {checksum: saved.value for checksum, saved in pairs if saved.always is always}
 
     def complete(self) -> Message:
-        """Put the rest of the step into the message."""
+        """Fill in sites, layouts, texts and inputs where they differ from the last step's; returns the message."""
         message, columns, ended = self.message, self.columns, self.ended
         if ended.sites != self._sites:
             self._sites = []

@@ -32,7 +32,7 @@ class Sites:
     Attributes:
         of: the sites by number.
         whole: numbers of those whose tensors are stored whole.
-        secret: numbers of those whose path says that their values are nobody's business.
+        secret: numbers of those with a secret name in their path, whose values are redacted.
     """
 
     def __init__(self, rank: RankWriter, lock: threading.RLock, save_tensors: tuple[str, ...]) -> None:
@@ -53,7 +53,7 @@ class Sites:
         self._infos: dict[int, SiteInfo] = {}
 
     def number(self, site: Site, info: SiteInfo = NO_INFO) -> int:
-        """The number of a site, the same for the whole run."""
+        """Number of a site, the same for the whole run; registered at the first call."""
         known = self._numbers.get(site)
         if known is not None:
             return known
@@ -69,12 +69,12 @@ class Sites:
             return number
 
     def changed(self, number: int, **changes: Any) -> int:
-        """The number of a site that is like another one but for some of its fields."""
+        """Number of a copy of a site with some fields changed."""
         return self.number(replace(self.of[number], **changes), self._infos[number])
 
 
 class StepRows:
-    """Rows in their order; the compiled intake appends to the lists, too.
+    """Rows of the current step in order; the compiled intake appends to the lists, too.
 
     Attributes:
         sites: the number of each row's site.
@@ -94,13 +94,13 @@ class StepRows:
         self._lock = lock
 
     def clear(self) -> None:
-        """Begin a step; what was given has been handed on."""
+        """Empty the rows; `given` becomes a new dict, since the old one was handed on."""
         for held in (self.sites, self.slots, self.times):
             held.clear()  # the intake holds them too
         self.given = {}
 
     def note(self, site: int, slot: int) -> None:
-        """Append a row; the lock is held."""
+        """Append a row; a site that comes again in a step gets the path suffix `@1`, `@2`. Lock held."""
         if self.only is not None and self._numbering.of[site] not in self.only:
             return
         times = self.times.of(site)
@@ -114,7 +114,7 @@ class StepRows:
         self.slots.append(slot)
 
     def note_all(self, sites: Sequence[int], slots: list[int]) -> None:
-        """Append many rows; the lock is held."""
+        """Append many rows, at once if no site comes again. Lock held."""
         if self.only is None and self.times.once(list(sites)):
             self.sites.extend(sites)
             self.slots.extend(slots)
@@ -123,7 +123,7 @@ class StepRows:
                 self.note(site, slot)
 
     def take_back(self, start: int) -> list[tuple[int, int]]:
-        """Take all rows from one on out of the step; their sites and slots."""
+        """Remove all rows from index `start` on; returns their sites and slots."""
         with self._lock:
             taken = list(zip(self.sites[start:], self.slots[start:], strict=True))
             del self.sites[start:], self.slots[start:]
@@ -134,20 +134,20 @@ class StepRows:
             return taken
 
     def give_back(self, taken: list[tuple[int, int]]) -> None:
-        """Put rows that were taken out into the step again."""
+        """Append removed rows again."""
         with self._lock:
             for site, slot in taken:
                 self.note(site, slot)
 
     def put_elsewhere(self, taken: list[tuple[int, int]], phase: Phase, kind: Kind, fqn: str, call: int) -> None:
-        """Put those of the rows that are of a kind into the step again, at another place."""
+        """Append removed rows of one kind again, at another phase, name and call; drop the others."""
         with self._lock:
             for site, slot in taken:
                 if self._numbering.of[site].kind is kind:
                     self.note(self._numbering.changed(site, phase=phase, fqn=fqn, call=call), slot)
 
     def rename(self, kind: Kind, names: dict[str, str]) -> None:
-        """Give rows of a kind other names: old FQN to new."""
+        """Rename the rows of one kind, old FQN to new."""
         with self._lock:
             for row, number in enumerate(self.sites):
                 site = self._numbering.of[number]
@@ -157,7 +157,7 @@ class StepRows:
                     self.times.add(self.sites[row], 1)
 
     def rearrange(self, places: Sequence[tuple[int, int]]) -> None:
-        """Put some rows in another order among themselves.
+        """Sort some rows among themselves.
 
         Args:
             places: numbers of rows, rising, each with what to sort them by.

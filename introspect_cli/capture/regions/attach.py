@@ -44,7 +44,7 @@ _SCOPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Spec:
-    """Where a hook sits and what passes by it.
+    """Place of a hook, and the types of the values that it taps.
 
     Attributes:
         kind: `input` for a hook that runs before the module, `output` for one that runs after.
@@ -101,7 +101,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
 
 
 def detach(model: nn.Module) -> None:
-    """Take every tap off a model again."""
+    """Remove every tap from a model."""
     for module in model.modules():
         for registry in (module._forward_pre_hooks, module._forward_hooks):  # noqa: SLF001 - no public way to others' handles
             for key in [key for key, hooked in registry.items() if _is_tap(hooked)]:
@@ -117,7 +117,7 @@ def _is_tap(hooked: Callable[..., Any]) -> bool:
 
 
 def _types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
-    """Types of what a module's forward takes and gives, as text; None for a forward no hook can be written for."""
+    """TorchScript types of a forward's arguments and result; None for keyword-only arguments or other types."""
     forward = type(module).forward
     try:
         signature = inspect.signature(forward)
@@ -137,7 +137,7 @@ def _types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
 
 
 def _text(annotation: Any) -> str | None:
-    """A type as TorchScript writes it; None for one it does not know."""
+    """TorchScript's text of a type; None for one it does not know."""
     if annotation is Tensor:
         return "Tensor"
     if annotation in _PLAIN:
@@ -155,7 +155,7 @@ def _text(annotation: Any) -> str | None:
 
 
 def hook(spec: Spec) -> Callable[..., Any]:
-    """The hook that a spec describes; always the same object for the same spec."""
+    """The hook function of a spec, the same object for equal specs."""
     name = _PREFIX + hexlify(json.dumps(asdict(spec)).encode()).decode()
     made = _MADE.get(name)
     if made is None:
@@ -175,7 +175,7 @@ def __getattr__(name: str) -> Any:
 
 
 def parts(annotation: str) -> tuple[str, ...] | None:
-    """Types of a tuple's places, None for a type that is no tuple of known length."""
+    """Element types of `Tuple[...]`; None for another type or a tuple of unknown length."""
     if not annotation.startswith("Tuple[") or "..." in annotation:
         return None
     inner, depth, places = annotation[len("Tuple[") : -1], 0, [""]
@@ -189,7 +189,7 @@ def parts(annotation: str) -> tuple[str, ...] | None:
 
 
 def _tapped(expression: str, annotation: str, spec: Spec, path: str) -> str:
-    """Python text for a value with its tensors tapped."""
+    """Python expression for a value with its tensors tapped, also those in tuples."""
     if annotation == "Tensor":
         text = text_of(spec.fqn, Kind(spec.kind), path, spec.module_class)
         return f"torch.ops.introspect.tap({expression}, {text!r})"
@@ -201,6 +201,7 @@ def _tapped(expression: str, annotation: str, spec: Spec, path: str) -> str:
 
 
 def _make(name: str, spec: Spec) -> Callable[..., Any]:
+    """Define the hook's function from text that `inspect` can find."""
     inputs = f"Tuple[{', '.join(spec.inputs)}]" if spec.inputs else "Tuple[()]"
     if spec.kind == Kind.INPUT.value:
         source = f"def {name}(self, input: {inputs}) -> {inputs}:\n    return {_tapped('input', inputs, spec, '')}\n"

@@ -43,13 +43,13 @@ NO_STANCE = (
 
 
 class InputTap:
-    """A forward pre-hook: looks at every tensor that goes in."""
+    """Forward pre-hook that compiles a look at every input tensor."""
 
     def __init__(self, module: str) -> None:
         self.module = module
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002 - torch's signature
-        """Compile the looks in; do nothing where the module runs as python."""
+        """Compile a look at each argument; nothing where the module runs as python."""
         if torch.compiler.is_compiling():
             for position, value in enumerate(args):
                 _look(value, self.module, Kind.INPUT, f"[{position}]")
@@ -58,7 +58,7 @@ class InputTap:
 
 
 class OutputTap:
-    """A forward hook: taps every tensor that comes out."""
+    """Forward hook that compiles a tap of every output tensor; a look where the module `writes` in place."""
 
     def __init__(self, module: str, *, writes: bool) -> None:
         self.module = module
@@ -76,6 +76,7 @@ class OutputTap:
 
 
 def _look(value: Any, module: str, kind: Kind, path: str) -> None:
+    """Compile a look at every tensor in a value, also in tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         gradient = "gradient" if value.requires_grad and torch.is_grad_enabled() else ""
         torch.ops.introspect.look(value, ORDER, text_of(module, kind, path, "", gradient))
@@ -91,6 +92,7 @@ def _look(value: Any, module: str, kind: Kind, path: str) -> None:
 
 
 def _tapped(value: Any, module: str, path: str) -> Any:
+    """The value with each tensor in tuples, lists and dicts replaced by a tap's copy."""
     if isinstance(value, torch.Tensor):
         return torch.ops.introspect.tap(value, text_of(module, Kind.OUTPUT, path))
     if type(value) is tuple:
@@ -104,7 +106,7 @@ def _tapped(value: Any, module: str, path: str) -> Any:
 
 
 class CompileProbe(GuardedProbe):
-    """Watches for what is compiled.
+    """Watches `torch.compile`.
 
     Attributes:
         runs_as_python: whether compiled regions are run as python.
@@ -144,14 +146,14 @@ class CompileProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Put `torch.compile` back and take the hooks off; what has been compiled keeps its taps, which do nothing."""
+        """Restore `torch.compile` and remove the hooks; taps in compiled code do nothing from then on."""
         super().remove()
         if self._stance is not None:
             torch.compiler.set_stance("default")
             self._stance = None
 
     def _backend(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands in for the call of a backend: it is given the graph with taps where gradients are wanted."""
+        """Wrapper of a backend's call that rewrites the graph for gradients, and reports when the region ends."""
         probe = self
 
         @functools.wraps(original)
@@ -177,7 +179,7 @@ class CompileProbe(GuardedProbe):
         return __call__
 
     def _prepared(self, graph_module: Any) -> Ends | None:
-        """Number the taps of a graph, and have them see gradients; None where there is nothing to do when it runs."""
+        """Number a graph's taps and rewrite it for gradients; None without taps."""
         with self._context.guard.around(self.name, "calls and gradients inside compiled regions are"):
             tapped = number_calls(graph_module)
             ends = rewrite(graph_module)
@@ -185,6 +187,7 @@ class CompileProbe(GuardedProbe):
         return None
 
     def _compiling(self, model: Any) -> None:
+        """Switch to eager mode, or tap the modules that are compiled, by `--compile`."""
         if self._mode == "eager":
             self._run_as_python()
             return
@@ -192,6 +195,7 @@ class CompileProbe(GuardedProbe):
         self.tap(_below(model) if isinstance(model, nn.Module) else _reached(model))
 
     def _run_as_python(self) -> None:
+        """Switch torch to eager mode for all regions, once; a note where torch cannot."""
         if not self.runs_as_python:
             self._context.guard.note(NO_STANCE)
         elif self._stance is None:
@@ -200,7 +204,7 @@ class CompileProbe(GuardedProbe):
             torch.compiler.set_stance("force_eager")
 
     def _late(self, function: Any, compiled: Any) -> Any:
-        """A compiled function that looks for the modules it reaches once more at its first call.
+        """A wrapper of a compiled function that taps the modules it reaches at its first call.
 
         A function is often decorated before the model that it uses is made.
         """
@@ -210,6 +214,7 @@ class CompileProbe(GuardedProbe):
 
         @functools.wraps(compiled)
         def first(*args: Any, **kwargs: Any) -> Any:
+            """Call the compiled function; before the first call, tap the modules that it reaches."""
             nonlocal looked
             if not torch.compiler.is_compiling() and not looked:
                 looked = True
@@ -219,7 +224,7 @@ class CompileProbe(GuardedProbe):
         return first
 
     def tap(self, modules: Iterable[nn.Module]) -> None:
-        """Put taps on modules; once each."""
+        """Put taps on modules, once each."""
         if not self._guarded.on:
             return
         for module in modules:
@@ -233,12 +238,12 @@ class CompileProbe(GuardedProbe):
 
 
 def _below(model: nn.Module) -> list[nn.Module]:
-    """The modules inside one that is compiled; it is itself recorded at its boundary."""
+    """All modules below one, without itself."""
     return [module for module in modules_in(model) if module is not model]
 
 
 def _reached(function: Any) -> list[nn.Module]:
-    """The modules that a function or method can reach by its own object, its closure, and the globals it names."""
+    """Modules that a function reaches by `self`, its closure, and the globals that it names."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, nn.Module):
         return _below(owner)
@@ -249,6 +254,7 @@ def _reached(function: Any) -> list[nn.Module]:
 
 
 def _modules_among(values: Iterable[Any]) -> Iterator[nn.Module]:
+    """Modules among values and, up to 64, in their attributes, with all below them."""
     for value in values:
         if isinstance(value, nn.Module):
             yield from modules_in(value)

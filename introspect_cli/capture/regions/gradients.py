@@ -40,7 +40,7 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True)
 class Ends:
-    """What is to be done where a graph is entered and left.
+    """Gradients to watch where a graph is entered and left.
 
     Attributes:
         entering: position of a tensor that comes in, and the text of a tap whose gradient is that tensor's.
@@ -52,7 +52,7 @@ class Ends:
     leaving: tuple[tuple[int, str], ...]
 
     def __bool__(self) -> bool:
-        """Whether anything is."""
+        """Whether there are any."""
         return bool(self.entering or self.leaving)
 
 
@@ -64,20 +64,20 @@ class _Value:
     taps: list[fx.Node] = field(default_factory=list)
 
     def users(self) -> list[fx.Node]:
-        """Whatever takes the value or one of its copies."""
+        """Nodes that take the value or a tap's copy of it."""
         return [user for node in (self.node, *self.taps) for user in node.users]
 
     def looks(self) -> list[fx.Node]:
-        """Looks at it or one of its copies."""
+        """Look nodes of the value or a copy."""
         return [user for user in self.users() if calls_introspect(user, "look")]
 
     def is_used(self) -> bool:
-        """Whether something is computed from it in the graph."""
+        """Whether any node but outputs, looks and taps takes it."""
         return any(user.op != "output" and not calls_introspect(user, "look", "tap") for user in self.users())
 
 
 def rewrite(graph_module: fx.GraphModule) -> Ends:
-    """Have every value whose gradient is wanted pass one tap, in the graph that Dynamo hands to a backend, in place."""
+    """Route each value whose gradient is wanted through one tap, in place, in Dynamo's graph for a backend."""
     graph = graph_module.graph
     taken, shared = arguments(graph), borrowed(graph)
     entering: list[tuple[int, str]] = []
@@ -98,7 +98,7 @@ def rewrite(graph_module: fx.GraphModule) -> Ends:
 
 
 def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
-    """Every value whose gradient somebody wants, and where it leaves the graph after being used inside."""
+    """Values with a wanted gradient, each with its positions among the outputs if it is also used inside."""
     values: dict[fx.Node, _Value] = {}
     source_of: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -121,7 +121,7 @@ def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
 
 
 def _text_inside(graph: fx.Graph, value: _Value) -> str:
-    """Have one tap tell the gradient of a value at all of its sites; returns the text for what is outside."""
+    """Have one tap report a value's gradient at all of its sites; returns the tap's text for the outside."""
     outside = f"{OUTSIDE}{next(_NUMBERS)}"
     texts = (*_renamed(value), outside)
     first = value.taps[0] if value.taps else None
@@ -134,7 +134,7 @@ def _text_inside(graph: fx.Graph, value: _Value) -> str:
 
 
 def _renamed(value: _Value) -> list[str]:
-    """Number the texts of a value's looks and taps, so that two calls of one module are told apart."""
+    """Give each look and tap of a value a number of its own; returns the texts."""
     texts = []
     for node in (*value.taps, *value.looks()):
         place = len(node.args) - 1
@@ -147,13 +147,13 @@ def _renamed(value: _Value) -> list[str]:
 
 
 def _leave_unseen(value: _Value) -> None:
-    """Have the taps of a value say that its gradient is not seen."""
+    """Mark a value's taps as without a gradient."""
     for tap in value.taps:
         tap.update_arg(1, wanting(str(tap.args[1])))
     _assign(value.taps, None)
 
 
 def _assign(taps: list[fx.Node], teller: fx.Node | None, texts: tuple[str, ...] = ()) -> None:
-    """Have one tap tell all that is wanted of a gradient, and the others nothing."""
+    """Have one tap report gradients for `texts`, the other taps none."""
     for tap in taps:
         tap.update_arg(1, "\n".join((str(tap.args[1]), *(texts if tap is teller else ("",)))))

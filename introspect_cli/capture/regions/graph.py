@@ -34,7 +34,7 @@ _HANDING_ON = ("contiguous", "to", "float", "double", "half", "bfloat16", "cpu",
 
 
 def calls_introspect(node: Any, *names: str) -> bool:
-    """Whether a node calls one of our operators."""
+    """Whether a node calls one of the named operators of introspect (`look`, `tap`)."""
     if node.op != "call_function":
         return False
     ours = [getattr(torch.ops.introspect, name) for name in names]
@@ -42,7 +42,7 @@ def calls_introspect(node: Any, *names: str) -> bool:
 
 
 def example_of(node: fx.Node) -> Any:
-    """The tensor without contents that tracing left for a node."""
+    """Tracing's example tensor of a node; None without one."""
     return node.meta.get("example_value")
 
 
@@ -53,7 +53,7 @@ def has_gradient(node: Any) -> bool:
 
 
 def memory_of(value: Any) -> object:
-    """What tells whether two values share memory: a node's, by its example, or a tensor's; None for no such tensor."""
+    """Identity of the storage of a node's example or a tensor; None without a strided tensor."""
     value = example_of(value) if isinstance(value, fx.Node) else value
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
@@ -61,18 +61,18 @@ def memory_of(value: Any) -> object:
 
 
 def arguments(graph: fx.Graph) -> list[fx.Node]:
-    """What comes into a graph, in order."""
+    """Placeholder nodes of a graph in order."""
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
 def results(graph: fx.Graph) -> list[Any]:
-    """What a graph gives out, in order; nodes most of all."""
+    """Outputs of a graph in order, mostly nodes."""
     given = next(node for node in reversed(graph.nodes) if node.op == "output").args[0]
     return list(given) if isinstance(given, (tuple, list)) else [given]
 
 
 def borrowed(graph: fx.Graph) -> set[object]:
-    """Memory that comes into a graph and goes out again.
+    """Storages of both an input and an output.
 
     A view of what comes in may be copied unless it goes out again: whoever gets it may write to it.
     """
@@ -80,14 +80,14 @@ def borrowed(graph: fx.Graph) -> set[object]:
 
 
 def may_be_copied(graph: fx.Graph, node: fx.Node, shared: set[object]) -> bool:
-    """Whether all uses of a value may go on with a copy of it; `shared` is the graph's `borrowed` memory."""
+    """Whether all uses of a value may take a copy; `shared` is the graph's `borrowed` memory."""
     if memory_of(node) in shared and node.op != "placeholder":
         return False
     return _settled(graph, node) and not used_within(node)
 
 
 def through_tap(graph: fx.Graph, node: fx.Node, text: str) -> fx.Node:
-    """Have all uses of a value go on with what a tap makes of it; the tap."""
+    """Insert a tap after a node and replace all uses by it; returns the tap."""
     with graph.inserting_after(node):
         through = graph.call_function(torch.ops.introspect.tap, (node, text))
     through.meta = dict(node.meta)
@@ -96,7 +96,7 @@ def through_tap(graph: fx.Graph, node: fx.Node, text: str) -> fx.Node:
 
 
 def _settled(graph: fx.Graph, node: fx.Node) -> bool:
-    """Whether nothing writes to a value in place once it is there, nor uses its memory by an older name."""
+    """Whether nothing writes to a value in place later, nor uses its memory by an earlier node."""
     version = example_of(node)._version  # noqa: SLF001 - the documented-by-use counter of in-place writes
     if not version:
         return True
@@ -116,7 +116,7 @@ def _settled(graph: fx.Graph, node: fx.Node) -> bool:
 
 
 def _only_hands_on(node: fx.Node) -> bool:
-    """Whether a call is known to write nothing although it may give its own argument back."""
+    """Whether a call writes nothing although it may return its argument."""
     if node.op == "call_method":
         return node.target in _HANDING_ON
     if node.target not in _DROPOUTS:
@@ -126,7 +126,7 @@ def _only_hands_on(node: fx.Node) -> bool:
 
 
 def used_within(node: fx.Node) -> bool:
-    """Whether the call that gave a value used it for another of its results."""
+    """Whether another result of the same call depends on this one, as with an LSTM cell's state."""
     call = node
     while call.op == "call_function" and call.target is operator.getitem and isinstance(call.args[0], fx.Node):
         call = call.args[0]
@@ -148,14 +148,14 @@ def used_within(node: fx.Node) -> bool:
 
 
 def _functions(value: Any) -> list[Any]:
-    """What autograd would run for the tensors in a value."""
+    """`grad_fn` of each tensor in a value."""
     if isinstance(value, (tuple, list)):
         return [fn for item in value for fn in _functions(item)]
     return [value.grad_fn] if isinstance(value, torch.Tensor) and value.grad_fn is not None else []
 
 
 def number_calls(graph_module: fx.GraphModule) -> bool:
-    """Have every tap and look say which call of its module in the graph it belongs to, in place.
+    """Number each tap and look by the call of its module in the graph, in place.
 
     Args:
         graph_module: what Dynamo hands to a backend; graphs that are called in it once are numbered along.
@@ -176,7 +176,7 @@ def number_calls(graph_module: fx.GraphModule) -> bool:
 
 
 def _in_order(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
-    """All nodes as they run; a nested graph that one node alone names (a checkpoint) where that node calls it."""
+    """Nodes in order of execution; those of a nested graph with one caller follow the node that calls it."""
     names = Counter(node.target for node in graph_module.graph.nodes if node.op == "get_attr")
     for node in graph_module.graph.nodes:
         yield node

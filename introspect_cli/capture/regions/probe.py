@@ -46,7 +46,7 @@ _SHARE = "a compiled region uses this value inside, too, where no tap sees it"
 
 
 class _Calls:
-    """Calls of one module in a phase of a step, as its taps tell them.
+    """Call numbers of one module in a phase of a step.
 
     Attributes:
         seen: texts of taps that have come by in the graph that runs; None where none does. One that comes again begins
@@ -60,7 +60,7 @@ class _Calls:
         self._given: set[str] | None = None  # paths of what the latest call has given
 
     def number(self, tapped: Tapped, text: str, counted: int) -> int:
-        """Which call a tap belongs to; `counted` are those that something else than taps has seen."""
+        """Number of the call that a tap belongs to; `counted` calls were seen by other means."""
         if tapped.call < 0:
             return self._count.at(tapped.kind, tapped.path)
         gives = tapped.kind == Kind.OUTPUT.value
@@ -79,7 +79,7 @@ class _Calls:
 
 
 class TapProbe(GuardedProbe):
-    """Puts a sink in for as long as a capture lasts."""
+    """Records what taps inside compiled and scripted regions report."""
 
     name = "taps"
     lost = "what runs inside compiled and scripted regions is"
@@ -96,12 +96,12 @@ class TapProbe(GuardedProbe):
         self._guarded_ends = context.guard.around(self.name, "gradients at the ends of compiled regions are")
 
     def install(self) -> None:
-        """Take what taps see."""
+        """Receive what taps report."""
         Sink.take = self._take
         super().install()
 
     def remove(self) -> None:
-        """Take nothing more."""
+        """Stop receiving."""
         self._take_nothing()
         super().remove()
 
@@ -109,19 +109,20 @@ class TapProbe(GuardedProbe):
         Sink.take = None
 
     def number(self, module: nn.Module) -> str:
-        """What a tap calls a module whose name is not known before it is first called."""
+        """`#0`, `#1`, ...: number of a module whose name is not known before its first call."""
         number = self._numbers.made(module, lambda: len(self._numbered))
         if number == len(self._numbered):
             self._numbered.append(weakref.ref(module))
         return f"{NUMBERED}{number}"
 
     def on_tick(self) -> None:
-        """Count calls anew."""
+        """Reset calls, order and open gradients."""
         self._calls.clear()
         self._places.clear()
         self._open.clear()
 
     def _take(self, value: torch.Tensor, text: str) -> None:
+        """Record the value or gradient that a tap reports; not while a compiler computes constants."""
         if not self._recorder.wanted:
             return
         with self._guarded:
@@ -137,6 +138,7 @@ class TapProbe(GuardedProbe):
                     self._places += [(row, tapped.place) for row in range(before, self._recorder.rows)]
 
     def _tapped(self, value: torch.Tensor, text: str, tapped: Tapped) -> None:
+        """Record a tapped value at its module's site, and keep its gradient's site for the backward pass."""
         stack, names = self._modules.stack, self._context.names
         state: ModuleState | None = None
         if tapped.module.startswith(NUMBERED):
@@ -177,20 +179,21 @@ class TapProbe(GuardedProbe):
             self._recorder.gap(gradient, _UNSEEN_GRADIENT)
 
     def _gradient_site(self, tapped: Tapped, fqn: str, module_class: str, call: int) -> int:
-        """The site of the gradient of what is tapped; -1 where it is not wanted."""
+        """Site of a tapped value's gradient; -1 where its kind is not recorded."""
         kind = Kind.GRAD_INPUT if tapped.kind == Kind.INPUT.value else Kind.GRAD_OUTPUT
         if kind not in self._context.kinds:
             return -1
         return self._recorder.site(Site(Phase.BACKWARD, kind, fqn, call, tapped.path), SiteInfo(module_class))
 
     def _outermost(self) -> None:
-        """A compiled function, no module, was called: the step begins all the same, and so do its roots."""
+        """Begin the step and its roots, as a compiled function without a module is called."""
         self._context.clock.begin()
         if private_api.graph_task() == -1:
             for root in self._context.names.roots():
                 self._context.clock.root_called(root)
 
     def _gradient(self, value: torch.Tensor, text: str) -> None:
+        """Record a gradient at the sites of the last call with that tap's text."""
         _, several, lines = text.partition("\n")
         sites: list[int] = []
         for line in lines.split("\n") if several else (text,):
@@ -201,7 +204,7 @@ class TapProbe(GuardedProbe):
             self._recorder.emit_at(sites, value)
 
     def end_region(self, ends: Ends, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        """A compiled graph has run forward.
+        """Finish a forward run of a compiled graph: order its records, watch gradients of its inputs and outputs.
 
         What it recorded is put in the order of the program, whatever order the compiler made of it; what came in is
         watched, and of what went out is told from inside.

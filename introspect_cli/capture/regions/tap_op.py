@@ -44,6 +44,7 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 
 def _register() -> None:
+    """Define `introspect::tap` and `introspect::look`, once in a process."""
     tap = torch.library.custom_op("introspect::tap", mutates_args=(), schema="(Tensor x, str site) -> Tensor")(_tap)
     tap.register_fake(_shape_of_tap)
     tap.register_autograd(_gradient, setup_context=_save)
@@ -62,7 +63,7 @@ if not hasattr(torch.ops.introspect, "tap"):
     _register()
 
 ORDER = torch.zeros(())
-"""What `look` says it writes to, so that it is kept, and kept in order."""
+"""Tensor that `look` declares to write to, so that compilers keep it, in order."""
 
 NOTHING = torch.zeros(())
-"""What `look` is given where there is a value, but no tensor."""
+"""Argument of `look` for a value that is no tensor."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NUMBERED = "#"
-"""How a module that is known by number begins."""
+"""Prefix of a module's number, in the place of its name."""
 
 PLAIN = "plain"
 """Marks a value that is no tensor."""
@@ -28,26 +28,26 @@ WANTED = "gradient"
 """Marks a value whose gradient no tap will see."""
 
 NUMBER = "."
-"""How the mark of a value begins whose gradient a tap will see; the rest is the tap's number."""
+"""Prefix of a tap's number, which marks a value whose gradient the tap will see."""
 
 GRADIENT = "gradient of "
-"""How the text of a gradient begins; the rest names the value it is the gradient of."""
+"""Prefix of a gradient's text; the rest is the text of the value."""
 
 OUTSIDE = "*"
-"""How the text of a gradient begins that is told from inside a graph for a tensor outside."""
+"""Prefix of the text of a gradient reported from inside a graph for a tensor outside."""
 
 _SEPARATOR = "|"
 
 
 class Sink:
-    """What takes a tensor and the text of its tap; None while nothing captures."""
+    """Receiver of a tap's tensor and text; None while nothing captures."""
 
     take: Callable[[Tensor, str], None] | None = None
 
 
 @dataclass(frozen=True)
 class Tapped:
-    """What a tap's text says.
+    """Content of a tap's text.
 
     Attributes:
         module: number of the module, or its FQN.
@@ -70,13 +70,13 @@ class Tapped:
 
     @property
     def text(self) -> str:
-        """The text itself."""
+        """The text: fields joined by `|`."""
         at = f"{self.call}.{self.place}" if self.call >= 0 else ""
         return _SEPARATOR.join((self.module, self.kind, self.module_class, at, self.gradient, self.path))
 
 
 class CallCount:
-    """Which call of a module it is: a new one begins with an input after an output, or with what has come by before."""
+    """Call number of a module by its values: an input after an output, or a value again, begins a call."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -84,7 +84,7 @@ class CallCount:
         self._last = ""
 
     def at(self, kind: str, path: str) -> int:
-        """The number of the call that this value belongs to."""
+        """Number of the call with this value, from 0."""
         if (kind == Kind.INPUT.value and self._last == Kind.OUTPUT.value) or (kind, path) in self._seen:
             self.number += 1
             self._seen.clear()
@@ -94,33 +94,33 @@ class CallCount:
 
 
 def text_of(module: str, kind: Kind, path: str = "", module_class: str = "", gradient: str = "") -> str:
-    """The text a tap carries."""
+    """The text of a tap."""
     return _SEPARATOR.join((module, kind.value, module_class, "", gradient, path))
 
 
 @functools.cache
 def parsed(text: str) -> Tapped:
-    """What the text of a tap says."""
+    """Fields of a tap's text."""
     module, kind, module_class, at, gradient, path = text.split(_SEPARATOR, 5)
     call, _, place = at.partition(".")
     return Tapped(module, kind, path, module_class, gradient, int(call or -1), int(place or -1))
 
 
 def wants_gradient(text: str) -> bool:
-    """Whether a tap's text asks for the gradient of what it looks at."""
+    """Whether a tap's text is marked with a gradient that no tap sees so far."""
     return parsed(text).gradient == WANTED
 
 
 def numbered(text: str, number: int) -> str:
-    """A tap's text that is told from every other; its gradient will be seen."""
+    """The text marked with its tap's number, so that its gradient is seen."""
     return replace(parsed(text), gradient=f"{NUMBER}{number}").text
 
 
 def wanting(text: str) -> str:
-    """A tap's text that asks for a gradient which no tap will see."""
+    """The text marked as having a gradient that no tap sees."""
     return replace(parsed(text), gradient=WANTED).text
 
 
 def placed(text: str, place: int, call: int) -> str:
-    """A tap's text that says where in its graph's program it stands, and which call of its module that is."""
+    """The text with its place in the graph's program and the call of its module."""
     return replace(parsed(text), place=place, call=call).text

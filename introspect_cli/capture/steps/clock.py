@@ -41,7 +41,10 @@ class _Mark:
 
 
 def _call_all(listeners: list[Callable[[], None]]) -> None:
-    """Call each, whatever another raises; then raise the first of that."""
+    """Call all listeners even if some raise; then raise the first exception.
+
+    One that Ctrl-C stopped is called again.
+    """
     raised: list[BaseException] = []
     for listener in listeners:
         try:
@@ -56,14 +59,14 @@ def _call_all(listeners: list[Callable[[], None]]) -> None:
 
 
 class Running(threading.local):
-    """Optimizers (by `id`) inside whose step this thread is, outermost first."""
+    """Stack of optimizers (by `id`) whose step this thread is in, outermost first."""
 
     def __init__(self) -> None:
         self.optimizers: list[int] = []
 
 
 class Moments:
-    """What others hear of.
+    """Lists of listeners for events of a step.
 
     Attributes:
         on_forward: told of an outermost module that is about to be called in training, recorded or not.
@@ -89,13 +92,13 @@ class Moments:
         self.on_look: list[Callable[[], None]] = []
 
     def look(self) -> None:
-        """The script saves what it has, or is over."""
+        """Call the `on_look` listeners: the script saves something, or is over."""
         for listener in self.on_look:
             listener()
 
 
 class StepClock(Moments):
-    """What happens in the present step: when it begins and ends, and what it is for.
+    """Clock that decides when a step begins and ends, and calls listeners.
 
     Attributes:
         evaluation: tells evaluation from training.
@@ -130,18 +133,18 @@ class StepClock(Moments):
         self._ran_with_gradients: list[weakref.ref[nn.Module]] = []
 
     def root_called(self, module: nn.Module) -> None:
-        """An outermost module is about to run and will be recorded."""
+        """Call the `on_root` listeners before a recorded outermost call."""
         self._names.any_module = True  # it may have its name from before
         for listener in self.on_root:
             listener(module)
 
     def root_left(self, module: nn.Module) -> None:
-        """An outermost module has run and was recorded."""
+        """Call the `on_root_left` listeners after it."""
         for listener in self.on_root_left:
             listener(module)
 
     def begin(self) -> None:
-        """Something of the step is about to happen; the first such moment records how the step starts."""
+        """Call the `on_begin` listeners, at the first event of a step only."""
         if self._begun != self._recorder.step:
             self._begun, before = self._recorder.step, self._recorder.rows
             if self._recorder.wanted:
@@ -151,11 +154,11 @@ class StepClock(Moments):
 
     @property
     def begun(self) -> bool:
-        """Whether anything of the step has happened."""
+        """Whether the step has had its first event."""
         return self._begun == self._recorder.step
 
     def outermost_forward(self, module: nn.Module) -> Phase:
-        """An outermost module is about to be called, outside any backward pass; the phase it belongs to."""
+        """Phase of an outermost call outside any backward pass; may end a step before it and begin one."""
         evaluation = self.evaluation
         trained = self.trained
         is_trained = trained.is_trained(module)
@@ -184,6 +187,7 @@ class StepClock(Moments):
         return phase
 
     def _pass_over(self, step: int) -> None:
+        """Add a step to the spans of steps with unrecorded evaluation."""
         spans = self.passed_over
         if spans and spans[-1][1] >= step - 1:
             spans[-1][1] = step
@@ -191,7 +195,7 @@ class StepClock(Moments):
             spans.append([step, step])
 
     def _step_without_optimizer(self, module: nn.Module) -> None:
-        """An outermost module of training is called where no optimizer is: it may begin a step."""
+        """Without an optimizer, end the step before a call after a pass, if it is a model or none has run."""
         is_model = next(parameters_in(module), None) is not None
         ended = self._backwards if self.evaluation.has_training else self._forwards
         if ended and (is_model or not self._model_ran):
@@ -203,11 +207,11 @@ class StepClock(Moments):
 
     @property
     def awaits_training(self) -> bool:
-        """Whether nothing has shown yet that anything is trained, so that a forward pass may be for nothing."""
+        """Whether neither an optimizer nor a backward pass was seen, so that nothing may be trained."""
         return not (self.has_optimizer or self.evaluation.has_training)
 
     def forward_left(self, result: object) -> None:
-        """Hear what an outermost forward gave while nothing is trained: its graph gets a mark that goes with it."""
+        """Mark the graph of an outermost call's result, to see later whether it is still alive."""
         if not torch.is_grad_enabled():
             return
         self._graphs = [(step, mark) for step, mark in self._graphs if mark is None or mark() is not None]
@@ -220,7 +224,7 @@ class StepClock(Moments):
             self._graphs.append((self._recorder.step, None if node is None else weakref.ref(mark)))
 
     def batch_asked(self) -> None:
-        """A loader is asked for a batch: without an optimizer, it is that of the next step where this one is over."""
+        """Without an optimizer, end the step as a batch is drawn after its forward or backward pass."""
         if not self.has_optimizer and (self._backwards if self.evaluation.has_training else self._forwards):
             self.auto_tick()
 
@@ -234,7 +238,7 @@ class StepClock(Moments):
             self.auto_tick()
 
     def backward_begins(self) -> None:
-        """Hear that the script starts a backward pass: something is trained, by an optimizer or by hand."""
+        """Note a backward pass: something is trained. Without modules and optimizer, each one begins a step."""
         if not self.evaluation.has_training:
             self._leave_out_evaluation(keep=True)
         self.evaluation.trained()
@@ -253,7 +257,7 @@ class StepClock(Moments):
             self.labels.see()
 
     def expect_optimizers(self) -> None:
-        """Hear of an optimizer: from now on their steps end steps."""
+        """Note that an optimizer exists: from now on optimizer steps end steps."""
         if not self.has_optimizer:
             self.has_optimizer = True
             if not self.evaluation.has_training:
@@ -261,7 +265,7 @@ class StepClock(Moments):
             self.evaluation.has_training = True
 
     def _leave_out_evaluation(self, *, keep: bool) -> None:
-        """Take out what a model computed before anything showed that one would be trained, without gradients or idly.
+        """Drop the steps before training, if they were an evaluation: no gradients, or graphs that are gone.
 
         Only then is it known to have been an evaluation, and not what the script is for. Its records were steps. What
         it computed with gradients is for nothing once the graph is gone: no backward pass can begin there. Where an
@@ -293,22 +297,22 @@ class StepClock(Moments):
         self.left_out = True
 
     def built(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hear of an optimizer that has been made."""
+        """Note a new optimizer."""
         self.expect_optimizers()
         self.trained.add(optimizer)
 
     def trains(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hear of an optimizer that steps: it may hold parameters that it did not hold before."""
+        """Note that an optimizer steps; its parameters may have changed."""
         if not self.trained.has(optimizer):
             self.built(optimizer)
         self.trained.stepped(optimizer, self._names.parameters.changes)
 
     def lost_optimizers(self) -> None:
-        """Optimizers are no longer watched: forward passes are not to be taken for steps because of it."""
+        """Keep forward passes from ending steps once optimizers are no longer watched."""
         self.has_optimizer = self.evaluation.has_training = True
 
     def finish(self) -> None:
-        """Write what came after the last step, unless it is but how a step begins: a loader asked once too often."""
+        """Write the rows after the last step, unless they are only those of a step's start."""
         is_more = self._begun != self._recorder.step or self._recorder.rows > self._rows_at_begin
         self._recorder.flush(current=is_more)
 
@@ -325,7 +329,7 @@ class StepClock(Moments):
             self.tick()
 
     def tick(self) -> None:
-        """End the step."""
+        """End the step: reset the counts, tell the recorder, call the `on_tick` listeners even on an interrupt."""
         try:
             self.ticks += 1
             self._forwards = self._backwards = 0

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Trained:
-    """The optimizers that have been met, and the modules that are trained."""
+    """Optimizers seen so far, and which modules they train."""
 
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -47,22 +47,22 @@ class Trained:
         self._threads: ById[int] = ById()
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hear of an optimizer that has been made."""
+        """Add an optimizer."""
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
         self.ask_again()
 
     def ask_again(self) -> None:
-        """An optimizer may hold other parameters than it did."""
+        """Drop cached answers, as an optimizer may hold other parameters."""
         self._parameters = None
         self._roots.clear()
 
     def has(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer has been met."""
+        """Whether an optimizer was added."""
         return any(reference() is optimizer for reference in self._optimizers)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that are alive."""
+        """Live optimizers."""
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
 
     def of_this_thread(self) -> list[torch.optim.Optimizer]:
@@ -73,11 +73,11 @@ class Trained:
         return [each for each in self.optimizers() if self._threads.get(each) == threading.get_ident()]
 
     def by_hand(self, module: nn.Module) -> None:
-        """A backward pass has begun for a module that ran where no optimizer is."""
+        """Count a module as trained without an optimizer."""
         self._by_hand.set(module, True)
 
     def is_trained(self, module: nn.Module) -> bool:
-        """Whether an optimizer holds any of a module's parameters and may change it, or the script trains it by hand.
+        """Whether a module has a parameter that requires a gradient and an optimizer holds, or is trained by hand.
 
         An optimizer may be given all parameters of a model, those of a frozen teacher in it too.
         """
@@ -94,7 +94,12 @@ class Trained:
         return is_trained
 
     def stepped(self, optimizer: torch.optim.Optimizer, named: int) -> None:
-        """Hear of an optimizer that steps; `named` counts how often modules' parameters were named anew."""
+        """Note the thread that steps an optimizer, and drop cached answers if its parameters have changed.
+
+        Args:
+            optimizer: what steps.
+            named: how often modules' parameters were named anew.
+        """
         self._threads.set(optimizer, threading.get_ident())
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
@@ -103,21 +108,21 @@ class Trained:
             self.ask_again()
 
     def is_new(self, module: nn.Module) -> bool:
-        """Whether an optimizer that has not stepped yet holds any of a module's parameters: it will be trained."""
+        """Whether an optimizer that has not stepped yet holds any of a module's parameters."""
         new = [optimizer for optimizer in self.optimizers() if self._stepped_with.get(optimizer) is None]
         groups = [group for optimizer in new for group in optimizer.param_groups]
         held = {id(parameter) for group in groups for parameter in group["params"]}
         return any(id(parameter) in held for parameter in parameters_in(module))
 
     def _held(self) -> set[int]:
-        """`id` of all parameters that live optimizers hold, and so keep alive."""
+        """`id` of all parameters that live optimizers hold."""
         if self._parameters is None:
             groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
             self._parameters = {id(parameter) for group in groups for parameter in group["params"]}
         return self._parameters
 
     def written(self) -> bool:
-        """Whether the first parameter of any optimizer was written to since this was last asked."""
+        """Whether any optimizer's first parameter was written to since the last call."""
         written = False
         for optimizer in self.optimizers():
             if not optimizer.param_groups or not optimizer.param_groups[0]["params"]:
@@ -133,17 +138,17 @@ _AVERAGE = "torch.optim.swa_utils.AveragedModel"
 
 
 def _trains(module: nn.Module) -> bool:
-    """Whether a module is in training mode; one that was frozen has no such flag, and is for evaluation."""
+    """Whether a module is in training mode; False without the flag."""
     return bool(getattr(module, "training", False))
 
 
 def _is_live(module: nn.Module) -> bool:
-    """Whether it is a model in training mode, and no loss module, which always is."""
+    """Whether a module is in training mode and has parameters, unlike a loss module."""
     return _trains(module) and next(parameters_in(module), None) is not None
 
 
 def _in_function() -> bool:
-    """Whether the forward of an `autograd.Function` is under way, which runs without gradients what is trained.
+    """Whether the forward of an `autograd.Function` is running, within 100 frames.
 
     Known by the code of its frame: since torch 2.15 `apply` is not written in Python and leaves no frame.
     """
@@ -160,7 +165,7 @@ _FRAMES = 100
 
 @dataclass
 class Draw:
-    """A batch drawn with gradients on, before it is known what for.
+    """A batch drawn with gradients on, for a purpose not known yet.
 
     Attributes:
         loader: number of its loader.
@@ -176,7 +181,7 @@ class Draw:
 
 
 class Evaluation:
-    """Tells the phase of outermost calls, and keeps batches of an evaluation out of training."""
+    """Decides the phase of outermost calls, and moves batches of evaluations out of training."""
 
     def __init__(self, recorder: Recorder, *, wanted: bool) -> None:
         """Start in training, without loaders; `wanted` says whether evaluation is recorded."""
@@ -193,7 +198,7 @@ class Evaluation:
         """Whether anything has been trained or can be; a script that only runs a model evaluates nothing apart."""
 
     def drew(self, loader: int, *, start: int, began: bool) -> None:
-        """Hear of a batch of a loader, that before it the step had `start` rows, and whether the step began with it."""
+        """Note a drawn batch: its loader, the step's rows before it, and whether the step began with it."""
         self._feeder = loader
         if not torch.is_grad_enabled():
             self._under_way = self.has_training
@@ -205,7 +210,7 @@ class Evaluation:
         self._draws.append(Draw(loader, start, began))
 
     def trained(self) -> None:
-        """Hear of a backward pass or an optimizer step: what fed it feeds training."""
+        """Note a backward pass or optimizer step: loaders drawn from since the last one feed training."""
         self.has_training = True
         self._training |= self._fed
         self._training |= {self._doubted} - {-1}  # what was taken for an evaluation is trained on
@@ -214,13 +219,13 @@ class Evaluation:
         self._doubted = -1
 
     def left_out(self) -> None:
-        """Hear that all so far was an evaluation: nothing that was drawn for it comes back."""
+        """Drop all drawn batches: what ran so far was an evaluation."""
         self._fed.clear()
         self._draws.clear()
         self._under_way = self._loss_is_due = False
 
     def ticked(self) -> None:
-        """Hear that the step has ended: what was drawn in it stays."""
+        """Keep the batches drawn in the step that has ended."""
         self._draws.clear()
         self._loss_is_due = False
 
@@ -255,9 +260,9 @@ class Evaluation:
         return Phase.EVAL if evaluates else Phase.FORWARD
 
     def _is_late_copy(self, module: nn.Module, *, is_trained: bool, first_step: bool) -> bool:
-        """Whether a module is a copy of one in training that took no part in the first step, as an average is.
+        """Whether a module is an averaged copy: of a trained class, in eval mode, not called in the first step.
 
-        A teacher of the same class runs in the first step already. A wrapper that averages says what it is.
+        A teacher of the same class runs in the first step already. `AveragedModel` always is one.
         """
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         if is_trained:
@@ -274,7 +279,7 @@ class Evaluation:
         return loader in self._training
 
     def take_back(self) -> tuple[list[tuple[int, int]], bool]:
-        """An evaluating call: take the batches that fed it out of the step.
+        """Remove the batches of the last loader from the step, before an evaluating call.
 
         Returns:
             sites and slots of what was taken back; and whether the step had begun with it.
@@ -292,7 +297,7 @@ class Evaluation:
         return taken, began
 
     def give_back(self) -> bool:
-        """A training call: put back a batch that stood aside for an evaluation; whether the step began with it."""
+        """Put removed batches back before a training call; returns whether the step began with one."""
         began = False
         if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use
             for draw in self._draws:

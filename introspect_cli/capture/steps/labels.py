@@ -29,7 +29,7 @@ Facts = dict[str, "Label"]
 
 
 def running(modules: tuple[str, ...], function: str) -> Any:
-    """`self` of a method that this thread runs; None where it runs none.
+    """`self` of the innermost running call of a method in this thread; None without one.
 
     Args:
         modules: the modules that define it, by name; that of another distribution of the same code too.
@@ -44,7 +44,7 @@ def running(modules: tuple[str, ...], function: str) -> Any:
 
 
 def lightning(owner: Any) -> Facts:
-    """Labels by a Lightning Trainer's attributes, as they read in `training_step`."""
+    """Labels from a Lightning Trainer, as they read in `training_step`."""
     stage = getattr(getattr(owner, "state", None), "stage", None)
     name = str(getattr(stage, "value", stage))
     labels: Facts = {"framework": "lightning", "stage": name}
@@ -55,7 +55,7 @@ def lightning(owner: Any) -> Facts:
 
 
 def transformers(owner: Any) -> Facts:
-    """Labels by the `state` of transformers' Trainer, as it reads in `compute_loss`."""
+    """Labels from a transformers Trainer's state, as it reads in `compute_loss`."""
     state, arguments = owner.state, owner.args
     labels: Facts = {"framework": "transformers", "global_step": int(state.global_step)}
     accumulation = int(arguments.gradient_accumulation_steps)
@@ -75,7 +75,7 @@ def transformers(owner: Any) -> Facts:
 
 
 def _length(loader: Any) -> int:
-    """Batches in an epoch; 0 where they are not known."""
+    """Batches in an epoch; 0 where unknown."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -83,7 +83,7 @@ def _length(loader: Any) -> int:
 
 
 def accelerate(state: Mapping[str, Any]) -> Facts:
-    """Labels by what accelerate's `GradientState` shares: the loader that is iterated over, how much accumulates."""
+    """Labels from accelerate's shared `GradientState`: epoch of the loader in use, accumulation."""
     labels: Facts = {}
     references = state.get("_dataloader_references_ref") or state.get("dataloader_references") or [None]
     loader = references[-1]() if isinstance(references[-1], weakref.ref) else references[-1]
@@ -107,7 +107,7 @@ _HOMES = (_ACCELERATE, *(name for modules, _, _ in TRAINERS for name in modules)
 
 
 def ask() -> Facts:
-    """The labels of the step that this thread runs; none where no known framework trains."""
+    """Labels of the running step; empty where no known framework trains."""
     if sys.modules.keys().isdisjoint(_HOMES):
         return {}
     for modules, function, read in TRAINERS:
@@ -129,7 +129,7 @@ class StepLabels:
         self._last: Facts = {}
 
     def see(self) -> None:
-        """Read the labels; a forward or a backward pass of training is about to run."""
+        """Read the labels before a forward or backward pass of training."""
         if not self._guarded.on:
             return
         with self._guarded:
@@ -139,7 +139,7 @@ class StepLabels:
                 self._last = labels
 
     def take(self) -> Facts:
-        """The labels of the step, which has ended."""
+        """Labels of the ended step, `batch` as (first, last) over its passes; resets them."""
         first, last = self._first, self._last
         self._first = self._last = {}
         labels = dict(first)

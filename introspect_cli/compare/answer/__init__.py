@@ -1,1 +1,1 @@
-"""What came out of all ranks as one answer: the verdict, the sentence, what stands beside it."""
+"""The answer of a comparison from all ranks' outcomes: verdict, sentence, causes and notes."""

@@ -1,4 +1,4 @@
-"""The ranks' outcomes as one answer: the earliest divergence with what explains it, settings beside it, notes below."""
+"""The answer from all ranks' outcomes: the earliest divergence explained, with settings, findings and notes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def answer_for(compared: Compared) -> DiffResult:
-    """Put the ranks' outcomes together."""
+    """The whole answer from all ranks' outcomes: verdict and sentence, settings, findings, notes and counts."""
     best = compared.best
     at = View(best, compared.outcomes) if best is not None and compared.diverges else None
     some_ranks = on_some_ranks(compared.a, compared.b) if len(compared.outcomes) > 1 else []
@@ -68,7 +68,10 @@ def answer_for(compared: Compared) -> DiffResult:
 
 
 def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
-    """How the source differs, and the settings that do, the strongest explanation first; sentences may name these."""
+    """How the source differs (None as in `code_changes`), and differing settings, the heaviest first.
+
+    Sets `at.settings`.
+    """
     a, b = compared.a, compared.b
     code, offset = code_changes(a, b, at, compared.ending), any(outcome.offset for outcome in compared.outcomes)
     if at is None:
@@ -95,7 +98,7 @@ def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges
 
 
 def _by_chance(at: View) -> bool:
-    """Whether two runs of one script may differ so, as far as is known of their random states."""
+    """Whether randomness alone explains the divergence: unseeded, or random states not proved equal at the start."""
     if unseeded(at):
         return True
     if at.cause.reason == "rng" and at.is_first_step:
@@ -107,7 +110,7 @@ def _by_chance(at: View) -> bool:
 def _diverging(
     compared: Compared, at: View, code: CodeChanges | None, separate: tuple[Separate | None, Separate | None]
 ) -> DiffResult:
-    """The answer where something diverged: why, and what else a reader needs to check it."""
+    """The answer where the runs diverge: sentence, evidence, causes, listed divergences and overviews."""
     options, reach, first, best = compared.options, compared.reach, at.first, at.outcome
     training, evaluation = separate
     told = explained(at)
@@ -151,14 +154,14 @@ def _diverging(
 
 
 def _first_more(at: View) -> str:
-    """Where the first divergence is rounding, the first listed one of its step that is more; "" for none."""
+    """The first listed divergence of the step beyond rounding, where the first one is rounding; "" for none."""
     listed = at.outcome.listed if at.rounding else []
     more = next((one for one in listed if one.step == at.first.step and one.size is Size.MORE), None)
     return f"First that is more than rounding: {what(more.site, more.module_class)}{how_far(more)}." if more else ""
 
 
 def _likely(at: View, told: Explained, causes: Sequence[Candidate]) -> list[str]:
-    """The likeliest causes in words; none where a resumed run did not restore something."""
+    """The likeliest causes in words; [] where a resumed run lost a part that matters."""
     resumed = at.outcome.resumption
     settled = {"hyperparameter", "optimizers"} if at.cause.reason == "optimizer" else set()
     strong = {(one.source, one.name) for one in at.settings if one.explains and one.weight >= _STRONG}
@@ -170,7 +173,10 @@ _SCHEDULED = frozenset({"lr", "momentum", "betas"})
 
 
 def _nothing_changed(at: View, code: CodeChanges | None) -> tuple[str, ...]:
-    """A sentence that nothing on record differs that could explain it, and what the evidence leaves; none else."""
+    """One sentence that no recorded source, setting or package differs, and the causes that remain.
+
+    () where anything of weight differs, sources are unread, or documents are missing.
+    """
     kept = [run.settings for run in at.runs]
     if code is None or any(name not in settings for settings in kept for name in ("sources", "packages", "command")):
         return ()
@@ -189,14 +195,14 @@ def _nothing_changed(at: View, code: CodeChanges | None) -> tuple[str, ...]:
 
 
 def _stepped(at: View) -> bool:
-    """Whether an optimizer may have stepped before the first divergence, in a process that was not recorded as well."""
+    """Whether an optimizer step may precede the first divergence, also one in an unrecorded earlier process."""
     site = at.site
     after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
     return after or site.call > 0 or not at.is_first_step or at.first.step > 0
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:
-    """Divergences of all ranks, the first of all before the others: each rank in its own order, by step.
+    """Divergences of all ranks: `first`, then sorted by step, rank and sequence; at most `limit`.
 
     No order between ranks within a step is meant.
     """
@@ -206,7 +212,7 @@ def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | Non
 
 
 def _place(at: View, head: str = "First divergence at") -> str:
-    """Where it is; `head` is what stands before the step."""
+    """The place in words: `head`, step, rank, and whether in a recomputation or an evaluation."""
     first = at.first
     which = ranks.where(at)
     where = first.step_words + (f", {which}" if which else "")
@@ -221,7 +227,7 @@ def _place(at: View, head: str = "First divergence at") -> str:
 
 
 def _place_of_both(at: View, training: Separate | None, evaluation: Separate | None) -> tuple[str, str]:
-    """The place, and what is known of the other of the two, in a sentence."""
+    """The place of the first divergence, and a sentence on the other part (training or evaluation); "" for none."""
     if training is None or evaluation is None:
         return _place(at), ""
     if at.site.evaluates and training.verdict is Verdict.SAME:
@@ -232,7 +238,7 @@ def _place_of_both(at: View, training: Separate | None, evaluation: Separate | N
 
 
 def _beside(separate: Separate, name: str) -> str:
-    """The answer for one of the two, after that for the other."""
+    """The sentence on training or evaluation (`name`) that follows the sentence on the first divergence."""
     if separate.verdict is Verdict.UNDECIDED:
         return f"{name}: {separate.sentence[0].lower()}{separate.sentence[1:]}"
     if separate.first is not None:
@@ -244,10 +250,10 @@ def _beside(separate: Separate, name: str) -> str:
 
 
 def _at_the_end(at: View, end: Raised | None, place: str, why: str) -> tuple[str, str, str]:
-    """Place and why where a run ended by an exception, and a note of that; "" where there is no note.
+    """Place, why and a note ("" for none), reworded where one run ended by an exception.
 
-    The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
-    run did not come to any more, the exception is the whole answer.
+    If it cut off the step of the first divergence, the exception comes first; if the divergence is only a record
+    missing since, it is all.
     """
     if end is None:
         return place, why, ""
@@ -265,7 +271,7 @@ def _at_the_end(at: View, end: Raised | None, place: str, why: str) -> tuple[str
 
 
 def _last_agreed(at: View) -> str:
-    """What the last record of the step is that agrees before the first divergence; "" where none does."""
+    """The last record of the step before the first divergence that agrees, in words; "" where none does."""
     step = at.step
     agree = np.isin(step.state, (EQUAL, WITHIN)) & (step.table.order_of < at.first.sequence)
     numbers = np.flatnonzero(agree)

@@ -1,8 +1,8 @@
-"""How the source files of two runs differ, the most likely cause of their divergence first.
+"""Changes between the source files of two runs, the most likely cause of their divergence first.
 
-Files are laid beside one another by name; the two scripts, too, where they have other names. A text comes from the run,
-or, where the run did not keep it, from the git clone in the current directory, if that has the very file. What a line
-of code can be held against (names, classes, lines on record) is what the first divergence tells.
+Files are paired by name, the two scripts also under different names. A text comes from the run, or from the git clone
+in the current directory, if that has the file with the recorded digest. Names, classes and lines that changes are
+matched with come from the first divergence.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _MOST = 1 << 19
 
 
 def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> CodeChanges | None:
-    """How the source files of two runs differ; None where either run has no digests of its files.
+    """Changes of source files, ranked by nearness to `scene` or to the exception `ended`.
+
+    None where either run has no digests of its files.
 
     Raises:
         StoreError: the text of a file is damaged.
@@ -95,7 +97,7 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
 
 
 def _above(change: Change, texts: tuple[Mapping[str, str], Mapping[str, str]]) -> str:
-    """The line above a change that is not blank: in b's version, or in a's where it was removed."""
+    """The nearest non-blank line above a change, in b's version, or in a's where the code was removed; "" for none."""
     side, text = (change.b, texts[1]) if change.b is not None else (change.a, texts[0])
     if side is None or change.unit == "file":
         return ""
@@ -104,7 +106,7 @@ def _above(change: Change, texts: tuple[Mapping[str, str], Mapping[str, str]]) -
 
 
 def _renamed(one: _Texts, two: _Texts) -> dict[str, str]:
-    """Names of a's files that are b's under another name: the script, and files of one name in two directories."""
+    """Names of files in a, mapped to those in b where they differ: the scripts, then files with a unique basename."""
     left = [name for name in one.digests if name not in two.digests]
     right = [name for name in two.digests if name not in one.digests]
     names = {}
@@ -118,7 +120,7 @@ def _renamed(one: _Texts, two: _Texts) -> dict[str, str]:
 
 
 class _Texts:
-    """The source files of one run."""
+    """Source texts of one run by file name, stored with the run or read from the current directory's git clone."""
 
     def __init__(self, run: Run) -> None:
         self._sources = Sources(run)
@@ -130,7 +132,7 @@ class _Texts:
         self.script = named[0] if len(named) == 1 else ""
 
     def text(self, name: str) -> str | None:
-        """A file; None where it is not there."""
+        """The text of a file; None where neither the run nor a git blob with the recorded digest has it."""
         if name in self._sources:
             return self._sources[name].text
         digest = self.digests.get(name)
@@ -140,11 +142,11 @@ class _Texts:
         return data.decode("utf-8", "replace") if source_digest(data) == digest else None
 
     def exact(self, name: str) -> bool:
-        """Whether the text of a file is all that it held."""
+        """Whether a text is unredacted; True also for files read from git."""
         return name not in self._sources or self._sources[name].exact
 
     def all(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
-        """Files by the names that they have in b; of very many, those that changed, and then those beside them."""
+        """Texts by their names in b: all of `wanted`, others (same top directory first) up to `_MOST` characters."""
         texts: dict[str, str] = {}
         size = 0
         tops = {name.partition("/")[0] for name in wanted}
@@ -162,7 +164,7 @@ class _Texts:
 
 
 def _content(name: str) -> bytes:
-    """A file at a commit, by `commit:path`; nothing where the current directory's clone has it not."""
+    """The bytes of `commit:path` in the git clone of the current directory; b"" where git fails or lacks it."""
     import subprocess
 
     try:
@@ -182,7 +184,7 @@ _INDEX = re.compile(r"\d+")
 
 
 def clues_of(scene: View) -> Clues:
-    """What the records say of the first divergence."""
+    """The names, classes and lines in a first divergence's records that a code change can be matched with."""
     cause, site = scene.cause, scene.site
     tree = scene.step.modules[0] | scene.step.modules[1]
     subject = cause.module or cause.subject or site.fqn
@@ -254,7 +256,7 @@ def clues_of(scene: View) -> Clues:
 
 
 def _bounds(scene: View) -> tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]]:
-    """The lines between which the first divergence came about, of a and of b."""
+    """Lines of the last record that agrees and the first that differs: (a's two, b's two); None where unknown."""
     from introspect_cli.compare.step.step import lines_around
 
     one, two = (
@@ -264,7 +266,7 @@ def _bounds(scene: View) -> tuple[tuple[Line | None, Line | None], tuple[Line | 
 
 
 def _handling(scene: View) -> set[str]:
-    """Names of what a script calls to do to gradients what the records leave possible."""
+    """Names of calls that may have changed the gradient (`clip_grad_norm_`, `zero_grad`), less what records exclude."""
     if stale_share(scene.step, scene.position)[0]:
         return set(Handling.ZERO_GRAD.calls)
     gone = excluded(scene)
@@ -273,27 +275,29 @@ def _handling(scene: View) -> set[str]:
 
 
 def clues_of_ending(ending: Raised) -> Clues:
-    """What is known of a run that ended by an exception where the other went on."""
+    """Clues where one run alone ended by an exception: the line that raised."""
     line = ((ending.file, ending.line),) if ending.file else ()
     return Clues("raised", lines=((), line) if ending.side == "b" else (line, ()))
 
 
 def _parsed(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """`model.py:41` as `("model.py", 41)`; lines of another form are left out."""
     return tuple((match[1], int(match[2])) for line in lines if (match := _LINE.fullmatch(line)))
 
 
 def _spans(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, int, int], ...]:
-    """Files with two lines each; what is in two files is in none."""
+    """Pairs of lines as (file, first, last); pairs in two different files are left out."""
     ends = [parsed for pair in pairs if len(parsed := _parsed(pair)) == 2]
     return tuple((file, first, last) for (file, first), (other, last) in ends if file == other)
 
 
 def _last(name: str) -> str:
-    """What a module is called in the one around it: the last part of its name that is no number."""
+    """The last part of a dotted name that is no number: `blocks` of `blocks.3`; "" for none."""
     return next((part for part in reversed(name.split(".")) if not _INDEX.fullmatch(part)), "")
 
 
 def _attributes_that_differ(trees: Iterable[dict[str, ModuleInfo]], name: str) -> set[str]:
+    """Names of a module's attributes that differ between the runs; with `train`, `eval` if `training` does."""
     one, two = (dict(tree[name].attributes) if name in tree else {} for tree in trees)
     keys = {key for key, _, _ in unequal(one, two)} if one and two else set()
     return keys | {"train", "eval"} if "training" in keys else keys

@@ -1,13 +1,11 @@
-"""Two runs compared rank by rank, wherever there is a processor; or all ranks of each as one.
+"""Two runs compared rank by rank, in other processes where there are many; or all ranks of each as one.
 
-Thousands of ranks are compared in groups, each by a task that opens those ranks alone. What comes back of a rank is
-small: how much was compared and counted, and its first divergence. The answer is made of these; only of the rank that
-diverges first more is needed, steps and names, so that one is compared once more by whoever asks.
+Thousands of ranks are compared in groups, each by a task that opens those ranks alone and returns only counts and the
+first divergence. The rank that diverges first is then compared once more, with all its steps and names.
 
-One run that evaluates another way may train the same, and a reader who is told "diverged" looks for a fault in
-training that is not there. Evaluation touches training only through what training's own records show: random states,
-parameters, buffers. So the steps are walked once for each, with the other's records masked, though a reason still
-knows of all of them. The first divergence is the earlier of the two.
+Training and evaluation are also compared alone: one run that evaluates another way may train the same. Steps are walked
+once for each, with the other's records masked, though reasons know of all of them. The first divergence is the earlier
+of the two.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ _LEAST = 4_000
 
 @dataclass(frozen=True)
 class RunPair:
-    """Two runs, and what of all their ranks the comparison of one needs.
+    """Two runs, with what the comparison of a single rank needs to know of all ranks.
 
     Attributes:
         noise: runs that should equal a.
@@ -70,14 +68,17 @@ class RunPair:
 
     @classmethod
     def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
-        """Two runs that were opened with all their ranks."""
+        """Two open runs with all their ranks.
+
+        A run's last step counts as its end where it notes how ranks ended and they ended evenly; else None.
+        """
         one, two = (run.last_step if run.endings and not ended_unevenly(run) else None for run in (a, b))
         return cls(a, b, noise, (one, two), (tensor_files(a), tensor_files(b)))
 
     def compare(
         self, readers: tuple[Reader, Reader], options: DiffOptions, splits: Splits | None = None
     ) -> RankOutcome:
-        """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
+        """Compare one rank, or all as one if `splits` is given, under the step offset and the renamings found."""
         one, two = readers
         by_labels = offset_by_labels(one.labels, two.labels) if options.offset is None else options.offset
         match = (splits.match if splits is not None else None) or correspond(one, two, options, by_labels)
@@ -111,14 +112,15 @@ class RunPair:
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:
-        """Compare one rank."""
+        """Compare rank `rank` of a with the same rank of b."""
         return self.compare((self.a.rank(rank), self.b.rank(rank)), options)
 
 
 def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None = None) -> Compared:
-    """Compare each rank with its partner; where the runs are split up differently, all ranks of each as one.
+    """Compare equal rank numbers pairwise.
 
-    Where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees.
+    Where layout or batch split differs, all ranks of each run as one. If only losses suggest the split, the comparison
+    as one counts only if it agrees or `_took_the_same`. Raises UsageError where no selected rank is in both runs.
     """
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
@@ -135,7 +137,11 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
 
 
 def _took_the_same(compared: Compared) -> bool:
-    """Whether gradients that microbatches of a step add up to agree, or their losses tell: then it is one batch."""
+    """Whether both runs' steps used one batch.
+
+    True where nothing diverges, the cause is the split, or the first divergence comes after the first step or in the
+    update, with gradients compared.
+    """
     outcome = compared.outcomes[0]
     if outcome.cause is not None and outcome.cause.reason == "split":
         return True
@@ -147,7 +153,7 @@ def _took_the_same(compared: Compared) -> bool:
 
 
 def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
-    """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
+    """Compare two layouts, or two splits of a batch, with all ranks and microbatches of each run put together."""
     outcome = pair.compare(wholes.readers, options, wholes.splits)
     first, runs = outcome.first, (pair.a, pair.b)
     outcome.notes = [
@@ -160,7 +166,7 @@ def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
 
 
 def compare_group(task: Task) -> list[RankOutcome]:
-    """Compare some ranks."""
+    """Compare the ranks of one task, opened in this process; outcomes without readers."""
     manifests, options, pair = task.given
     with task.opened() as runs:
         for run, manifest in zip(runs, manifests, strict=True):
@@ -173,10 +179,10 @@ def compare_group(task: Task) -> list[RankOutcome]:
 def compare_ranks(
     pair: RunPair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
 ) -> list[RankOutcome]:
-    """Compare ranks one by one; what came of each.
+    """Outcomes of ranks compared one by one, in order.
 
-    Of many ranks, all divergences of the first step are listed of the rank that diverges first alone. Where there is
-    `work`, it compares them elsewhere.
+    By `work` (other processes) where given. With more than MANY ranks, only the rank that diverges first lists all
+    divergences of its step.
     """
     many = len(ranks) > MANY
     options = replace(options, later=options.later // max(len(ranks), 1), least=_LEAST if many else options.least)
@@ -203,13 +209,13 @@ def compare_ranks(
 
 
 def _alone(outcome: RankOutcome) -> dict[bool, RankOutcome]:
-    """Its evaluation (True) and training (False) alone, where they are told apart."""
+    """Outcomes of evaluation (True) and training (False) alone; empty where they are not told apart."""
     which = (False, True) if outcome.evaluated else (False,)
     return {} if outcome.alone is None else {evaluation: outcome.alone(evaluation) for evaluation in which}
 
 
 def _closed(outcome: RankOutcome) -> RankOutcome:
-    """An outcome without readers and steps, and what is asked of the rank alone that diverges first."""
+    """An outcome that can be pickled: without readers, steps, cause and other fields needed of the first rank alone."""
     nobody = cast("Reader", None)  # until `_opened`
     alone = {evaluation: _closed(part) for evaluation, part in _alone(outcome).items()}
     return replace(
@@ -229,7 +235,7 @@ def _closed(outcome: RankOutcome) -> RankOutcome:
 
 
 def _opened(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
-    """An outcome with the readers that are open here."""
+    """The same outcome with the readers of `pair` set again, also in its parts."""
     for one in (outcome, *_alone(outcome).values()):
         one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
     return outcome
@@ -239,9 +245,9 @@ def _opened(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
 
 
 def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
-    """Give an outcome its steps of evaluation, and as its first divergence the earlier of training's and evaluation's.
+    """Set an outcome's evaluation steps.
 
-    Where ranks are put together, evaluation is not told apart.
+    Its first divergence becomes the earlier of training's and evaluation's. Does nothing where ranks are put together.
     """
     options = comparison.options
     if outcome.gathered is not None:
@@ -276,10 +282,9 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
 
 
 def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> tuple[int, str]:
-    """How many steps a run has after the last common one, and the first tensor that one without training changes.
+    """Count of a run's training steps after the last common one, and the first tensor changed without training.
 
-    One without training (an evaluation, what is saved) that changes none is no step more. Nor is one without a loss, a
-    gradient or an update, where the last common one has any: an evaluation in train mode.
+    A single last step counts 0 if it changes no tensor, or has no loss, gradient or update (evaluation, saving).
     """
     if tail != 1 or only[-1] not in reader:
         return tail, ""
@@ -297,7 +302,7 @@ def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int, las
 
 
 def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
-    """The compared steps in which both runs have an evaluation."""
+    """The compared steps (a's numbers) in which both runs have a record of an evaluation."""
     if not (mask_a.any() and mask_b.any()):
         return
     for entry_a, entry_b in paired:
@@ -309,7 +314,7 @@ def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
 
 
 def _adopt(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
-    """Make the earliest first divergence of the parts that of the whole, also in what is listed."""
+    """Make the earliest first divergence of `parts`, by (step, sequence), the outcome's first and first listed one."""
     firsts = [(part.first, part) for part in parts if part.first is not None]
     if not firsts:
         return

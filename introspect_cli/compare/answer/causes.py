@@ -1,4 +1,4 @@
-"""What may have caused the first divergence: changed statements and settings that differ, in one ranked list."""
+"""Possible causes of the first divergence in one ranked list: changed statements and differing settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _IN_COMMENTS = 0.05
 
 
 def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
-    """The changes, where the one statement that changed is all that differs: names need not lead to the place then."""
+    """Mark the only changed statement `Nearness.ALONE`, if every text was read and no setting of weight differs.
+
+    Otherwise the changes are returned as they are.
+    """
     if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
         return code
     others = (change for change in settings if change.source not in MADE_BY_CODE | {"nested"})
@@ -40,9 +43,9 @@ def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) ->
 def with_code(
     settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
 ) -> tuple[SettingChange, ...]:
-    """Settings that differ, each changed file as near to the place as the statement of it that is the nearest.
+    """Settings re-sorted by weight, each changed file weighed by its statement nearest to the divergence.
 
-    One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
+    A file changed only in comments or names, or in nothing that can matter, explains nothing.
 
     Args:
         settings: the strongest explanation first.
@@ -85,7 +88,7 @@ _ROOM = 240
 
 
 def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[SettingChange]) -> tuple[Candidate, ...]:
-    """Statements that reach the place, and settings that can explain it: equal values of several sources are one."""
+    """Likely statements, then settings that explain; settings with an equal pair of values are merged into one."""
     statements = [
         Candidate(
             "statement",
@@ -115,9 +118,9 @@ def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[Sett
 
 
 def _setting(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
-    """One setting, by the name that somebody gave it: of the command line before what was made of it.
+    """One cause for merged settings, named by the member a person wrote (command line, environment, files) if any.
 
-    A place on the command line is no name.
+    Proved where a finding has its two values.
     """
     named = min(members, key=lambda change: change.source not in _GIVEN or change.name.startswith(ARGUMENT))
     certainty = Certainty.PROVED if (str(named.a), str(named.b)) in on_record else Certainty.LIKELY
@@ -128,7 +131,7 @@ def _setting(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str,
 def likely_words(
     told: Explained, causes: Sequence[Candidate], strong: AbstractSet[tuple[str, str]], settled: AbstractSet[str]
 ) -> list[str]:
-    """The likeliest causes in words, at most three; nothing that the findings say already."""
+    """At most three likely causes in words, within `_ROOM` characters, without those that the proved findings name."""
     said = "; ".join(one.text for one in told.proved)
     names = {name for source, name in strong if source not in settled}
     likely = [one for one in causes if one.kind == "statement" or one.name in names]
@@ -151,7 +154,7 @@ def candidate_words(one: Candidate) -> str:
 
 
 def _both_in_brief(*texts: str) -> list[str]:
-    """Two versions of a statement, a line each; of long ones without what is equal and not beside what changed."""
+    """Two versions of a statement, one line each; over `_SHOWN` characters, equal parts become `...`."""
     whole = [" ".join(text.split()) for text in texts]
     if max(map(len, whole)) <= _SHOWN:
         return whole

@@ -1,7 +1,7 @@
-"""Two runs and what came out of comparing each of their ranks: how much was compared, what agrees, what was not seen.
+"""Two runs with the outcomes of all ranks: how much was compared, agrees, or was not observed.
 
-Where all results of both runs (what training is for) are on record and agree, the runs are the same, and what else
-differs is told beside it. Nothing unseen becomes equal by that: it rests on results that both recorded.
+Where all results (losses, gradients, parameters) of both runs are recorded and agree, the runs are the same, and other
+differences are told beside it. Unobserved values do not become equal by that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """Two runs, and what came out of comparing them.
+    """Two runs with the outcome of each rank.
 
     Attributes:
         outcomes: of each rank, or of all ranks as one.
@@ -55,19 +55,22 @@ class Compared:
 
     @property
     def runs(self) -> tuple[tuple[str, Run], tuple[str, Run]]:
-        """Both, each with its name."""
+        """Both runs with their names: (("a", a), ("b", b))."""
         return ("a", self.a), ("b", self.b)
 
     # --- how much
 
     @cached_property
     def tally(self) -> Counter[str]:
-        """What was counted, over all ranks."""
+        """Sum of the ranks' tallies, by the name of the count (`equal`, `diverged`, `blind`)."""
         return sum((outcome.tally for outcome in self.outcomes), Counter())
 
     @cached_property
     def counts(self) -> Counts:
-        """How much was compared and what came of it; of evaluation alone, the steps that have one."""
+        """Totals over all ranks.
+
+        `steps_compared` counts only steps with an evaluation if evaluation alone is compared.
+        """
         total = self.tally
         evaluates = self.options.evaluation  # ranks that are put together do not tell which steps have one
         steps = [(evaluates and outcome.evaluated) or outcome.paired for outcome in self.outcomes]
@@ -84,12 +87,12 @@ class Compared:
 
     @property
     def as_one(self) -> bool:
-        """Whether all ranks were compared as one."""
+        """Whether all ranks of each run were compared as one."""
         return any(outcome.gathered is not None for outcome in self.outcomes)
 
     @property
     def extent(self) -> str:
-        """How much agrees, in words: `2,410 records of 16 steps`."""
+        """Number of records and steps that agree, in words: `2,410 records of 16 steps`."""
         counts = self.counts
         by = "within the tolerance or noise given"
         if self.as_one:
@@ -110,7 +113,7 @@ class Compared:
 
     @property
     def blind_site(self) -> str:
-        """The first record that only one run could see; "" for none."""
+        """The first record that only one run observed, in words; "" for none."""
         return next((outcome.blind_site for outcome in self.outcomes if outcome.tally["blind"]), "")
 
     # --- what came of it
@@ -122,14 +125,15 @@ class Compared:
 
     @cached_property
     def ending(self) -> Raised | None:
-        """The exception that ended one run and not the other, or not in the same way."""
+        """The exception that ended one run only, or b's where both ended by different ones; None for none."""
         return one_raised(*self.raised)
 
     @cached_property
     def best(self) -> RankOutcome | None:
-        """The rank that diverges at the earliest step; of several, in the earliest phase, then the lowest number.
+        """The outcome with the first divergence by (step, phase, rank number).
 
-        Where an optimizer on one rank steps what all have (ZeRO), it is the rank whose hyper-parameters differ.
+        None where nothing diverges. For an optimizer cause (ZeRO), among ranks tied but for the number, the first whose
+        hyper-parameters differ.
         """
         diverging = [(upstream(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
         best = min(diverging, key=lambda pair: pair[0], default=(None, None))
@@ -141,29 +145,30 @@ class Compared:
 
     @cached_property
     def reach(self) -> Reach | None:
-        """How far rounding carries a, and b beside it; None without perturbed runs."""
+        """The largest distance of perturbed runs, over all ranks; None without perturbed runs."""
         return furthest_of(outcome.reach for outcome in self.outcomes)
 
     @cached_property
     def structure(self) -> tuple[StructureChange, ...]:
-        """What differs in structure, of the first rank on which anything does."""
+        """Structural changes of the first rank that has any."""
         return self._structure(same=False)
 
     @cached_property
     def harmless_structure(self) -> tuple[StructureChange, ...]:
-        """The same, where no value differs, so that it has changed nothing."""
+        """Structural changes of the first rank that has any, worded for runs in which no value differs."""
         return self._structure(same=True)
 
     def _structure(self, *, same: bool) -> tuple[StructureChange, ...]:
+        """Structural changes of the first rank that has any; `same` says that no value differs."""
         every = (outcome.structure for outcome in self.outcomes if outcome.structure is not None)
         return next((changes for structure in every if (changes := changes_of(structure, same=same))), ())
 
     @cached_property
     def results_agree(self) -> bool:
-        """Whether all results of all compared steps are on record in both runs and agree, so that they decide.
+        """Whether results (losses, gradients, parameters) of all compared steps are recorded in both runs and agree.
 
-        Equal ones decide of whatever else differs. Ones that agree within tolerance decide of what was not seen alone:
-        a value beyond the tolerance is one. Steps that were not opened agree in everything.
+        False if strict or narrowed, if a step was left unopened, or if they agree only within tolerance and something
+        diverges.
         """
         options, outcomes = self.options, self.outcomes
         if options.strict or options.narrowed or options.evaluation is not None:
@@ -181,25 +186,26 @@ class Compared:
 
     @property
     def diverges(self) -> bool:
-        """Whether something diverges, and the results do not decide that nothing comes of it."""
+        """Whether any rank diverges and `results_agree` is False."""
         return self.best is not None and not self.results_agree
 
     @property
     def within(self) -> bool:
-        """Whether results agree within tolerance or noise only."""
+        """Whether on any rank results agree only within tolerance or noise."""
         return any(outcome.results_known is Known.WITHIN for outcome in self.outcomes)
 
     @property
     def results(self) -> str:
-        """The results that agree in every opened step, as a list in a sentence."""
+        """The kinds of results that agree in every opened step on every rank: `losses, gradients and parameters`."""
         kinds = frozenset.intersection(*(outcome.results for outcome in self.outcomes if outcome.results is not None))
         return _listed(kinds)
 
     @property
     def unchanged(self) -> str:
-        """Of one rank, the sentence on the results that agree in every step; "" where no parameters are among them.
+        """Sentence on results that agree in every step although the runs diverge.
 
-        What is NaN throughout in both runs agrees whatever was computed.
+        "" for several ranks, or where parameters are not among them. Results that are NaN throughout prove nothing,
+        which is said instead.
         """
         outcome = self.outcomes[0]
         first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
@@ -217,7 +223,7 @@ class Compared:
 
 
 def _listed(kinds: frozenset[Kind]) -> str:
-    """Some results as a list in a sentence."""
+    """Kinds of results as a list in a sentence: `losses and gradients`."""
     return listed([name for kind, name in NAMES.items() if kind in kinds])
 
 
@@ -228,7 +234,7 @@ _SHOWN = 3
 
 
 def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
-    """What was not compared, and what else a reader must know, whatever the answer is."""
+    """Notes for any verdict: what was not compared or not observed, and differing options, each once."""
     a, b, outcomes = compared.a, compared.b, compared.outcomes
     manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
     notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
@@ -242,7 +248,7 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
 
 
 def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
-    """That later steps were not compared, where it would have taken long."""
+    """At most one note, that steps after the first divergence were not compared to save time."""
     unopened = [outcome for outcome in outcomes if outcome.unopened]
     if not unopened:
         return []
@@ -253,7 +259,7 @@ def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
 
 
 def _state_notes(compared: Compared) -> Iterator[str]:
-    """Runs that did not end, or have not yet."""
+    """Notes on runs still being written, interrupted, thinned, or with fewer steps than their manifest names."""
     for name, run in compared.runs:
         last = run.last_step
         until = f"up to and including step {last}" if last is not None else "no complete step"
@@ -271,7 +277,7 @@ def _state_notes(compared: Compared) -> Iterator[str]:
 
 
 def _missing_notes(compared: Compared) -> Iterator[str]:
-    """Ranks, files and steps that only one run has."""
+    """Notes on ranks, saved files and steps that only one run has."""
     runs: dict[str, Run] = dict(compared.runs)
     for name, run in runs.items():
         missing = [rank for rank in run.ranks if rank not in runs[OTHER[name]].ranks]
@@ -309,7 +315,7 @@ def _ranges(steps: Sequence[int]) -> str:
 
 
 def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """Notes on copies that are not equal within one run, where the first divergence is of that."""
+    """Notes where the first divergence is of a tensor whose copies on several ranks of one run differ."""
     notes = [
         f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
         for summary, name in ((first.a, "a"), (first.b, "b"))
@@ -319,7 +325,7 @@ def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
 
 
 def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
+    """A note where one run's global batch has the size of one rank's share: all ranks had the same samples."""
     given = first.site.kind is Kind.BATCH or (first.site.kind is Kind.INPUT and "." not in first.site.fqn)
     if not given or first.a is None or first.b is None:
         return []

@@ -1,8 +1,7 @@
-"""A run that ended by an exception where the other went on: with its line, and whether it cut off the first divergence.
+"""Exceptions that ended a run where the other went on, and whether one cut off the first divergence.
 
-Without it the answer would be that a module does not run in a step of b, or that the runs have no step in common, which
-is true and hides what a person sees at once in the terminal. An exception in a step after the first divergence is a
-consequence, or another fault, and is told as a note.
+Without them the answer would be that a module does not run in a step of b, which is true and hides what the terminal
+shows. An exception in a step after the first divergence is told as a note.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ class Raised:
 
     @property
     def same_as(self) -> tuple[str, str]:
-        """What it shares with the same exception of another run, whose directory may be another one."""
+        """Key by which two runs' exceptions are one: text without directories, and function."""
         return _DIRECTORIES.sub("/", self.exception), self.function
 
     @property
     def words(self) -> str:
-        """`ValueError: bad shape at model.py:41 in forward`."""
+        """Exception with place: `ValueError: bad shape, at model.py:41 in forward`; cut to `_LONGEST` characters."""
         text = " ".join(self.exception.split())
         text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
         inside = f" in {self.function}" if self.function not in {"", "<module>"} else ""
@@ -65,7 +64,7 @@ def raised(run: Run, side: str) -> Raised | None:
 
 
 def one_raised(one: Raised | None, two: Raised | None) -> Raised | None:
-    """The exception that ended one run and not the other, or not in the same way; b's where both have one."""
+    """The exception of the run that alone ended by one; b's where they differ; None where both are the same."""
     if one is not None and two is not None and one.same_as == two.same_as:
         return None
     return two or one
@@ -74,7 +73,7 @@ def one_raised(one: Raised | None, two: Raised | None) -> Raised | None:
 def cut_short(scene: View) -> Raised | None:
     """The exception that cut off the step of the first divergence; None where none did.
 
-    Where another one ended the other run later, it is not this one.
+    None also where both runs ended by the same exception.
     """
     one, two = (raised(run, side) for run, side in zip(scene.runs, "ab", strict=True))
     endings = () if one_raised(one, two) is None else (two, one)
@@ -82,6 +81,7 @@ def cut_short(scene: View) -> Raised | None:
 
 
 def _cuts(ending: Raised, scene: View) -> bool:
+    """Whether the exception ended its run in the first divergence's step, and the record is missing or the step cut."""
     first, in_b = scene.first, ending.side == "b"
     cut = scene.lacks == ending.side or scene.runs[in_b].manifest.get("remainder") is True
     reader, step = (scene.step.comparison.b, first.step_b) if in_b else (scene.step.comparison.a, first.step)

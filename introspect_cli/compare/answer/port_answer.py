@@ -1,4 +1,4 @@
-"""What is said of two implementations of one model (`flow.py`): the answer in the place of one by name."""
+"""Answer for two implementations of one model whose values are paired by content (`flow.py`), not by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LISTED = 4
 
 
 def by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> DiffResult:
-    """The answer for two implementations that share hardly a name; for others that of a comparison by name."""
+    """The answer from values paired by content, where the runs are ports of one another; else `answer` unchanged."""
     a, b = (run.rank(outcome.rank) for run in runs)
     listed = any(lists(run.manifest) for run in runs)
     if answer.first is None and outcome.match.renamed and not listed:
@@ -41,6 +41,7 @@ def by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
 
 
 def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
+    """`before` with verdict, sentence, evidence, divergences and counts replaced by those of `flow`."""
     parameters = flow.parameters
     total = len(parameters.pairs) + sum(len(merge.parts) if merge.side == "b" else 1 for merge in parameters.merges)
     total_a = total + len(parameters.only_a)
@@ -76,7 +77,7 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
 
 
 def _listed(flow: Flow, first: Divergence | None) -> tuple[Divergence, ...]:
-    """The first divergence, and the modules with equal parameters whose outputs differ after it."""
+    """`first`, then divergences of modules with equal parameters whose outputs differ; () where `first` is None."""
     if first is None:
         return ()
     rest = [_divergence(flow, pair.a, pair.b, "propagated") for pair in flow.modules if not pair.agree]
@@ -84,7 +85,7 @@ def _listed(flow: Flow, first: Divergence | None) -> tuple[Divergence, ...]:
 
 
 def _counts(before: Counts, flow: Flow, diverged: int) -> Counts:
-    """What was compared: the values of a's forward pass in one step."""
+    """Counts of the values of a's forward pass in one step, by whether they agree."""
     exact = sum(match.rel_l2 == 0 for match in flow.forward)
     return Counts(
         steps_a=before.steps_a,
@@ -99,7 +100,7 @@ def _counts(before: Counts, flow: Flow, diverged: int) -> Counts:
 
 
 def _farthest(flow: Flow) -> str:
-    """The modules whose agreeing outputs are farthest apart, and how far the ones before them are."""
+    """Clause on the agreeing module outputs with the largest distance, and the largest before them; "" without any."""
     measured_pairs = [(pair.rel_l2, pair) for pair in flow.modules if pair.agree and pair.rel_l2 is not None]
     if not measured_pairs:
         return ""
@@ -113,6 +114,7 @@ def _farthest(flow: Flow) -> str:
 
 
 def _how(parameters: Parameters) -> str:
+    """In brackets, how many parameters were matched transposed or merged; "" where none."""
     parts = [f"{parameters.transposed} transposed, in another order or shape"] * bool(parameters.transposed)
     if parameters.merges:
         are = "are" if len(parameters.merges) > 1 else "is"
@@ -121,11 +123,15 @@ def _how(parameters: Parameters) -> str:
 
 
 def _missing(name: str, values: Sequence[Value]) -> str:
+    """Distinctive parameters without an equal in the other run, at most `_LISTED` named; "" for none."""
     return f"found in {name} only: {some([value.site.fqn for value in values], _LISTED)}" if values else ""
 
 
 def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
-    """Verdict, sentence and first divergence."""
+    """Verdict, sentence and first divergence (None unless diverged).
+
+    Order: modules, end of the forward pass, gradients.
+    """
     at, within = f"step {flow.step}", f"within {flow.close:g}"
     differing = next((pair for pair in flow.modules if not pair.agree), None)
     if differing is None and flow.end is not None:
@@ -153,7 +159,7 @@ def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
 
 
 def _stops_at(flow: Flow, differing: ModulePair, at: str, within: str) -> str:
-    """The first module whose output does not agree, and what is known of what went into it."""
+    """Sentences on the first module whose output differs: whether its input agrees, differs or was not recorded."""
     module = "{} in a, which is {} in b".format(
         *(named(output.site, output.module_class) for output in (differing.a, differing.b))
     )
@@ -176,18 +182,18 @@ def _stops_at(flow: Flow, differing: ModulePair, at: str, within: str) -> str:
 
 
 def _both(one: Value, two: Value) -> str:
-    """A value in the names of both."""
+    """A pair of values in words: `the output of x in a, which is the output of y in b`."""
     return f"{what(one.site)} in a, which is {what(two.site)} in b"
 
 
 def _far(one: Value, two: Value) -> str:
-    """How far apart two values are, in brackets; "" where that cannot be told."""
+    """Relative L2 distance of two values in brackets; "" where it cannot be measured."""
     rel = measured(one, two)
     return "" if rel is None else f" ({amount(rel, 'float32', 'float32')})"
 
 
 def _odd(flow: Flow, differing: ModulePair) -> str:
-    """What is wrong with the parameters of a module; "" where nothing is known to be."""
+    """A module's parameters without an equal in the other run, or else transposed ones, in words; "" for neither."""
     parameters, owners = flow.parameters, (differing.a.site.fqn, differing.b.site.fqn)
     sides = zip((parameters.only_a, parameters.only_b), owners, strict=True)
     only = [value.site.fqn for values, owner in sides for value in values if value.owner == owner]
@@ -199,6 +205,7 @@ def _odd(flow: Flow, differing: ModulePair) -> str:
 
 
 def _equal_parameters(flow: Flow, differing: ModulePair) -> str:
+    """Sentence that a module's parameters are equal, so that its options or code must differ."""
     names = [one.site.fqn for one, _ in flow.parameters.pairs if one.owner == differing.a.site.fqn]
     equal = f"{', '.join(names)}, {_hold(names)} the same numbers"
     return f"Its distinctive parameters, {equal}: look at its options and its code."
@@ -209,7 +216,7 @@ def _hold(names: Sequence[str]) -> str:
 
 
 def _before(flow: Flow, one: Value, two: Value | None) -> ValuePair | None:
-    """The last match before a value of a, and of b where that is given."""
+    """The last matched pair that ran before `one` in a, and before `two` in b if given; outputs before inputs."""
     by_a, by_b = flow.ordered if any(flow.ordered) else (True, True)
     earlier = [
         match
@@ -222,6 +229,7 @@ def _before(flow: Flow, one: Value, two: Value | None) -> ValuePair | None:
 
 
 def _last(flow: Flow, one: Value, two: Value | None) -> str:
+    """The last matched pair before `one` and `two` in words; `none` where there is none."""
     last = _before(flow, one, two)
     if last is None:
         return "none"
@@ -229,7 +237,7 @@ def _last(flow: Flow, one: Value, two: Value | None) -> str:
 
 
 def _between(flow: Flow, differing: ModulePair) -> str:
-    """The modules that ran between the last agreeing value and the place, in both."""
+    """A sentence on modules that ran in a and in b between the last matched value and this pair; "" for none."""
     last = _before(flow, differing.a, differing.b)
     ends, clauses = {differing.a.site.fqn, differing.b.site.fqn}, []
     for place, (name, end) in enumerate((("a", differing.a), ("b", differing.b))):
@@ -243,6 +251,7 @@ def _between(flow: Flow, differing: ModulePair) -> str:
 
 
 def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
+    """A divergence of a pair of values; an origin if `reason` is `module` or `backward`."""
     a, b = (
         reader.record(reader.read(flow.step), value.row, flow.step).summary
         for reader, value in zip(flow.readers, (one, two), strict=True)
@@ -263,7 +272,7 @@ def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
 
 
 def _changes(flow: Flow) -> tuple[StructureChange, ...]:
-    """Which module of a is which of b, and which parameters are put together."""
+    """Structural changes: modules renamed (first calls only), and parameters merged or split."""
     changes = []
     for pair in flow.modules:
         if pair.a.site.call == 0:

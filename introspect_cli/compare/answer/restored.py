@@ -1,4 +1,4 @@
-"""Every origin in the answer, and in words what a resumed run restored and what it did not."""
+"""All origins in the answer, and, for a resumed run, which parts of the checkpoint it restored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
 
 
 def with_origins(answer: DiffResult, compared: Compared) -> DiffResult:
-    """The answer with every origin, and with what became of the parts of a checkpoint."""
+    """The answer with all origins of the first divergence's step, and, if a run was resumed, the parts it lost."""
     outcomes, best = compared.outcomes, compared.best if answer.first is not None else None
     first, causes = answer.first, tuple[Origin, ...]()
     if best is not None and best.first is not None and first is not None and best.first.site == first.site:
@@ -46,9 +46,9 @@ def with_origins(answer: DiffResult, compared: Compared) -> DiffResult:
 
 
 def _origins(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin, ...]:
-    """The first divergence and the other origins of its step; nothing where the first one follows from others.
+    """The first divergence, if an origin, and the other origins of its step.
 
-    Not what an exception cut off: that it is missing follows from the exception.
+    Records missing after an exception are left out.
     """
     assert best.first is not None and best.cause is not None  # noqa: PT018 - they are set together
     if best.first.role is not Role.ORIGIN:
@@ -66,7 +66,7 @@ def _origins(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin
 
 
 def with_head(answer: DiffResult, resumed: Resumption) -> str:
-    """The sentence, and before it what a resumed run did not restore, or that it restored all."""
+    """The answer's sentence preceded by `head_of`; UNDECIDED: followed by it."""
     head = head_of(resumed)
     if answer.verdict is Verdict.UNDECIDED:
         return f"{answer.sentence} {head}"
@@ -77,7 +77,7 @@ def with_head(answer: DiffResult, resumed: Resumption) -> str:
 
 
 def head_of(resumed: Resumption) -> str:
-    """What a resumed run did not restore, or that it restored all, in one sentence."""
+    """Sentence naming up to `_NAMED` parts that a resumed run lost, or that it restored all on record."""
     run = f"Run {resumed.run}, resumed after step {resumed.at - 1} of {resumed.whole},"
     if not resumed.lost:
         return f"{run} restored all that is on record{_but(resumed)}{_unseen(resumed)}."
@@ -89,13 +89,13 @@ def head_of(resumed: Resumption) -> str:
 
 
 def _but(resumed: Resumption) -> str:
-    """What was not restored and changes nothing."""
+    """Clause on parts that were not restored but do not matter; "" for none."""
     left = [part for part in resumed.parts if part.state is Restored.NO and not part.matters]
     return f" but the {listed(together(left))}" if left else ""
 
 
 def _unseen(resumed: Resumption) -> str:
-    """What was not recorded and may have been lost."""
+    """Clause on parts that were not recorded and so may be lost, at most `_NAMED` of them; "" for none."""
     names = together([replace(part, text="") for part in resumed.unseen])
     if not names:
         return ""
@@ -105,7 +105,7 @@ def _unseen(resumed: Resumption) -> str:
 
 
 def together(parts: Sequence[Part], of_one: str = "") -> list[str]:
-    """Parts in words, generators of which the same is said as one; `of_one` is said of the state of a single one."""
+    """Parts in words; random states with the same text are joined. `of_one` is appended to a part that stands alone."""
     by_name: dict[tuple[str, str], list[str]] = {}
     for part in parts:
         names = by_name.setdefault(("" if part.generator else part.part, part.text), [])
@@ -120,9 +120,9 @@ def together(parts: Sequence[Part], of_one: str = "") -> list[str]:
 def _with_parts(
     resumed: Resumption, first: Divergence | None, lost: Sequence[Divergence], causes: tuple[Origin, ...]
 ) -> tuple[Origin, ...]:
-    """The origins, where a checkpoint that was not restored explains them: each part that was lost is one.
+    """The origins where a resumed run lost parts: one per lost part, then those that no lost part explains.
 
-    The first divergence belongs to the part that it shows, which leads.
+    The part that the first divergence shows leads. `causes` unchanged where nothing was lost.
     """
     if first is None or not resumed.lost:
         return causes
@@ -144,7 +144,7 @@ def _with_parts(
 
 
 def _makes(part: Part, divergence: Divergence) -> bool:
-    """Whether a divergence is what a lost part makes."""
+    """Whether the loss of a part explains a divergence: its site holds the part, or its reason rests on it."""
     if shows(divergence.site, part):
         return True
     if divergence.reason == "optimizer":

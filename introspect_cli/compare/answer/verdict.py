@@ -1,7 +1,7 @@
-"""The verdict where nothing diverged, of all or of training or evaluation alone.
+"""Verdict and sentence where nothing diverged, for all records, or for training or evaluation alone.
 
-"Same" is said of what both runs recorded and both saw; where one ends earlier, or was blind, the answer is that it
-cannot be told. Where a run ended by an exception, that is told with what agreed until then.
+"Same" covers what both runs recorded and observed; where one ends earlier or was blind, the verdict is UNDECIDED. An
+exception that ended a run is told with what agreed until then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def agreeing(compared: Compared) -> DiffResult:
-    """The answer where nothing diverged, or nothing that a result rests on."""
+    """The answer where no result diverges; `compared.results_agree` lets other differences pass."""
     split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
     subject = "Over the samples of each step, the runs are" if split else "The runs are"
     verdict, text = undiverged(compared, subject, results=compared.results_agree)
@@ -56,7 +56,7 @@ def agreeing(compared: Compared) -> DiffResult:
 
 
 def undiverged(compared: Compared, subject: str = "The runs are", *, results: bool = False) -> tuple[Verdict, str]:
-    """Verdict and sentence where nothing diverged, or nothing that a result rests on."""
+    """Verdict (SAME or UNDECIDED) and sentence where nothing diverged, or nothing that a result rests on."""
     why = _too_little(compared) or _one_saw_more(compared, results=results)
     if why:
         return Verdict.UNDECIDED, f"Could not tell: {why}."
@@ -74,18 +74,19 @@ def undiverged(compared: Compared, subject: str = "The runs are", *, results: bo
 
 
 def _ran_unseen(compared: Compared, phase: Phase) -> str:
-    """What of the models ran in a phase without being seen, in words; "" where all was seen."""
+    """Models or modules of either run that ran unobserved in a phase, in words; "" for none."""
     names = list(dict.fromkeys(name for _, run in compared.runs for name in ran_unseen(run.manifest, phase)))
     return some(names) if names else ""
 
 
 def _has_results(compared: Compared) -> bool:
-    """Whether what training is for is on record, which shows what comes of whatever was not seen."""
+    """Whether losses and gradients are among the recorded kinds."""
     kinds = {kind for outcome in compared.outcomes if len(outcome.paired) for kind in outcome.paired.a.sites.kind}
     return {Kind.LOSS.value, Kind.GRAD.value} <= kinds
 
 
 def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:
+    """Verdict and sentence where no compared value differs; UNDECIDED if structure differs and results are missing."""
     counts, options, outcomes, reach = compared.counts, compared.options, compared.outcomes, compared.reach
     if results and (compared.best is not None or compared.tally["blind"]):
         return Verdict.SAME, _by_results(compared)
@@ -105,7 +106,7 @@ def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict,
 
 
 def _too_little(compared: Compared) -> str:
-    """Why there was too little to compare; "" where there was enough."""
+    """Why too little was compared: no common step, no common record, or over half unobserved; "" otherwise."""
     counts, unseen = compared.counts, compared.tally["blind_both"]
     if not counts.steps_compared:
         empty = [name for name, run in compared.runs if run.last_step is None]
@@ -122,7 +123,7 @@ def _too_little(compared: Compared) -> str:
 
 
 def _one_saw_more(compared: Compared, *, results: bool) -> str:
-    """What one run alone saw, of records or of steps; "" where both saw the same."""
+    """What only one run recorded: an interrupted step, records, ranks, or later steps; "" for none."""
     if compared.tally["cut"]:
         name, run = next(each for each in compared.runs if stopped_within(each[1].manifest))
         code = run.manifest.get("exit_code")
@@ -151,7 +152,7 @@ def _one_saw_more(compared: Compared, *, results: bool) -> str:
 
 
 def _by_results(compared: Compared) -> str:
-    """The sentence where all results are equal, with what else differs or was not seen."""
+    """Sentence where all results agree, with the first other difference and unobserved records."""
     names, until = compared.results, compared.until
     text = f"The runs have the same results: the {names} are equal {until}."
     if compared.within and compared.reach is not None:
@@ -169,9 +170,9 @@ def _by_results(compared: Compared) -> str:
 
 
 def _emptied(outcomes: Sequence[RankOutcome]) -> str:
-    """A sentence on equal records of the last step that are NaN throughout; "" where there are none.
+    """Sentence counting records of the last step that are NaN throughout in both runs.
 
-    NaN equals NaN whatever was computed: a fault in what follows from it leaves the same bits.
+    "" for none. NaN equals NaN whatever was computed, so equality proves nothing there.
     """
     every, empty, name = 0, 0, ""
     for outcome in outcomes:
@@ -196,7 +197,7 @@ def _emptied(outcomes: Sequence[RankOutcome]) -> str:
 
 
 def separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
-    """The answers for training and for evaluation alone, of runs that diverge; None without an evaluation."""
+    """(training, evaluation) answers of runs that diverge; (None, None) without a recorded evaluation."""
     parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
     for outcome in compared.outcomes:
         parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
@@ -211,7 +212,7 @@ def separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
 
 
 def _alone(compared: Compared, name: str) -> Separate:
-    """What came out for one of the two."""
+    """The separate answer for training or for evaluation; `compared` is narrowed to it already."""
     first = None if compared.best is None else compared.best.first
     if first is not None:
         return Separate(Verdict.DIVERGED, diverges_words(name, first), first)
@@ -220,12 +221,12 @@ def _alone(compared: Compared, name: str) -> Separate:
 
 
 def subject_of(name: str, *, narrowed: bool) -> str:
-    """What a sentence calls the same: `Training is`."""
+    """Subject of a sentence with its verb: `Training is`."""
     return f"What was selected of {name.lower()} is" if narrowed else f"{name} is"
 
 
 def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
-    """Where training or evaluation diverges; `too` where the other does as well."""
+    """Sentence on where training or evaluation (`name`) diverges; `too` where the other does as well."""
     return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
 
 
@@ -233,7 +234,7 @@ def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
 
 
 def _after_the_end(compared: Compared) -> str:
-    """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
+    """Sentence on exceptions that ended a run after all agreed; "" where none did."""
     ending, same = compared.ending, compared.raised[1]
     if ending is None:
         return "" if same is None else f" Both runs ended by the same exception: {same.words}."
@@ -243,7 +244,10 @@ def _after_the_end(compared: Compared) -> str:
 
 
 def _before_the_end(compared: Compared) -> str:
-    """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
+    """Sentence where one run ended by an exception in a step that the other goes on from, and all before agrees.
+
+    "" otherwise.
+    """
     ending = compared.ending
     if ending is None:
         return ""

@@ -1,4 +1,4 @@
-"""What is known of a divergence that code may be near to, how near each change is, and all changes of two runs."""
+"""Clues of a divergence for ranking code changes, the nearness of each change, and all code changes of two runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Line: TypeAlias = tuple[str, int]
 
 
 class Nearness(str, Enum):
-    """How near a change is to a divergence."""
+    """How near a changed statement is to the divergence, the nearest first."""
 
     RECORDED = "recorded"
     """The records name its line."""
@@ -36,11 +36,11 @@ ORDER = list(Nearness)
 
 @dataclass(frozen=True)
 class Clues:
-    """What is known of a divergence.
+    """Names and lines on record at a divergence, with which changed statements are matched.
 
     Attributes:
         reason: the word of its reason; of a gap, that which would apply if all had been recorded.
-        gap: whether something that it rests on was not recorded.
+        gap: whether evidence is missing.
         classes: of the module it is about and of those around it, the innermost first.
         attributes: what these are called in the module around each.
         inside: classes of the modules inside it whose outputs are not on record.
@@ -51,7 +51,7 @@ class Clues:
         lines: file and line of the user's code that the records of a and of b themselves name.
         spans: files of a and of b, with the lines between which something ran that differs and was not seen itself.
         bounds: of a and of b, the lines that ran the last record that agreed and the first that did not, where known.
-        kind: what was observed.
+        kind: kind of the record; None without one.
         tensor: what the tensor is called in its module.
         roots: classes of the modules that no other holds.
         batch_is_equal: whether the batches of the step are on record and equal.
@@ -87,7 +87,7 @@ class Ranked:
 
     Attributes:
         nearness: how near.
-        depth: statements between it and the code that computes the place, as far as values are followed by name.
+        depth: number of calls or values between it and the code that computes the diverging value.
         hits: how many of the names that the records point to are in what changed.
         can_matter: whether it may change a number: it does not only tell, is no import, and calls take what it gives.
     """
@@ -101,13 +101,13 @@ class Ranked:
 
     @property
     def likely(self) -> bool:
-        """Whether it can matter to the place where the runs diverge."""
+        """Whether it is nearer than `Nearness.ELSEWHERE`."""
         return self.nearness is not Nearness.ELSEWHERE
 
 
 @dataclass(frozen=True)
 class CodeChanges:
-    """How the source files of two runs differ.
+    """Changed statements and files between two runs.
 
     Attributes:
         ranked: changed statements, the most likely cause first.
@@ -126,10 +126,10 @@ class CodeChanges:
 
     @property
     def likely(self) -> tuple[Ranked, ...]:
-        """Those that can matter to the place where the runs diverge."""
+        """The ranked changes that are not `Nearness.ELSEWHERE`."""
         return tuple(one for one in self.ranked if one.likely)
 
     @property
     def files(self) -> int:
-        """In how many files statements changed."""
+        """Number of files with changed statements."""
         return len({one.change.file for one in self.ranked})

@@ -1,9 +1,9 @@
-"""Changed statements, the one first that most likely made the runs diverge.
+"""Changed statements ranked by how likely each made the runs diverge.
 
 The records say where the runs diverge and what was equal before: the module whose forward it is, the statements that
-ran between the last record that agrees and the first that does not, the functions that seed or draw. From there, names
-lead on: to the functions that this code calls, and to what gives it its values. A change on none of these ways is never
-called likely. What a changed statement computes is not asked here: only those that compute something else are changes.
+ran between the last record that agrees and the first that differs, the functions that seed or draw. From there, names
+lead on: to the functions that this code calls, and to what gives it its values. A change that neither reaches is never
+called likely. Only changes of what is computed are ranked.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class Statement:
 
     @cached_property
     def lines(self) -> tuple[int, int]:
-        """Its first and last line."""
+        """(first line, last line), decorators included, without the body."""
         body = getattr(self.node, "body", None)
         last = max(body[0].lineno - 1, self.node.lineno) if body else self.node.end_lineno or self.node.lineno
         return first_line(self.node), last
 
     @property
     def place(self) -> Place:
-        """File and scope."""
+        """File and scope: `("model.py", "Block.__init__")`."""
         return self.file, self.scope
 
     @property
     def can_matter(self) -> bool:
-        """Whether it may change a number by itself: it does not only print or log, and imports nothing."""
+        """Whether it can change a number: no import, `pass`, assertion, dunder assignment, or call in `_LOGS`."""
         if isinstance(self.node, ast.Expr) and isinstance(self.node.value, ast.Call):
             return last_name(self.node.value.func) not in _LOGS
         if self.gives and all(name.startswith("__") for name in self.gives):  # `__version__`
@@ -77,7 +77,7 @@ Depths: TypeAlias = dict[Statement, int]
 
 
 def last_name(node: ast.AST) -> str:
-    """`AdamW` of `torch.optim.AdamW`; "" of what has no name."""
+    """Last component of a name, subscripts dropped: `AdamW` of `torch.optim.AdamW`; "" for other nodes."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -100,7 +100,7 @@ _OF_EVERY_CLASS = _words("__init__ forward step train eval to backward")
 
 
 class _Reader:
-    """Reads a file into statements."""
+    """Fills a `Code` with the statements, classes and functions of one file."""
 
     def __init__(self, code: Code, file: str, tree: ast.Module) -> None:
         self.code, self.file = code, file
@@ -116,6 +116,10 @@ class _Reader:
         local: tuple[tuple[str, frozenset[str]], ...] = (),
         around: tuple[Statement, ...] = (),
     ) -> None:
+        """Add statements recursively.
+
+        `local` holds the enclosing functions, innermost first, with the names they bind.
+        """
         for node in nodes:
             if not isinstance(node, DEFINITIONS):
                 inner = *around, self.add(node, scope, local, around)
@@ -145,6 +149,7 @@ class _Reader:
         local: tuple[tuple[str, frozenset[str]], ...],
         around: tuple[Statement, ...],
     ) -> Statement:
+        """Add one statement with the names it gives, takes and calls; a local name is written `function:name`."""
         gives, takes, calls = set[str](), set[str](), set[str]()
 
         def key(name: str) -> str:
@@ -188,14 +193,14 @@ def _texts(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
 
 
 def _base(node: ast.AST) -> ast.AST:
-    """Of what something is changed in place: `rows` of `rows[0].append`."""
+    """The innermost object of an access: `rows` of `rows[0].append`."""
     while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node
 
 
 def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
-    """What of a statement is its own: all of a simple one, the head of a compound one."""
+    """The nodes of a statement without its blocks: a simple statement itself, the head of a compound one."""
     if not hasattr(node, "body"):
         yield node
         return
@@ -205,7 +210,7 @@ def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
 
 
 class Code:
-    """A version's statements, and what leads from one to another by name."""
+    """All statements of one version of the source, indexed by the names that they give, take and call."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.statements: list[Statement] = []
@@ -230,15 +235,15 @@ class Code:
                     index[name].append(each)
 
     def at(self, file: str, first: int, last: int) -> set[Statement]:
-        """The statements that stand on lines of a file."""
+        """Statements of a file that overlap lines `first` to `last`."""
         return {s for s in self.statements if s.file == file and s.lines[0] <= last and s.lines[1] >= first}
 
     def calling(self, names: Iterable[str]) -> set[Statement]:
-        """The statements that call something of one of these names."""
+        """Statements that call any of these names."""
         return {statement for name in names for statement in self.callers.get(name, ())}
 
     def methods(self, class_name: str, *names: str) -> set[Place]:
-        """A class's methods, those of its bases in these files included."""
+        """Places of a class's methods with any of these names, inherited ones in these files included."""
         methods, seen, pending = set[Place](), set[str](), [class_name]
         while pending:
             name = pending.pop()
@@ -250,18 +255,21 @@ class Code:
         return methods
 
     def called(self, name: str, by: Place) -> list[Place]:
-        """Functions that a name in a function may mean: those of its class or file before any other."""
+        """Functions that a call by `name` in place `by` may mean.
+
+        Those of the same class, else of the same file, else all of that name if at most `_MOST_MEANT`.
+        """
         places = [] if name in _OF_EVERY_CLASS else self.functions.get(name, [])
         same_class = [place for place in places if place == (by[0], f"{by[1].rpartition('.')[0]}.{name}")]
         same_file = [place for place in places if place[0] == by[0]]
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
 
     def callees(self, statements: Iterable[Statement]) -> set[Place]:
-        """The functions that some statements call."""
+        """Places of functions that the statements call (`called`)."""
         return {place for s in statements for name in s.calls for place in self.called(name, s.place)}
 
     def within(self, places: Iterable[Place], depth: int = 0) -> Depths:
-        """All statements of these functions and of those that they call or hand on, with how many calls lie between."""
+        """Statements of these functions and all they call or pass on, with the calls between plus `depth`."""
         depths: Depths = {}
         seen, edge = set[Place](), {*places}
         while edge:
@@ -277,7 +285,10 @@ class Code:
         return depths
 
     def behind(self, seeds: Iterable[Statement], stop: frozenset[str] = frozenset()) -> Depths:
-        """Statements whose values reach these, with how many lie between; names to stop at are not followed."""
+        """Statements whose values reach `seeds`, with the distance, at most `_MOST_VALUES` - 1.
+
+        Names in `stop` are not followed.
+        """
         depths: Depths = {}
         edge = dict.fromkeys(seeds)
         for depth in range(_MOST_VALUES):
@@ -286,6 +297,7 @@ class Code:
         return depths
 
     def _gives(self, statement: Statement, stop: frozenset[str]) -> Iterator[Statement]:
+        """Statements one step behind: those around it, givers of names it takes, returns of functions it calls."""
         yield from statement.around
         for name in statement.takes:
             if name.rpartition(":")[2] not in stop:
@@ -296,17 +308,17 @@ class Code:
                 yield from (s for s in self.of[place] if isinstance(s.node, (ast.Return, *FUNCTIONS)))
 
     def is_conditional(self, place: Place) -> bool:
-        """Whether all calls of a function depend on a condition, so that it may not have run."""
+        """Whether a function is called, and every call outside it stands under an `if`."""
         calls = [caller for caller in self.callers.get(place[1].rpartition(".")[2], ()) if caller.place != place]
         return bool(calls) and all(any(isinstance(head.node, ast.If) for head in call.around) for call in calls)
 
     def loops(self) -> set[Statement]:
-        """The loops around calls of `backward`, with what they hold."""
+        """Outermost statements around calls of `backward`, with all statements inside."""
         heads = {s.around[0] for s in self.callers.get("backward", ()) if s.around}
         return {s for s in self.statements if s in heads or heads.intersection(s.around)}
 
     def unmentioned(self, scripts: frozenset[str]) -> set[Statement]:
-        """What none of these scripts runs: functions that nothing mentions, and what other files do as scripts."""
+        """Statements that `scripts` do not run: of functions nothing mentions, and `__main__` blocks of other files."""
         alone = {s for s in self.statements if PurePath(s.file).name not in scripts and _as_script(s)}
         decorated = {s.place for s in self.statements if getattr(s.node, "decorator_list", ())}
         left = {s for s in self.statements if s.scope.partition(".")[0] in self.functions and s.place not in decorated}
@@ -324,7 +336,7 @@ _MOST_VALUES = 7
 
 
 def _as_script(statement: Statement) -> bool:
-    """Whether it stands behind `if __name__ == "__main__"`."""
+    """Whether a statement stands under an `if` on `__name__`."""
     return any("__name__" in head.takes for head in (*statement.around, statement) if isinstance(head.node, ast.If))
 
 
@@ -389,11 +401,12 @@ _FAR = 5
 
 
 def _ungraded(statement: Statement) -> bool:
+    """Whether a statement stands in a `with torch.no_grad()`."""
     return any("no_grad" in head.calls for head in statement.around)
 
 
 class Version:
-    """One version, and how near each of its statements is to the divergence."""
+    """One version of the source, with the sets of statements that decide nearness."""
 
     def __init__(self, code: Code, clues: Clues, side: int) -> None:
         self.code, self.clues = code, clues
@@ -414,7 +427,7 @@ class Version:
         self.idle = code.unmentioned(clues.scripts) if clues.scripts and all(clues.scripts) else set[Statement]()
 
     def nearness(self, statement: Statement) -> tuple[int, int]:
-        """Place in the order of nearness, and depth."""
+        """(index in `ORDER`, depth) of a statement: its first set of recorded, ran, computes, builds, between."""
         if not statement.can_matter:
             return ORDER.index(Nearness.ELSEWHERE), 0
         if statement in self.recorded:
@@ -430,7 +443,10 @@ class Version:
         return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
 
     def _ran(self, low: Line | None, high: Line | None) -> tuple[set[Statement], set[Statement]]:
-        """What ran between the last record that agreed and the first that did not; and what runs only after that."""
+        """Statements from line `low` (last record that agreed) to `high` (first that did not), and its later siblings.
+
+        Both are empty unless the reason is in `_BY_LINE` and nothing is missing (no gap).
+        """
         code, clues = self.code, self.clues
         first, last = (
             min(code.at(*line, line[1]), key=lambda s: s.lines[1] - s.lines[0], default=None) if line else None
@@ -448,7 +464,7 @@ class Version:
         return {s for s in beside if first.lines[0] <= s.lines[0] <= last.lines[1]}, later
 
     def _computes(self) -> Depths:
-        """The code that computes the place."""
+        """Statements that compute the first differing value, by the reason, with their depth."""
         code, clues = self.code, self.clues
         reason = clues.reason
         near: Depths = {}
@@ -502,7 +518,7 @@ class Version:
         return near
 
     def _built(self) -> set[Statement]:
-        """Where the modules that it is about are built."""
+        """Statements that build the modules around the divergence, or call the functions of recorded lines."""
         code, clues = self.code, self.clues
         building = set[Statement]()
         if clues.reason in {"rng", "initial", "structure"}:
@@ -526,7 +542,10 @@ class Version:
 def ranked(
     changes: Sequence[Change], texts: tuple[Mapping[str, str], Mapping[str, str]], clues: Clues | None
 ) -> tuple[Ranked, ...]:
-    """Changes, the most likely cause first."""
+    """Changes in the order nearness, names hit (most first), depth.
+
+    All ELSEWHERE in the given order where `clues` is None.
+    """
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
     sides = [Version(Code(files), clues, side) for side, files in enumerate(texts)]
@@ -535,6 +554,10 @@ def ranked(
 
 
 def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
+    """A change with the nearest of its statements in either version.
+
+    `hits` counts its words among the clues, twice if changed.
+    """
     texts = ("" if side is None else side.text for side in (change.a, change.b))
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", text)) for text in texts]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
@@ -557,7 +580,7 @@ _DEFINED = re.compile(r"(?:async )?(def|class) (\w+)(?:\([\w., ]*\bModule\b)?")
 
 
 def _only_defines(change: Change, clues: Clues) -> bool:
-    """Whether it is a function, or a class of modules that never ran, which one version alone has: it does nothing."""
+    """Whether a change adds or removes a whole function, or a class of modules of which none ran."""
     alone = change.a if change.b is None else change.b if change.a is None else None
     match = _DEFINED.match(alone.text) if alone is not None else None
     if match is None:

@@ -1,8 +1,8 @@
-"""Which statements of two versions of a project compute something else, and where each of them stands.
+"""Statements of two versions of a project that compute something else, each with its place.
 
-The functions, class bodies and files of both versions are laid beside each other: by file and name, by name alone where
-they moved to another file, and by what they compute where they were renamed. Functions that only one version has stand
-for what they do where they are called. What differs then is told by the statement, and the line of it, that wrote it.
+Functions, class bodies and files are paired by file and name, by name alone where they moved to another file, and by
+what they compute where they were renamed. A function of one version alone is inlined where it is called. Each
+difference is given as the statement, and the line of it, that wrote it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
 
 
 class Line(NamedTuple):
-    """A statement, and which of its lines is meant; of a compound one, its head."""
+    """A statement (of a compound one, its head), and the number of the line in it that is meant."""
 
     file: str
     scope: str
@@ -90,7 +90,7 @@ class Version:
         self.names = Names(self.modules)
 
     def read(self, interned: Interned) -> None:
-        """Read all that its files define into effects."""
+        """Fill `effects`, `heads` and `calls` for all functions, classes and files of this version."""
         for file in self.texts:
             tree = self.nodes[file, ""]
             imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -105,7 +105,7 @@ class Version:
                     self.calls[place] = reader.calls
 
     def line(self, value: Value | None) -> Line | None:
-        """Where a value was written."""
+        """The innermost statement that wrote a value; None for no value, or a line in no statement."""
         if value is None:
             return None
         number = getattr(value.node, "lineno", 0)
@@ -116,24 +116,24 @@ class Version:
         return self.lines(value.file, scope, first, last, number)
 
     def whole(self, place: Place) -> Line:
-        """A definition with its body."""
+        """A definition with decorators and body as one `Line`."""
         node = self.nodes[place]
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])  # type: ignore[attr-defined] # a definition
         return self.lines(*place, first, node.end_lineno, node.lineno)  # type: ignore[attr-defined] # the same
 
     def lines(self, file: str, scope: str, first: int, last: int, number: int) -> Line:
-        """A statement by its first and last line."""
+        """A `Line` of lines `first` to `last` of a file, dedented; `number` is the line meant."""
         lines = self.texts[file].replace("\r\n", "\n").split("\n")[first - 1 : last]
         return Line(file, scope, first, last, dedent("\n".join(lines)), number)
 
     def of_scope(self, line: Line, file_b: str = "") -> list[Line]:
-        """The statements of the function in which another version has a statement."""
+        """This version's statements in the file and scope of `line`; in `file_b` where it has no such file."""
         file = line.file if line.file in self.texts else file_b
         found = (each for each in self.statements.get(file, ()) if each[2] == line.scope)
         return [self.lines(file, scope, first, last, first) for first, last, scope in found]
 
     def became(self, line: Line, other: Version) -> Line | None:
-        """What stands in the other version's function in place of a statement; None where it is gone, or new."""
+        """The most similar statement of the same scope in `other`, of those new there; None under `_ALIKE`."""
         texts = {each.text for each in self.of_scope(line)}
         left = [each for each in other.of_scope(line) if each.text not in texts]
         ratios = [SequenceMatcher(None, line.text, each.text, autojunk=False).ratio() for each in left]
@@ -141,14 +141,14 @@ class Version:
         return left[best] if best is not None and ratios[best] > _ALIKE else None
 
     def contents(self, place: Place) -> frozenset[int]:
-        """Keys of all values of a function, or of a class with its methods."""
+        """Keys of all values in a function, or in a class and its methods."""
         file, name = place
         inner = [p for p in self.nodes if p[0] == file and p[1].startswith(f"{name}.")]
         return frozenset().union(*(effect.inside for p in (place, *inner) for effect in self.effects[p]))
 
 
 def _definitions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[ast.AST, str]]:
-    """Functions and classes, those in classes among them; those in functions are values."""
+    """Functions, classes and methods with qualified names; functions inside functions are left out."""
     for node in body:
         if isinstance(node, DEFINITIONS):
             yield node, prefix + node.name
@@ -157,7 +157,7 @@ def _definitions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[ast.AS
 
 
 def _statements(node: ast.AST, scope: str, inner: str = "") -> Iterator[tuple[int, int, str]]:
-    """First and last line, and scope, of all statements; of compound ones, of what stands before their body."""
+    """(first line, last line, scope) of all statements; a compound one ends before its body."""
     for child in ast.iter_child_nodes(node):
         name, prefix = scope, inner
         if isinstance(child, DEFINITIONS):
@@ -172,7 +172,7 @@ def _statements(node: ast.AST, scope: str, inner: str = "") -> Iterator[tuple[in
 
 
 def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()) -> list[Change]:
-    """The statements in which two versions compute something else, in the order of b's files.
+    """Statements in which two versions compute something else, sorted by file and line.
 
     Args:
         texts_a: the files that differ, by the names that they have in b.
@@ -207,7 +207,7 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
 
 
 def _join_moved(changes: dict[object, Change]) -> None:
-    """Make one change of a statement that left one place of a function and came to another."""
+    """Merge a removal and an addition of equal text in one scope into one change of unit `moved`."""
     gone = {(one.scope, one.a.text): key for key, one in changes.items() if one.a is not None and one.b is None}
     for key, one in list(changes.items()):
         if one.a is None and one.b is not None and (one.scope, one.b.text) in gone:
@@ -218,9 +218,9 @@ def _join_moved(changes: dict[object, Change]) -> None:
 def changed_between(
     texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()
 ) -> tuple[list[Change], list[str], list[str]]:
-    """What `changed` says, and the files that differ in comments and formatting alone, and in names alone.
+    """Changes as of `changed`, files that differ only in comments and formatting, and files that differ only in names.
 
-    A file that python cannot parse, or that is no python, is one change.
+    A file that Python cannot parse is one change of unit `file`.
     """
     whole = [
         file
@@ -236,7 +236,7 @@ def changed_between(
 
 
 def _bare(text: str) -> str:
-    """A file without comments and docstrings, its definitions in any order."""
+    """Dump of a file's syntax without comments and docstrings, with definitions sorted by name."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, *DEFINITIONS)):
@@ -247,7 +247,10 @@ def _bare(text: str) -> str:
 
 
 def _sides(a: Version, b: Version, found: Difference) -> tuple[Line | None, Line | None]:
-    """The statements that wrote what differs; none of the version in which only something was put around a value."""
+    """The statements of a and b that wrote the difference.
+
+    Where code was put around a value, the one side is the statement it replaced, or None.
+    """
     around = found.around or (None, None)
     one, two = a.line(found.a or around[0]), b.line(found.b or around[1])
     if found.wrapped is not None and one is not None and two is not None:
@@ -260,9 +263,10 @@ def _sides(a: Version, b: Version, found: Difference) -> tuple[Line | None, Line
 
 
 def _statements_of(a: Version, b: Version, found: Difference) -> Iterator[tuple[Line | None, Line | None, bool]]:
-    """The statements of a difference, and whether it is one that moved.
+    """Pairs of statements of a difference, each with whether it only moved.
 
-    Where equal statements wrote what differs, values go another way: through statements of another text or order.
+    If both statements are in both versions, the value takes another path: then the scope's other differing statements,
+    at most `_MOST_REROUTED`.
     """
     one, two = _sides(a, b, found)
     if one is None or two is None or found.moved:
@@ -289,6 +293,7 @@ def _statements_of(a: Version, b: Version, found: Difference) -> Iterator[tuple[
 
 
 def _note(changes: dict[object, Change], a: Line | None, b: Line | None, *, moved: bool = False) -> None:
+    """Add a change to `changes` unless one with the same file and sides is there."""
     side = b or a
     if side is not None:
         file_a = a.file if a is not None and b is not None and a.file != b.file else ""
@@ -298,14 +303,17 @@ def _note(changes: dict[object, Change], a: Line | None, b: Line | None, *, move
 
 
 def _imported_as(file: str) -> Iterator[str]:
-    """Names under which a file may be imported."""
+    """Names a file may be imported by: `a.b.c`, `b.c` and `c` for `a/b/c.py`."""
     path = PurePath(file)
     parts = path.parent.parts if path.stem == "__init__" else (*path.parent.parts, path.stem)
     yield from (".".join(parts[start:]) for start in range(len(parts)))
 
 
 def _pairs(a: Version, b: Version) -> dict[Place, Place]:
-    """The functions, classes and files of b, each with the one of a that it is."""
+    """Places of b mapped to a's: equal place.
+
+    Else a name that is unique in both; else the most alike by shared values (over `_ALIKE`, within paired classes).
+    """
     pairs = {place: place for place in b.nodes if place in a.nodes}
     left, right = ([p for p in v.nodes if p not in pairs and p[1]] for v in (a, b))
     names = [Counter(name for _, name in places) for places in (left, right)]
@@ -331,13 +339,17 @@ def _pairs(a: Version, b: Version) -> dict[Place, Place]:
 
 
 def _owner(place: Place, pairs: Mapping[Place, Place]) -> str:
-    """The class of a method of b, by its name in a."""
+    """Name in a of the class around a place of b."""
     outer = place[1].rpartition(".")[0]
     return pairs.get((place[0], outer), ("", outer))[1]
 
 
 def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterator[Difference]:
-    """What differs in functions, classes and files that belong together; what a file defines may move to another."""
+    """Differences of all paired functions, classes and files.
+
+    A file's definitions that moved to another file are none. Without a difference in effects, calls made a different
+    number of times; then effects of unpaired files.
+    """
     keys = [{e.key for p, effects in v.effects.items() if not p[1] for e in effects} for v in (a, b)]
     common = keys[0] & keys[1]
     for place, other in sorted(pairs.items()):
@@ -366,12 +378,12 @@ def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterat
 
 
 def _adds_parameter(one: Difference) -> bool:
-    """Whether one version alone has a parameter with a default: what the body makes of it differs by itself."""
+    """Whether the difference is a parameter's default in one version alone."""
     return "default" in {part.kind for part in (one.a, one.b) if part is not None} and None in (one.a, one.b)
 
 
 def _as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
-    """Whether it is a call of which nothing is made, and both versions make it as often."""
+    """Whether the difference is a call of unused result that both versions make equally often."""
     part = one.a or one.b
     if part is None or part.kind != "unused" or (one.a is not None and one.b is not None):
         return False
@@ -380,7 +392,10 @@ def _as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
 
 
 def _learn(a: Version, b: Version, pairs: Mapping[Place, Place], found: Iterable[Difference]) -> bool:
-    """Take what was renamed, and what only one version defines, for what it is; whether there is anything new."""
+    """Update both versions' `names` with renames (paired definitions.
+
+    Attributes that differ one to one) and functions to inline; whether that changed anything.
+    """
     simple = [{name.rpartition(".")[2] for _, name in version.nodes} for version in (a, b)]
     renamed = dict(b.names.renamed)
     for (_, new), (_, old) in pairs.items():
@@ -402,7 +417,7 @@ def _learn(a: Version, b: Version, pairs: Mapping[Place, Place], found: Iterable
 
 
 def _alone(version: Version, matched: set[Place]) -> dict[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Functions that only this version has, by simple name."""
+    """Unpaired functions by simple name, if unique, undecorated and not `forward`, `step` or a dunder."""
     found = defaultdict(list)
     for place in version.nodes.keys() - matched:
         node = version.nodes[place]

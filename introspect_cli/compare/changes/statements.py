@@ -1,4 +1,4 @@
-"""A statement that differs between two versions, and what of python's syntax the ways to it need."""
+"""A changed statement of two versions, and helpers for Python's syntax tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 
 @dataclass(frozen=True)
 class Side:
-    """What stands in one of the versions: its first and last line, counted from 1, and its source."""
+    """One version of a statement: first and last line, counted from 1, and source text."""
 
     first: int
     last: int
@@ -73,7 +73,7 @@ class Change:
 
 
 def changed_file(file: str, text_a: str | None, text_b: str | None) -> Change:
-    """The change of a whole file: of one that is no python, or that only one version has."""
+    """A change of a whole file, where Python cannot parse it or one version lacks it (text None)."""
     a, b = (None if text is None else Side(1, len(text.splitlines()), text) for text in (text_a, text_b))
     return Change(file, "", a, b, "file")
 
@@ -87,13 +87,13 @@ def tree_of(text: str) -> ast.Module | None:
 
 
 def first_line(node: ast.stmt) -> int:
-    """The line in which a statement begins, with what decorates it."""
+    """The line in which a statement begins, decorators included."""
     decorators = node.decorator_list if isinstance(node, DEFINITIONS) else ()
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def bodies_of(node: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
-    """The bodies of a compound statement, each with what it is the body of."""
+    """The blocks of a compound statement, each with its owner (the statement, a handler or a case)."""
     for name in BLOCKS:
         block: list[Any] = getattr(node, name, [])
         if name in {"handlers", "cases"}:

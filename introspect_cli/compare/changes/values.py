@@ -1,11 +1,11 @@
-"""What functions compute: each as its effects over values, so that another way to write it is no change.
+"""Effects of functions as values, so that equal computations written differently are equal.
 
-A local name stands for the value last given to it. So a renamed variable, a new temporary, merged or moved lines, a
-lambda that became a function, a loop that became a comprehension, a branch written the other way round leave the
-effects of a function as they were: what it returns, stores and calls, under which conditions, how often. Values are
-interned: two are equal if they have one key, whatever their lines and the names of their variables.
+A local name stands for the value last given to it. A renamed variable, a new temporary, moved lines, a lambda made a
+function, a loop made a comprehension, or an inverted branch leave the effects of a function unchanged: what it returns,
+stores and calls, under which conditions, how often. Values are interned: equal values have one key, whatever their
+lines and variable names.
 
-Where effects differ, the smallest parts in which they do are what changed, each with the syntax that wrote it.
+Where effects differ, the smallest differing parts are the changes, each with the syntax that wrote it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Difference(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether the same stands elsewhere."""
+        """Whether both versions have an equal value, at different places."""
         return self.a is not None and self.b is not None and self.a.key == self.b.key
 
 
@@ -74,7 +74,7 @@ Environment: TypeAlias = "dict[str, Value]"
 
 
 class Names(NamedTuple):
-    """What the names of a version mean, as far as its files say.
+    """Meaning of a version's names: own modules, renamings, and functions to inline.
 
     Attributes:
         modules: names of the version's own files, as they are imported.
@@ -92,7 +92,7 @@ Interned: TypeAlias = "dict[object, int]"
 
 
 class Reader:
-    """Reads one function, class body or file into effects."""
+    """Reads one function, class body or file into `effects` and `calls`."""
 
     def __init__(self, interned: Interned, names: Names, file: str) -> None:
         self.names, self._interned, self._file = names, interned, file
@@ -103,12 +103,12 @@ class Reader:
         self._depth = 0
 
     def make(self, kind: str, node: ast.AST, *parts: Any) -> Value:
-        """A value of these parts."""
+        """A value of this kind and these parts; equal kind and parts give an equal key."""
         described = (kind, *((part.key,) if isinstance(part, Value) else (type(part), part) for part in parts))
         return Value(kind, parts, node, self._file, self._interned.setdefault(described, len(self._interned)))
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> None:
-        """The effects of a function; its defaults and decorators are some."""
+        """Add the effects of a function: decorators, defaults, then its body."""
         if isinstance(node, FUNCTIONS):
             for decorator in node.decorator_list:
                 self._effect("decorator", decorator, self.value(decorator, dict(env)))
@@ -144,6 +144,7 @@ class Reader:
         return self.make("list", node, *(self.value(each, env) for each in nodes if each is not None))
 
     def _on_name(self, node: ast.Name, env: Environment) -> Value:
+        """The value last given to a local name; of a global, a `name` by its name in the other version."""
         if node.id in env and node.id not in self._shared:
             value = env[node.id]
             elsewhere = value.kind == "argument" or isinstance(value.node, _IMPORTS)  # told where it is used
@@ -197,6 +198,7 @@ class Reader:
         return self._either(node, test, self.value(node.body, env), self.value(node.orelse, env))
 
     def _either(self, node: ast.AST, test: Value, one: Value | None, two: Value | None) -> Value:
+        """A conditional value; `not` in the test is removed by swapping the branches. None means unset."""
         if test.kind == "not":
             test, one, two = test.parts[0], two, one
         none = self.make("unset", node)
@@ -209,7 +211,7 @@ class Reader:
         return self._closure(node, env)
 
     def _closure(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> Value:
-        """A function that stands in another, as a value."""
+        """A nested function or lambda as a value made of its effects."""
         reader = Reader(self._interned, self.names, self._file)
         reader._depth = self._depth + 1
         env = {**env, node.name: self.make("itself", node)} if isinstance(node, FUNCTIONS) else env
@@ -217,6 +219,7 @@ class Reader:
         return self.make("function", node, self.make("list", node, *reader.all_effects()))
 
     def _comprehension(self, node: Any, env: Environment) -> Value:
+        """A comprehension as element, iterables and conditions; list comprehensions equal generators."""
         env = dict(env)
         conditions = []
         overs = []
@@ -234,7 +237,10 @@ class Reader:
     _on_listcomp = _on_setcomp = _on_generatorexp = _on_dictcomp = _comprehension
 
     def _bind_each(self, target: ast.expr, over: ast.expr, env: Environment) -> Value:
-        """Give a loop's variables their values; what it goes over."""
+        """Bind a loop's variables to elements of `over` and return the iterable's value.
+
+        `zip` and `enumerate` are seen through.
+        """
         called = over.func.id if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) else ""
         if isinstance(over, ast.Call) and isinstance(target, ast.Tuple) and called not in env:
             plain = not any(isinstance(part, ast.Starred) for part in (*over.args, *target.elts))
@@ -253,6 +259,10 @@ class Reader:
         return value
 
     def _on_call(self, node: ast.Call, env: Environment) -> Value:
+        """A call as function, arguments, keywords sorted by name and enclosing `with` contexts.
+
+        Inlined where `names.inlined` has it.
+        """
         function = self.value(node.func, env)
         given = [self.value(each, env) for each in node.args]
         keywords = sorted(
@@ -277,7 +287,10 @@ class Reader:
         given: Sequence[Value],
         keywords: Mapping[str, Value],
     ) -> Value | None:
-        """What a call of a function does that only this version has; None where its arguments cannot be told."""
+        """Add the effects of a function of one version alone and return its result.
+
+        None where arguments cannot be bound, or where it returns early.
+        """
         file, made = defined
         names = [argument.arg for argument in (*made.args.posonlyargs, *made.args.args)]
         of = [function.parts[0]] if names[:1] == ["self"] and function.kind == "attribute" else []
@@ -308,6 +321,7 @@ class Reader:
         return self.make("constant", node, "None")
 
     def _returns_inside(self, effect: Value) -> bool:
+        """Whether an effect is a `return` or a block that contains one."""
         if effect.kind == "return":
             return True
         lists = [part for part in effect.parts if isinstance(part, Value) and part.kind == "list"]
@@ -315,7 +329,7 @@ class Reader:
         return inside and any(self._returns_inside(each) for part in lists for each in part.parts)
 
     def _other(self, node: ast.AST, env: Environment) -> Value:
-        """Any other syntax, by its fields."""
+        """A value of any other syntax node, made of its fields."""
         parts: list[Any] = []
         for field, child in ast.iter_fields(node):
             if field in {"ctx", "type_comment", "kind"}:
@@ -334,7 +348,7 @@ class Reader:
         self.effects.append(self.make(kind, node, *parts))
 
     def _done(self, statements: Sequence[ast.stmt], env: Environment, node: ast.AST) -> Value:
-        """What statements do, as one value."""
+        """The effects of statements as one `list` value, taken off `effects`."""
         mark = len(self.effects)
         self.body(statements, env)
         done = self.make("list", node, *self.effects[mark:])
@@ -342,6 +356,7 @@ class Reader:
         return done
 
     def _store(self, target: ast.AST, value: Value, env: Environment) -> None:
+        """Assign to a target: a local name is bound, a tuple unpacked, anything else is an effect `store`."""
         if isinstance(target, ast.Name):
             if target.id in self._shared:
                 self._effect("store", target, self.make("name", target, target.id), value)
@@ -359,7 +374,7 @@ class Reader:
             self._effect("store", target, self.value(target, env), value)
 
     def body(self, statements: Sequence[ast.stmt], env: Environment) -> None:
-        """Read the statements of a block one after the other."""
+        """Read the statements of a block in order; an `if` that ends its block takes the rest as its `else`."""
         for place, statement in enumerate(statements):
             rest = statements[place + 1 :]
             if (
@@ -402,6 +417,7 @@ class Reader:
         self._branches(node, node.orelse, env)
 
     def _branches(self, node: ast.If, orelse: Sequence[ast.stmt], env: Environment) -> None:
+        """Read both branches; names that then differ become conditional values, two returns one conditional return."""
         test = self.value(node.test, env)
         bodies: tuple[Sequence[ast.stmt], Sequence[ast.stmt]] = node.body, orelse
         if test.kind == "not":
@@ -437,7 +453,7 @@ class Reader:
         self._loop(node, self.value(node.test, inner), carried, inner, env)
 
     def _carried(self, node: ast.stmt, env: Environment, inner: Environment) -> list[str]:
-        """Variables that an iteration hands on to the next one."""
+        """Names bound before a loop and stored in it; in `inner` they become values of kind `carried`."""
         names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         carried = [name for name in dict.fromkeys(names) if name in env]
         times: Counter[int] = Counter()
@@ -450,6 +466,7 @@ class Reader:
         self, node: ast.For | ast.AsyncFor | ast.While, over: Value, carried: Sequence[str], inner: Environment,
         env: Environment,
     ) -> None:  # fmt: skip
+        """Read a loop's body; one that only fills a list or dictionary becomes a comprehension, any other an effect."""
         done = self._done(node.body, inner, node)
         filled = self._filled(node, over, done, env)
         if filled is not None:
@@ -464,7 +481,7 @@ class Reader:
         self.body(node.orelse, env)
 
     def _filled(self, node: ast.AST, over: Value, done: Value, env: Environment) -> Environment | None:
-        """A list or dictionary that a loop fills and does nothing else, as the comprehension that it is."""
+        """The name and comprehension where a loop only fills one list or dictionary that was empty; None otherwise."""
         conditions = []
         while len(done.parts) == 1 and done.parts[0].kind == "if" and not done.parts[0].parts[2].parts:
             conditions.append(done.parts[0].parts[0])
@@ -541,7 +558,10 @@ class Reader:
         env[node.name] = self.make("class", node, self.make("list", node, *reader.all_effects()))
 
     def definition(self, node: ast.AST, env: Environment) -> None:
-        """The effects of a function, a class or a file, its definitions left out."""
+        """Add the effects of a function, class or file.
+
+        Functions and classes defined inside a class or file are left out.
+        """
         if isinstance(node, FUNCTIONS):
             self.function(node, env)
         elif isinstance(node, ast.ClassDef):
@@ -552,7 +572,10 @@ class Reader:
             self.defines(inner)
 
     def class_body(self, node: ast.ClassDef, env: Environment, *, methods: bool = False) -> None:
-        """The effects of a class: its bases, its decorators, and what its body gives it; its methods where wanted."""
+        """Add the effects of a class: decorators, bases, keywords, then the names its body binds.
+
+        Methods only if `methods`.
+        """
         for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
             self._effect("base", part, self.value(part, env))
         inner = dict(env)
@@ -560,7 +583,7 @@ class Reader:
         self.defines({name: value for name, value in inner.items() if env.get(name) is not value})
 
     def defines(self, env: Environment) -> None:
-        """Make effects of the names that a file or a class binds."""
+        """Add an effect `defines` for each name bound, imports left out."""
         for name, value in env.items():
             if not isinstance(value.node, _IMPORTS):
                 self.effects.append(self.make("defines", value.node, self.names.renamed.get(name, name), value))
@@ -584,7 +607,7 @@ class Reader:
             env[alias.asname or alias.name] = self.make(kind, node, name)
 
     def all_effects(self) -> list[Value]:
-        """The effects, and the calls of which nothing is made: they may draw, or write somewhere."""
+        """`effects`, and outermost calls whose value no effect uses, as kind `unused`: they may draw or write."""
         inside: frozenset[int] = frozenset().union(*(effect.inside for effect in self.effects))
         unused = {call.key: call for call in self.calls if call.key not in inside}
         inner: frozenset[int] = frozenset().union(
@@ -595,7 +618,10 @@ class Reader:
 
 
 def _put_in(effect: Value) -> tuple[Any, ...]:
-    """What an effect puts into a list or dictionary: the comprehension that fills such a one, it, and what comes in."""
+    """(`list of` or `dict of`, container, [key,] element) of an effect that appends or sets an item.
+
+    ("", None) for any other.
+    """
     first = effect.parts[0] if effect.parts else None
     if effect.kind == "store" and first is not None and first.kind == "Subscript":
         return "dict of", first.parts[0], first.parts[1], effect.parts[1]
@@ -613,7 +639,10 @@ _Spot: TypeAlias = "tuple[int, str, int]"
 
 
 def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Value]) -> list[Difference]:
-    """The smallest parts in which the effects of two functions differ, whose heads are given."""
+    """The smallest differing parts of two functions' effects.
+
+    `heads` stand around top-level effects. An addition and a removal of one value are joined as moved.
+    """
     found: dict[tuple[_Spot | None, _Spot | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
     pending: list[tuple[Value, Value, tuple[Value, Value]]] = []
@@ -624,6 +653,7 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
         found.setdefault((spots[0], spots[1]), difference)
 
     def lists(one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]) -> None:
+        """Compare two lists of values: pair what was replaced for comparison, note what was added or removed."""
         keys = [[value.key for value in values] for values in (one, two)]
         for tag, low, high, start, stop in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
             if tag == "equal":
@@ -665,7 +695,10 @@ _WRITTEN = frozenset({"constant", "import", "name"})
 
 
 def _are_chosen(one: Value, two: Value, uses: Counter[int]) -> bool:
-    """Whether two values are made elsewhere; one that is made of the other counts where something else takes it too."""
+    """Whether two different values are both computed elsewhere, so that the choice between them differs.
+
+    False if both are constants, imports or names, or if one is part of the other and used nowhere else.
+    """
     if {one.kind, two.kind} <= _WRITTEN:
         return False
     outer = one if two.key in one.inside else two if one.key in two.inside else None
@@ -673,7 +706,7 @@ def _are_chosen(one: Value, two: Value, uses: Counter[int]) -> bool:
 
 
 def _uses(effects: Iterable[Value]) -> Counter[int]:
-    """By how many others each value is taken."""
+    """Number of parents of each value, by `id`."""
     uses: Counter[int] = Counter()
     seen: set[int] = set()
     pending = [*effects]
@@ -688,11 +721,15 @@ def _uses(effects: Iterable[Value]) -> Counter[int]:
 
 
 def _within(effects: Iterable[Value]) -> frozenset[int]:
+    """Keys of all values inside some effects."""
     return frozenset().union(*(effect.inside for effect in effects))
 
 
 def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None:
-    """The parts in which two values of one form differ; None where they are of two forms, or one holds the other."""
+    """Pairs of differing parts of two values of equal kind and plain parts.
+
+    None where kinds differ, one value is inside the other, or calls name different functions.
+    """
     values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
     plain = [[part for part in value.parts if not isinstance(part, Value)] for value in (one, two)]
     if one.kind != two.kind or plain[0] != plain[1] or len(values[0]) != len(values[1]):
@@ -712,7 +749,10 @@ def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None
 
 
 def _inner(one: Value, two: Value) -> tuple[Value, Value] | None:
-    """Where something was put around a value, or taken away from around one: that value in both versions."""
+    """The pair of equal or alike (over `_WRAPPED`) values that remains where something was put around a value.
+
+    None for none.
+    """
     if one.key in two.inside:
         return one, _of_key(one.key, two)
     if two.key in one.inside:
@@ -724,20 +764,24 @@ def _inner(one: Value, two: Value) -> tuple[Value, Value] | None:
 
 
 def _of_key(key: int, value: Value) -> Value:
-    """The part of a value that has a key."""
+    """The innermost value inside `value` with this key."""
     while value.key != key:
         value = next(part for part in value.parts if isinstance(part, Value) and key in part.inside)
     return value
 
 
 def _parts(value: Value) -> Iterator[Value]:
+    """Parts of a value that are values, lists flattened."""
     for part in value.parts:
         if isinstance(part, Value):
             yield from part.parts if part.kind == "list" else [part]
 
 
 def _paired(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:
-    """Effects of two versions, each beside the one that it became: the most alike first, in the order of both."""
+    """Pairs of effects, the most alike first without crossings (`_likeness` over `_LIKE`).
+
+    Leftovers pair up in order if equally many, else with None.
+    """
     if len(one) == len(two) and all(x.kind == y.kind for x, y in zip(one, two, strict=True)):
         yield from zip(one, two, strict=True)
         return
@@ -767,7 +811,7 @@ _WRAPPED = 0.5
 
 
 def _likeness(one: Value, two: Value) -> float:
-    """How alike two values are: by what they are made of, and more if both store to the same or call one name."""
+    """Share of values in common (0 to 1), plus 0.5 if both store to the same target or call the same name."""
     heads = []
     for value in (one, two):
         first = value.parts[0] if value.parts else None

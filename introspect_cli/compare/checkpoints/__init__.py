@@ -1,1 +1,1 @@
-"""Two checkpoints, or a run beside a checkpoint."""
+"""Comparison of two checkpoints, or of a run with a checkpoint."""

@@ -1,10 +1,10 @@
 """Two checkpoints: which tensors differ, and which are the same under other names or in another form.
 
-A checkpoint is one moment, so nothing happens first and nothing follows from anything: the answer counts tensors.
-What the comparison of runs found out record by record is sorted here. A tensor that one side lacks may be there under
-another name (tied weights are saved once or twice), transposed, or as a part of a larger one. Checksums find equal bits
-under other names; extrema and moments, which neither order nor cutting changes, find what may be transposed or a part;
-one of another element type may hold the same values rounded. The elements prove it where both files can be read again.
+A checkpoint is one moment, without a first divergence: the answer counts tensors. A tensor that one side lacks may be
+there under another name (tied weights are saved once or twice), transposed, or as a part of a larger one. Checksums
+find equal bits under other names; extrema and moments, which neither order nor cutting changes, find candidates for
+transposes and parts; one of another element type may hold the same values rounded. The elements prove it where both
+files can be read again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SETTINGS = 4
 
 @dataclass(frozen=True)
 class Cast:
-    """Tensors of one element type in a and another in b.
+    """Tensors with one element type in a and another in b.
 
     Attributes:
         a: the type in a.
@@ -64,7 +64,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class TensorForm:
-    """A tensor of a that is in b in another form.
+    """A tensor of a that b holds in another form.
 
     Attributes:
         a: its name, or those of several that are one in b, in their order.
@@ -81,7 +81,7 @@ class TensorForm:
 
 @dataclass
 class Differences:
-    """What differs between two checkpoints.
+    """How two checkpoints differ.
 
     Attributes:
         counts: tensors that both have, by kind.
@@ -119,25 +119,25 @@ class Differences:
 
     @property
     def every(self) -> list[Divergence]:
-        """All that differs beside names and forms."""
+        """All tensors that differ in value, shape or type, or that one side lacks."""
         casts = [tensor for cast in self.casts for tensor in cast.tensors]
         return [*self.differ, *self.shapes, *casts, *self.only[0], *self.only[1]]
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs that both could have, but for its name or a form that was proven."""
+        """Whether `every` is empty and all other forms are proven."""
         return not self.every and all(form.proven for form in self.forms)
 
     @property
     def doubtful(self) -> int:
-        """Where nothing else differs: how many tensors are in another form whose elements were not compared."""
+        """Number of forms with uncompared elements, where nothing else differs; 0 otherwise."""
         if self.every or any(form.proven is False for form in self.forms):
             return 0
         return sum(form.proven is None for form in self.forms)
 
     @property
     def checkpoint(self) -> str:
-        """The letter of the checkpoint that a run's moment is compared with."""
+        """`a` or `b`: the side that is a checkpoint, where the other is a moment of a run."""
         return "b" if self.run == "a" else "a"
 
 
@@ -148,7 +148,10 @@ _COUNTS = re.compile(r"(^|[._])(global_step|step|steps|epoch|iteration|lr)$")
 
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
-    """The answer for two checkpoints, in the place of one for two runs."""
+    """The answer for two checkpoints.
+
+    UNDECIDED where nothing is in common, or all readable tensors are equal but some unread or in doubtful form.
+    """
     differences = _sorted(runs, asked, outcome)
     compared = sum(differences.counts.values())
     if not compared or (differences.same and differences.unread) or differences.doubtful:
@@ -187,7 +190,7 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
 
 
 def _prefixed(pattern: str, new: str) -> list[str]:
-    """That names have another beginning, in words."""
+    """A clause on the prefix of names that differs between a and b."""
     old = "" if pattern == OF_A_MODEL else re.sub(r"[\^\\]", "", pattern)
     if old and new:
         return [f"{old} before names in a is {new} in b"]
@@ -195,6 +198,7 @@ def _prefixed(pattern: str, new: str) -> list[str]:
 
 
 def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Differences:
+    """The listed divergences sorted into `Differences`."""
     changes: tuple[Rename, Rename] = (outcome.match.rename or str, str)
     one, two = (_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
     common = one.keys() & two.keys()
@@ -234,7 +238,7 @@ def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> 
 
 
 def _set_aside(differences: Differences, run: int) -> None:
-    """Of a run's moment: what it did not record, and buffers that are not saved, are no difference."""
+    """Move tensors of the checkpoint alone, and buffers and states of the run (side `run`) alone, to `unrecorded`."""
     only, others = differences.only[run], differences.only[1 - run]
     differences.unrecorded = [*others, *(tensor for tensor in only if tensor.site.kind is not Kind.PARAM)]
     others.clear()
@@ -242,7 +246,7 @@ def _set_aside(differences: Differences, run: int) -> None:
 
 
 def _farthest_first(divergence: Divergence) -> tuple[bool, bool, float]:
-    """The model before the rest; what counts, as batches or steps, last: it moves by more than any weight."""
+    """Sort key: model tensors first, counts (integers, single numbers) last, then by falling relative L2."""
     counts = (
         divergence.a is None
         or divergence.a.layout.numel < 2
@@ -252,13 +256,14 @@ def _farthest_first(divergence: Divergence) -> tuple[bool, bool, float]:
 
 
 def _held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
-    """How many tensors and values a checkpoint holds, by kind, of those selected."""
+    """Number of selected tensors and values in a checkpoint, by kind."""
     reader = run.rank(0)
     sites = [reader.sites[int(number)][0] for number in np.asarray(reader.read_row(0).site)]
     return Counter(site.kind for site in sites if asked.wants(site.kind, rename(site.fqn)))
 
 
 def _unread(run: Run) -> int:
+    """Number of tensors that could not be read."""
     return int((run.rank(0).read_row(0).status == int(Status.NOT_OBSERVED)).sum())
 
 
@@ -267,7 +272,7 @@ def _other_shape(tensor: Divergence) -> bool:
 
 
 def _optimizer_step(run: Run) -> float | None:
-    """How many steps an optimizer has made, by its state; None where its parameters say different numbers."""
+    """The step count in the optimizer state; None where parameters disagree or have none."""
     reader = run.rank(0)
     numbers = At.first(reader, columns(reader.sites)).numbers(Kind.OPTIMIZER_STATE, Phase.START)
     steps = {number.value for number in numbers if number.path == "['step']"}
@@ -278,6 +283,10 @@ def _optimizer_step(run: Run) -> float | None:
 
 
 def _casts(runs: tuple[Run, Run], cast: Sequence[Divergence]) -> list[Cast]:
+    """Tensors of differing element types, grouped by the pair of types.
+
+    `rounded` True if all are proven, None if any is unknown.
+    """
     groups: dict[tuple[str, str], list[Divergence]] = {}
     for tensor in cast:
         if tensor.a is not None and tensor.b is not None:
@@ -292,7 +301,7 @@ def _casts(runs: tuple[Run, Run], cast: Sequence[Divergence]) -> list[Cast]:
 
 
 def _is_rounded(runs: tuple[Run, Run], a: Summary | None, b: Summary | None) -> bool | None:
-    """Whether one of two tensors holds the other's values, rounded to its type; None where it cannot be told."""
+    """Whether one tensor is the other rounded to its type, element by element; None where either cannot be read."""
     if a is None or b is None:
         return None
     one, two = runs[0].tensor(a.checksum), runs[1].tensor(b.checksum)
@@ -305,7 +314,7 @@ def _is_rounded(runs: tuple[Run, Run], a: Summary | None, b: Summary | None) -> 
 
 
 def _rounded(array: Any, dtype: str) -> Any:
-    """Values rounded to a type, to nearest and to even, as numbers; None for a type that is not rounded to."""
+    """Values rounded to `dtype`, to nearest, ties to even; None where the type is no narrower float."""
     if dtype == "bfloat16" and array.dtype == np.float32:
         return rounded(array, dtype)
     if dtype in ROUNDING and dtype != "bfloat16" and array.dtype.kind == "f":
@@ -318,7 +327,7 @@ def _rounded(array: Any, dtype: str) -> Any:
 
 
 class Forms:
-    """Tensors that one side lacks by name, looked for on the other in another form."""
+    """Matches tensors that one side lacks by name with tensors of the other in another form."""
 
     def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
         rename: Rename = outcome.match.rename or str
@@ -333,7 +342,7 @@ class Forms:
         )
 
     def look(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
-        """Look for all of them; of tensors that have another shape, those that are left."""
+        """Match all forms (tied, transposed, merged, constant); returns the `shapes` that no form explains."""
         for side in (0, 1):
             every, left = self.every[1 - side], self.left[1 - side]
             self._tied(side, {value.checksum: name for name, value in every.items() if name not in left})
@@ -352,6 +361,7 @@ class Forms:
         return [shape for shape in shapes if shape.site.fqn not in turned]
 
     def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool | None) -> None:
+        """Note a matched form and take its tensors off those left."""
         self.matched.append(TensorForm(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
         self.settled[0].update(a)
         self.settled[1].update(b)
@@ -360,6 +370,7 @@ class Forms:
                 side.pop(name, None)
 
     def _tied(self, side: int, others: Mapping[int, str]) -> None:
+        """Match tensors left on `side` with others of equal checksum (`others`: checksum to name)."""
         for name, value in list(self.left[side].items()):
             if value.checksum in others:
                 other = others[value.checksum]
@@ -367,7 +378,7 @@ class Forms:
                 self._add((a,), (b,), "tied", proven=True)
 
     def _constants(self, only: Sequence[Sequence[Divergence]]) -> None:
-        """Tensors that hold one number all over are equal to as many others that do, whichever is which."""
+        """Pair leftover tensors with equal checksums in order, at most as many as both sides have."""
         alike: list[dict[int, list[str]]] = [{}, {}]
         for side, members in enumerate(only):
             for member in members:
@@ -382,7 +393,7 @@ class Forms:
         return self.runs[side].tensor(self.every[side][name].checksum)
 
     def _is_turned(self, a: str, b: str) -> bool | None:
-        """Whether two tensors hold the same elements, one transposed or in another shape; None where nobody knows."""
+        """Whether elements are equal after a transpose or reshape; None where either tensor cannot be read."""
         one, two = self._tensor(0, a), self._tensor(1, b)
         if one is None or two is None:
             return None
@@ -390,12 +401,12 @@ class Forms:
         return any(form.shape == two.shape and np.array_equal(form, two) for form in forms)
 
     def _has_same_numbers(self, name: str) -> bool:
-        """Whether a tensor that has another shape under its name holds the same numbers."""
+        """Whether a name's two tensors of other shape have equal extrema and moments."""
         one, two = (side.get(name) for side in self.every)
         return one is not None and two is not None and same_numbers(one.moments, two.moments)
 
     def _merge(self, merge: Merge) -> None:
-        """Tensors of one that are one in the other, put together and compared."""
+        """Note a merge; proven by joining the parts, in every order for up to `_PERMUTED` of them."""
         whole, parts = (1, 0) if merge.side == "b" else (0, 1)
         members, result = merge.parts, merge.whole
         one, pieces = self._tensor(whole, result), [self._tensor(parts, name) for name in members]
@@ -410,14 +421,14 @@ class Forms:
 
 
 def _model(run: Run, rename: Rename) -> dict[str, Value]:
-    """The telling tensors of a model by their names in b."""
+    """Parameters and buffers whose values are distinctive, by their names in b."""
     values = [value for value in telling_values(run.rank(0), 0) if value.site.kind in MODEL]
     named = [replace(value, site=replace(value.site, fqn=rename(value.site.fqn))) for value in values]
     return {value.site.fqn: value for value in named}
 
 
 def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:
-    """Whether tensors, or their transposes, put together along one dimension are another one."""
+    """Whether the pieces, or all their transposes, concatenated along any dimension equal `whole`."""
     for forms in (pieces, [piece.T for piece in pieces]):
         for axis in range(whole.ndim):
             shapes = {(*form.shape[:axis], *form.shape[axis + 1 :]) for form in forms if form.ndim == whole.ndim}
@@ -435,7 +446,7 @@ def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:
 def sentence_of(
     differences: Differences, verdict: Verdict, renamed: Sequence[str], settings: Sequence[SettingChange]
 ) -> tuple[str, list[str]]:
-    """The sentence, and what else is to be said."""
+    """The sentence, and further evidence lines."""
     rest = [*_forms(differences), *_also(differences), *_alone(differences), *_steps(differences)]
     names = f"names differ: {'; '.join(renamed[:_NAMED])}" if renamed else ""
     more = f", and {len(renamed) - _NAMED} more" if len(renamed) > _NAMED else ""
@@ -477,7 +488,7 @@ def sentence_of(
 
 
 def _at(tensors: Differences) -> str:
-    """That a checkpoint is of a moment of a run; "" where both are checkpoints."""
+    """`Checkpoint a has the parameters that run b has after step 4`; "" where both are checkpoints."""
     if not tensors.run:
         return ""
     kinds = listed([kind.several for kind in MODEL if tensors.counts[kind]])
@@ -513,7 +524,7 @@ def _all_equal(differences: Differences) -> str:
 
 
 def _name(tensor: Divergence) -> str:
-    """A tensor, with its place in an optimizer's state."""
+    """A tensor's name: `exp_avg of layer.weight` for optimizer state, else name and path."""
     if tensor.site.kind is Kind.OPTIMIZER_STATE:
         return f"{key_of(tensor.site.path)} of {tensor.site.fqn}"
     return f"{tensor.site.fqn}{tensor.site.path}"
@@ -524,7 +535,7 @@ def _names(tensors: Iterable[Divergence]) -> str:
 
 
 def _differ(differences: Differences) -> list[str]:
-    """Clauses on tensors whose values differ, a kind after the other."""
+    """Clauses on tensors whose values differ, one per group of kinds (model, optimizer state, random states)."""
     clauses = []
     for kinds, one, several in _GROUPS:
         members = [tensor for tensor in differences.differ if tensor.site.kind in kinds]
@@ -538,7 +549,7 @@ def _differ(differences: Differences) -> list[str]:
 
 
 def _where(members: Sequence[Divergence]) -> str:
-    """Which tensors differ, by how much; of many the span, and the farthest."""
+    """Names and distances of up to `_NAMED` tensors; of more, the span of relative L2 and the farthest."""
     measured = [member.rel_l2 for member in members if member.rel_l2 is not None]
     if len(members) <= _NAMED or not measured:
         return f": {some([_name(tensor) + _far(tensor) for tensor in members])}"
@@ -556,6 +567,7 @@ def _far(tensor: Divergence) -> str:
 
 
 def _cast(differences: Differences) -> list[str]:
+    """Clauses on tensors whose element types differ, one per pair of types."""
     clauses = []
     for cast in differences.casts:
         number, coarse = len(cast.tensors), max((cast.a, cast.b), key=lambda name: ROUNDING.get(name, 0.0))
@@ -581,6 +593,7 @@ def _shape(tensor: Divergence, side: str) -> str:
 
 
 def _lacking(differences: Differences) -> list[str]:
+    """Clauses on tensors that one side lacks, one per side."""
     return [
         f"{side} lacks {count(len(only), 'tensor')} of {other}: {_names(only)}"
         for only, side, other in zip(differences.only, "ba", "ab", strict=True)
@@ -604,7 +617,7 @@ _DOUBTS = {
 
 
 def _forms(differences: Differences) -> list[str]:
-    """What has another form, a line for each; of many of one form an example and the number."""
+    """One line per form and proof: its first example and the number of others."""
     clauses = []
     for form, text in _FORMS.items():
         for proven, doubt in _DOUBTS.items():
@@ -621,6 +634,7 @@ _LAST = [*sorted(Kind, key=lambda kind: kind is Kind.RNG)]
 
 
 def _alone(differences: Differences) -> list[str]:
+    """Clauses on kinds that one side alone holds."""
     return [
         f"only {side} holds {listed([kind.several for kind in sorted(kinds, key=_LAST.index)])}: not compared"
         for side, kinds in zip("ab", differences.kinds, strict=True)

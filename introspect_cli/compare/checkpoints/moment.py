@@ -1,9 +1,9 @@
-"""A run beside a checkpoint: the moment at which the run had what the checkpoint holds.
+"""A run compared with a checkpoint: the moment at which the run had the checkpoint's values.
 
-Values say it, not names: of all moments at which a run recorded its parameters (when it began, after each recorded
-step), the one that has most of the checkpoint's checksums. Where no checksum is shared, as of a checkpoint in another
-element type, it is the moment whose tensors are nearest to those with the same names. What the run had then is written
-down as a checkpoint of its own, and the two are compared.
+Of all moments at which a run recorded its parameters (when it began, after each recorded step), the one with most of
+the checkpoint's checksums. Where no checksum is shared, as for another element type, the moment whose tensors are
+nearest to those with the same names. The run's state at that moment is written as a checkpoint, and the two are
+compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KINDS = frozenset(kind.value for kind in (*MODEL, Kind.OPTIMIZER_STATE))
 
 @dataclass(eq=False)
 class State:
-    """What a run had at a moment, by tensor.
+    """The last recorded value of each of a run's tensors at a moment.
 
     Attributes:
         checksum: uint64, 0 where none was recorded yet.
@@ -53,12 +53,12 @@ class State:
     row: Any
 
     def copy(self) -> State:
-        """The same, which stays as it is when the walk goes on."""
+        """A copy that later moments do not change."""
         return State(self.tensors, self.checksum.copy(), self.step.copy(), self.row.copy())
 
     @cached_property
     def of_optimizer(self) -> Any:
-        """Which tensors are an optimizer's state."""
+        """Mask of tensors that are optimizer state."""
         return np.array([kind == Kind.OPTIMIZER_STATE.value for kind, _, _ in self.tensors], np.bool_)
 
 
@@ -67,12 +67,14 @@ Moment = tuple[int, str]
 
 
 def is_checkpoint(run: Run) -> bool:
-    """Whether a run was made of a checkpoint."""
+    """Whether a run was read from a checkpoint file."""
     return isinstance(run.manifest.get("checkpoint"), dict)
 
 
 def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
-    """Both as they are; of a run beside a checkpoint, the moment of it that the checkpoint is of.
+    """Both unchanged, if both or neither are checkpoints.
+
+    Otherwise the run is replaced by its moment nearest to the checkpoint.
 
     Raises:
         StoreError: the run has no parameters on record.
@@ -86,6 +88,7 @@ def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
 
 
 def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
+    """The moment of `run` chosen for a checkpoint, written by `write` as a checkpoint of its own."""
     reader = _reader(run)
     chosen, alike, state = _chosen(reader, checkpoint, str(run.path))
     rows = _rows(reader, state, checkpoint, run)
@@ -105,7 +108,10 @@ def _words(reader: Reader, step: int, when: str) -> str:
 
 
 def _reader(run: Run) -> Reader:
-    """The lowest rank; all ranks as one where they hold parts."""
+    """The lowest rank's reader.
+
+    All ranks as one where ranks hold parts of tensors. Raises StoreError without a recorded step.
+    """
     if not run.recorded:
         raise StoreError(f"{run.path} has no step on record")
     readers = [run.rank(rank) for rank in run.recorded]
@@ -115,7 +121,7 @@ def _reader(run: Run) -> Reader:
 
 
 def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
-    """Each moment at which something was recorded, with what the run had then, which the next one changes."""
+    """Each moment with recorded tensors, with the state then; the state object is reused for the next."""
     sites = reader.sites
     numbers: dict[TensorName, int] = {}
     of_site = np.array(
@@ -143,7 +149,11 @@ def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
 
 
 def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, list[Moment], State]:
-    """The moment, others at which the run had just as many of the model's tensors, and what it had."""
+    """The moment that matches the checkpoint, other moments that match as well, and the run's state then.
+
+    Most equal checksums of the model decide, then of the optimizer, then the earlier moment. Where under half match, or
+    all moments match alike, `_nearest` decides.
+    """
     held = _held(checkpoint)
     goal, beside = (
         np.array(
@@ -170,7 +180,7 @@ def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, list[
 
 
 def _held(checkpoint: Run) -> dict[TensorName, int]:
-    """Checksums of a checkpoint's tensors."""
+    """A checkpoint's checksums by (kind, name, path)."""
     reader = checkpoint.rank(0)
     batch, sites = reader.read_row(0), reader.sites
     pairs = zip(batch.site.tolist(), batch.checksum.tolist(), strict=True)
@@ -182,7 +192,10 @@ def _held(checkpoint: Run) -> dict[TensorName, int]:
 
 
 def _nearest(reader: Reader, checkpoint: Run, otherwise: tuple[Moment, State]) -> tuple[Moment, State]:
-    """The moment whose tensors are nearest to the checkpoint's of the same names; another one where nothing tells."""
+    """The moment with the least mean relative L2 to the checkpoint's tensors of the same names.
+
+    `otherwise` where none is finite.
+    """
     other = checkpoint.rank(0)
     batch, kinds = other.read_row(0), {kind.value for kind in MODEL}
     rows = {
@@ -218,10 +231,9 @@ OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
 
 
 def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
-    """The options under which checkpoints are compared: names count, and all that differs is looked at.
+    """Options for comparing checkpoints: strict, with all divergences listed.
 
-    Where hardly a name is shared, but most are with another beginning, that is a renaming: values of two steps differ,
-    and could not tell it.
+    Where at most a third of names is shared, and half would be with another prefix, that prefix is renamed.
     """
     options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
     names = [_names(run) for run in (a, b)]
@@ -236,15 +248,15 @@ def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
 
 
 def _names(run: Run) -> dict[str, None]:
-    """Names of the model's tensors."""
+    """Names of parameters and buffers, in order."""
     sites, kinds = run.rank(0).sites, {kind.value for kind in MODEL}
     return dict.fromkeys(fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind in kinds)
 
 
 def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
-    """What names begin with where the others begin with something else, as most of them tell; ("", "") for nothing.
+    """The pair (prefix in `names`, prefix in `others`) that most names vote for.
 
-    A run names the root by its class, frameworks put `model.` before all: what follows is the same.
+    ("", "") for none. A name votes for the one name with the longest common end.
     """
     ends: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name in others:
@@ -264,7 +276,7 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
 
 
 def changed(name: str, change: tuple[str, str]) -> str:
-    """A name with another beginning."""
+    """A name with prefix `change[0]` replaced by `change[1]`; unchanged without that prefix."""
     old, new = change
     if old and not name.startswith(f"{old}."):
         return name
@@ -276,7 +288,10 @@ def changed(name: str, change: tuple[str, str]) -> str:
 
 
 def _numbers(run: Run, checkpoint: Run, root: str) -> dict[str, str]:
-    """By name, what a checkpoint calls a parameter whose optimizer state is numbered; empty where it has names."""
+    """Parameter name to its numbered name in the checkpoint's optimizer state (`optimizer.3`).
+
+    Empty where that has names.
+    """
     names = [fqn for (kind, fqn, _) in _held(checkpoint) if kind == Kind.OPTIMIZER_STATE.value]
     heads = {name.rpartition(".")[0] for name in names}
     if not names or len(heads) != 1 or not all(name.rpartition(".")[2].isdecimal() for name in names):
@@ -294,14 +309,15 @@ def _numbers(run: Run, checkpoint: Run, root: str) -> dict[str, str]:
 
 
 def _is_below(name: str, root: str) -> bool:
+    """Whether a name is inside module `root`; True for ""."""
     return not root or name.startswith(f"{root}.")
 
 
 def _rows(reader: Reader, state: State, checkpoint: Run, run: Run) -> dict[Site, Summary]:
-    """The records of a moment, as a checkpoint has them.
+    """Records of a moment by site, named and typed as in the checkpoint.
 
-    A run may have several models: those whose names tell that the checkpoint is not of them are left out. A file may
-    not tell buffers from parameters, and number what the run has names for.
+    Models other than the checkpoint's are left out, buffers take the checkpoint's kind, and optimizer states its
+    numbers.
     """
     theirs = {fqn: kind for (kind, fqn, _) in _held(checkpoint) if kind != Kind.OPTIMIZER_STATE.value}
     mine = [fqn for kind, fqn, _ in state.tensors if kind != Kind.OPTIMIZER_STATE.value]

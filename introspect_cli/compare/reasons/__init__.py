@@ -1,1 +1,1 @@
-"""Why the first divergence is one: what is looked up, and the sentence."""
+"""Reasons of a divergence: evidence, findings, and the sentence."""

@@ -42,7 +42,7 @@ _MEASURED, _OF_THE_REST = 1e-4, 0.3
 
 
 class Handling(Enum):
-    """What is done to gradients between the backward pass and the update: its code, and the names that scripts call."""
+    """A treatment of gradients between backward pass and update: (code, names of calls in scripts)."""
 
     CLIPPING = (
         "clipping",
@@ -63,7 +63,7 @@ TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATI
 
 
 def excluded(at: View) -> frozenset[Handling]:
-    """What the records show not to have made the gradient differ."""
+    """Kinds of gradient handling that the records rule out; none with several ranks, losses or sparse gradients."""
     several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
     if several or at.site.call or _sparse_sides(at):
         return frozenset()
@@ -74,26 +74,26 @@ def excluded(at: View) -> frozenset[Handling]:
 
 
 def _sparse_sides(at: View) -> str:
-    """The runs that have it as a sparse tensor, of which a sketch has the entries, and not where they stand."""
+    """The runs in which the gradient is sparse: "", "a", "b" or "ab"; sketches do not tell positions there."""
     both = zip("ab", (at.first.a, at.first.b), strict=True)
     return "".join(side for side, summary in both if summary is not None and summary.layout.is_sparse)
 
 
 def others_equal(at: View, *, also_before: bool = False) -> bool:
-    """Whether a gradient of the same optimizer step that is not zero, nor was in the step before, is equal."""
+    """Whether any gradient of the step is equal and not zero; `also_before`: nor zero in the previous step."""
     unions = map(int, at.step.of(Kind.GRAD, frozenset({at.site.phase})))
     tables = [at.table, *([at.step.before] if also_before else [])]
     return any(at.step.state[union] == EQUAL and all(_is_some(table, union) for table in tables) for union in unions)
 
 
 def _is_some(table: Table | None, union: int) -> bool:
-    """Whether run a has a gradient there that is not zero."""
+    """Whether run a has a gradient at this site whose mean absolute value is above 0."""
     row, means = (None, None) if table is None else (table.rows_of("a").get(union), table.a.floats.get("amean"))
     return row is not None and means is not None and float(means[row]) > 0
 
 
 def _not_of_before(at: View) -> bool:
-    """Whether what a gradient differs by is not made of it and that of the step before, as it is without zero_grad."""
+    """Whether the difference is no mix of this gradient and the previous step's; False without sketches."""
     before = at.step.before
     old = None if before is None else before.sketch(at.union, "a")
     sketches = at.table.sketches(at.union)
@@ -108,7 +108,7 @@ def _not_of_before(at: View) -> bool:
 
 
 def _no_factor(at: View) -> bool:
-    """Whether no factor makes one run's gradient the other's, by far more than it rounds."""
+    """Whether no factor maps a's gradient to b's (rest over `_REST`); False without sketches or in coarse dtypes."""
     first = at.first
     if first.a is None or first.b is None or first.scale is not None or first.a.layout.numel <= 16:
         return False
@@ -122,7 +122,7 @@ def _no_factor(at: View) -> bool:
 
 
 def recomputed(at: View) -> Iterator[Finding]:
-    """The module was computed again under activation checkpointing."""
+    """Finding where the module was recomputed in the step (activation checkpointing)."""
     step, alignment = at.step, at.step.alignment
     unions = alignment.by_fqn.get(at.site.fqn, [])
     if any(step.state[union] and PHASES[alignment.phase[union]] is Phase.RECOMPUTE for union in unions):
@@ -130,7 +130,7 @@ def recomputed(at: View) -> Iterator[Finding]:
 
 
 def left_in_backward(at: View) -> Iterator[str]:
-    """The backward pass through the module; of an output's gradient, of what takes that output, or the loss."""
+    """Remaining causes: the backward pass of the module, or of what uses its output, or the loss code."""
     if at.site.kind is Kind.GRAD_INPUT:
         yield "backward-through"
     else:
@@ -141,7 +141,7 @@ def left_in_backward(at: View) -> Iterator[str]:
 
 
 def of_gradient(step: Step, position: int) -> Cause | None:
-    """A gradient comes from the forward pass, the loss and the backward pass of the step."""
+    """Cause where the forward and backward pass and start values do not differ before; None otherwise."""
     site, order = step.sites[position], step.order_at(position)
     upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.params
     if upstream or not site.fqn:
@@ -153,14 +153,14 @@ def of_gradient(step: Step, position: int) -> Cause | None:
 
 
 def sparse(at: View) -> Iterator[Finding]:
-    """It is sparse in one run only."""
+    """Finding where the gradient is sparse in one run alone."""
     sides = _sparse_sides(at)
     if len(sides) == 1:
         yield found("sparse", side=sides, other=OTHER[sides])
 
 
 def stale(at: View) -> Iterator[Finding]:
-    """The gradient of the step before is left over in one run."""
+    """Finding where one run's gradient contains the previous step's (a missing `zero_grad`)."""
     side, share = stale_share(at.step, at.position)
     if side:
         times, ranks = share_of_ranks(at.runs[side == "b"], share)
@@ -168,7 +168,7 @@ def stale(at: View) -> Iterator[Finding]:
 
 
 def summed(at: View) -> Iterator[Finding]:
-    """It is a whole number of times the other's: as many as ranks share the samples, or batches are accumulated."""
+    """Finding where the factor between the runs is a number of ranks or batches: a sum instead of a mean."""
     factor = reduction_factor(at)
     if factor and at.first.scale is not None:
         code = "summed" if at.first.scale > 1 else "averaged"
@@ -176,7 +176,7 @@ def summed(at: View) -> Iterator[Finding]:
 
 
 def left_in_gradient(at: View) -> Iterator[str]:
-    """What may have been done to it, without what the records exclude; how its module or the loss uses it."""
+    """Remaining causes: kinds of handling not excluded, the loss's penalty, and the parameter's use."""
     gone, differ = excluded(at), at.gradients
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
@@ -198,10 +198,7 @@ def left_in_gradient(at: View) -> Iterator[str]:
 
 
 def stale_share(step: Step, position: int) -> tuple[str, float]:
-    """The side whose gradient is the other's plus that of the step before, and how many times that counts.
-
-    Sketches are linear; "" and 0 where it is no such sum.
-    """
+    """(side whose gradient is the other's plus `share` times the previous one, share); ("", 0.0) where no side is."""
     site, union = step.sites[position], int(step.divergences.site[position])
     table = step.table
     if site.call:  # an optimizer that evaluates the model several times a step
@@ -219,10 +216,9 @@ def stale_share(step: Step, position: int) -> tuple[str, float]:
 
 
 def _mix(mixed: Any, fresh: Any, old: Any) -> float:
-    """How much of `old` a sketch has beside `fresh`, if it is a positive mix of both, which clipping may rescale; or 0.
+    """Share of `old` relative to `fresh` where `mixed` is a positive combination of both; 0.0 where it is not.
 
-    An old gradient that was unscaled already is next to nothing beside one that was not: what is left over has to be
-    small beside its share, too.
+    The rest has to be below 1e-5 of the whole and 2% of the share of `old`.
     """
     basis = np.stack([fresh, old], axis=1)
     if not (np.isfinite(basis).all() and np.isfinite(mixed).all()):

@@ -34,13 +34,13 @@ Applies = Callable[["Step", int], "Cause | None"]
 
 
 def anything_before(step: Step, position: int) -> bool:
-    """Whether anything differs that came before a divergence in its step."""
+    """Whether any record, start value or random state differs before a divergence in its step."""
     return step.anything_before(step.order_at(position)) or step.rng_differs()
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason that a record can differ for.
+    """One kind of cause: when it applies, its evidence, its findings and the settings that explain it.
 
     Attributes:
         word: its name in `--format json`.
@@ -70,17 +70,17 @@ class Reason:
     names: re.Pattern[str] | None = None
 
     def cause_of(self, step: Step, position: int) -> Cause | None:
-        """What makes a divergence one; None where something that went into it differs."""
+        """The cause of a divergence by this reason; None where the reason does not apply or an input differs."""
         if self.applies is not None:
             return self.applies(step, position)
         return None if self.is_fed(step, position) else cause(self.word, *evidence_of(self.word, step, position))
 
 
 def evidence_of(word: str, step: Step, position: int) -> list[Evidence]:
-    """What is known of all that a divergence rests on, by the declaration for a reason."""
+    """Evidence on all that a record rests on, as declared for reason `word` in `RESTS_ON`."""
     return rests_on(step, Place(step.sites[position], step.order_at(position)), RESTS_ON[word])
 
 
 def cause(word: str, *evidence: Evidence, role: Role = Role.ORIGIN, **where: str) -> Cause:
-    """A reason as a cause."""
+    """A `Cause` of reason `word`; an origin unless `role` says otherwise."""
     return Cause(role, word, evidence, **where)

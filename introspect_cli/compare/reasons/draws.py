@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draw:
-    """Draws that one run made and the other did not.
+    """A draw that one run made and the other did not.
 
     Attributes:
         side: of the run.
@@ -58,7 +58,7 @@ class Draw:
 
     @property
     def found(self) -> Finding:
-        """Where it was drawn, and in which run alone."""
+        """The finding that names the draw's place and run."""
         sides = {"side": self.side, "other": OTHER[self.side], "after": self.after}
         if self.site.path.endswith(DRAWN_BEFORE):
             return found("draw-between", **sides, before=_next(self.site))
@@ -66,7 +66,7 @@ class Draw:
 
 
 def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
-    """Draws that only one run made in a step, of one generator or of all, those of b first, in their order."""
+    """Draws that one run alone made in a step, b's first; of all generators where `generator` is ""."""
     if not step.comparison.draws_recorded:
         return []
     alignment, draws = step.alignment, []
@@ -80,14 +80,14 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
 
 
 def draws_before(at: View) -> list[Draw]:
-    """Random draws that one run only made in this step, before the divergence; not to get to where it goes on."""
+    """Draws of one run alone before the divergence; none in the step at which a resumed run continues."""
     draws = [] if at.step.comparison.goes_on_at(at.table.step) else one_sided_draws(at.step, at.table)
     return [draw for draw in draws if draw.sequence < (at.table.sequence(at.union, draw.side) or 0)]
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What one run recorded in a step."""
+    """One run's records of a step, as arrays."""
 
     side: str
     alignment: Alignment
@@ -96,22 +96,22 @@ class _Recorded:
 
     @cached_property
     def drawn(self) -> npt.NDArray[np.bool_]:
-        """Which records are states that were drawn from within the step."""
+        """Mask of random states within the step, each recorded at a draw."""
         kind, phase = self.alignment.kind[self.unions], self.alignment.phase[self.unions]
         return np.asarray((kind == kind_code(Kind.RNG)) & (phase != phase_code(Phase.START)))
 
     @cached_property
     def looked(self) -> npt.NDArray[np.bool_]:
-        """Which records were made where the generators are looked at."""
+        """Mask of records at which the capture checks all generators: inputs, outputs, batches, losses."""
         return of_kinds(self.alignment.kind[self.unions], (*_SEEN, Kind.LOSS))
 
     def unmatched(self, other: _Recorded) -> list[int]:
-        """Draws at places where the other run has none, in their order."""
+        """Rows of draws at sites that the other run lacks, in sequence."""
         rows = np.flatnonzero(self.drawn & ~np.isin(self.unions, other.unions))
         return [int(row) for row in rows[np.argsort(self.sequence[rows])]]
 
     def previous(self, row: int, site: Site) -> str:
-        """What was recorded last before a row, in words."""
+        """Name of the last input, output or batch before a row; "" if the module drew right at its call."""
         passing = of_kinds(self.alignment.kind[self.unions], _SEEN) & (self.sequence < self.sequence[row])
         passing &= np.isin(self.alignment.phase[self.unions], [phase_code(phase) for phase in _PASSING])
         earlier, by_itself = np.flatnonzero(passing), not site.path.endswith(DRAWN_BEFORE)
@@ -124,7 +124,7 @@ class _Recorded:
 
 
 def _looked(run: _Recorded, other: _Recorded, row: int, generator: str) -> bool:
-    """Whether the other run looked around the time of a draw, and has none there that could be the same."""
+    """Whether the other run checked the generators before and after a draw and has no unmatched draw between."""
     shared, now = run.looked & np.isin(run.unions, other.unions), run.sequence[row]
     when = dict(zip(other.unions[other.looked].tolist(), other.sequence[other.looked].tolist(), strict=True))
     earlier, later = np.flatnonzero(shared & (run.sequence < now)), np.flatnonzero(shared & (run.sequence > now))
@@ -143,7 +143,7 @@ _PASSING = (Phase.DATA, Phase.FORWARD, Phase.EVAL)
 
 
 def _next(site: Site) -> str:
-    """What comes next where something was drawn, by name."""
+    """Name of what follows a draw: `batch from loader`, `backward` or `module #call`."""
     if site.phase is Phase.DATA:
         return f"{BATCH_OF}{site.fqn}"
     call = f" #{site.call}" if site.call else ""
@@ -151,14 +151,14 @@ def _next(site: Site) -> str:
 
 
 def side_that_draws(at: View, *, before: bool = False) -> str:
-    """The side on which a module's call draws, or what runs before it, and not in the other run; "" for none."""
+    """The run that alone draws in the module's call (`before`: just before it); "" for none."""
     call = at.site.fqn, at.site.call, at.site.phase
     at_it = (one for one in draws_before(at) if (one.site.fqn, one.site.call, one.site.phase) == call)
     return next((one.side for one in at_it if one.site.path.endswith(DRAWN_BEFORE) is before), "")
 
 
 def drawn_otherwise(at: View) -> bool:
-    """Whether draws around a batch differ: the state drawn from next differs, and that of the start is equal."""
+    """Whether the generator was equal at the start, and the next draw after the batch is from another state."""
     step, order = at.step, at.table.order_of
     drawn = step.of(Kind.RNG, frozenset(Phase) - {Phase.START})
     drawn = drawn[(order[drawn] > at.first.sequence) & (step.state[drawn] > 0)]
@@ -167,7 +167,7 @@ def drawn_otherwise(at: View) -> bool:
 
 
 def one_sided_draw(at: View) -> Iterator[Finding]:
-    """The first draw that one run alone made in the step before what diverges; of a state, of its generator."""
+    """Finding for the first draw of one run alone before the divergence; for a random state, of its generator."""
     generator = generator_of(at.site) if at.cause.reason == "rng" else ""
     draws = [draw for draw in draws_before(at) if generator in {"", generator_of(draw.site)}]
     yield from (draw.found for draw in draws[:1])
@@ -177,7 +177,7 @@ def one_sided_draw(at: View) -> Iterator[Finding]:
 
 
 def of_state(step: Step, position: int) -> Cause | None:
-    """A state comes from the same generator's state before."""
+    """Cause of a differing random state; None where an earlier state or record differs."""
     site = step.sites[position]
     if site.phase is Phase.START:
         return None if site.fqn in step.carried.rng else cause("rng")
@@ -187,14 +187,14 @@ def of_state(step: Step, position: int) -> Cause | None:
 
 
 def goes_on(at: View) -> bool:
-    """Whether the first compared step is not the first of both runs."""
+    """Whether this is the first compared step, but not the first of both runs."""
     comparison = at.step.comparison
     begins_elsewhere = comparison.a.entry(0).step != comparison.b.entry(0).step
     return at.is_first_step and (at.first.step != at.first.step_b or begins_elsewhere)
 
 
 def state_findings(at: View) -> Iterator[Finding]:
-    """What set a state, or drew from it, in one run alone or otherwise."""
+    """Findings on what set or drew from the state in one run alone, or with another seed."""
     site, who = at.site, (at.runs, at.first.rank)
     if site.phase is Phase.START and at.is_first_step:
         if not goes_on(at):
@@ -214,7 +214,7 @@ def state_findings(at: View) -> Iterator[Finding]:
 
 
 def left_in_state(at: View) -> Iterator[str]:
-    """Which seeds or draws it may be."""
+    """Remaining causes of a differing random state: seeds or draws, by when it is recorded."""
     site, step = at.site, at.step
     if site.phase is Phase.START and at.is_first_step:
         yield from ("not-restored", "drew-before-first") if goes_on(at) else ("seed", "draws-before-state")
@@ -232,7 +232,7 @@ def left_in_state(at: View) -> Iterator[str]:
 
 
 def unseeded(at: View) -> tuple[str, ...]:
-    """Generators that both runs began to draw from, unseeded, in the diverging step, or before a state that differs."""
+    """Generators that both runs first drew from, unseeded, in the diverging step, or the one before a state."""
     step = at.step
     if at.cause.reason == "rng":
         return _began(step.before, lambda: step.table)
@@ -243,7 +243,7 @@ _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 
 
 def unseeded_generators(at: View) -> Iterator[Finding]:
-    """A generator was drawn from without a seed: it differs between any two processes then."""
+    """Finding where a generator was drawn from without a seed."""
     if names := unseeded(at):
         yield found(
             "unseeded",
@@ -253,7 +253,7 @@ def unseeded_generators(at: View) -> Iterator[Finding]:
 
 
 def _after(step: Step) -> Table | None:
-    """The step after, where both runs recorded it."""
+    """The table of the following step; None unless both runs recorded it."""
     table, comparison = step.table, step.comparison
     steps = table.step + 1, table.step_b + 1
     if steps[0] not in comparison.a or steps[1] not in comparison.b:
@@ -263,7 +263,7 @@ def _after(step: Step) -> Table | None:
 
 
 def _began(now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
-    """Generators untouched in both runs when one step begins, and drawn from, differently, when the next does."""
+    """Generators untouched as `now` starts in both runs, and drawn from, in different states, at the next start."""
     untouched = _with_status(now, Status.VALUE)
     following = after() if untouched else None
     if following is None:
@@ -273,7 +273,7 @@ def _began(now: Table | None, after: Callable[[], Table | None]) -> tuple[str, .
 
 
 def _with_status(table: Table | None, status: Status) -> list[int]:
-    """Random states at the start of a step that both runs recorded with that status."""
+    """Sites of start-of-step random states with `status` in both runs."""
     if table is None:
         return []
     alignment = table.alignment

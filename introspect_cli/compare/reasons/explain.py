@@ -1,4 +1,4 @@
-"""What is said of a divergence: what its reason finds, and what is left where nothing of that is on record."""
+"""Explanation of a divergence: findings of its reason, else the causes that remain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
 @dataclass(frozen=True)
 class Explained:
-    """What is said of a divergence.
+    """The explanation of a divergence, in words and findings.
 
     Attributes:
         head: what differs, when and by how much, or that one run alone has it.
@@ -51,17 +51,17 @@ class Explained:
     more: tuple[str, ...] = ()
 
     def sentence(self, likely: Sequence[str] = ()) -> str:
-        """All of it in one sentence or a few, with causes that are likely beside those that were found."""
+        """The full sentence: subject, findings, likely causes (`likely` appended), further sentences."""
         return say.sentence(self.subject, self.findings, likely, self.more)
 
     @property
     def proved(self) -> tuple[Finding, ...]:
-        """The findings that are on record."""
+        """The findings of certainty PROVED."""
         return tuple(one for one in self.findings if one.certainty is Certainty.PROVED)
 
 
 def explained(at: View) -> Explained:
-    """What is found of a divergence, evaluated once."""
+    """All findings on a divergence, proved first; remaining causes only where none is proved."""
     reason, evidence = reason_named(at.tells), shown_evidence(at)
     findings = [one for find in (*reason.find, *_OF_ALL) for one in find(at)]
     if at.cause.role is not Role.ORIGIN and at.tells == "gap":
@@ -77,13 +77,13 @@ def explained(at: View) -> Explained:
 
 
 def shown_evidence(at: View) -> tuple[Evidence, ...]:
-    """What it rests on: no random state of what draws no number."""
+    """The cause's evidence, without random states for modules that draw no numbers."""
     quiet = at.tells in _NEVER_RANDOM or (at.tells == "module" and draws_nothing(at.first.module_class))
     return tuple(fact for fact in at.cause.evidence if not (quiet and fact.thing in RANDOM))
 
 
 def _parts(at: View) -> tuple[str, str, str, str]:
-    """What differs, when, by how much, and where within a module's own code that is."""
+    """(record, moment, distance, factor and place) of the divergence, in words."""
     first, site = at.first, at.site
     name = what(site, "" if at.tells in {"script", "backward", "propagated"} else first.module_class)
     moment = say.MOMENTS[_moment(at)].format(step=first.step, call=site.call, source=first.source)
@@ -93,7 +93,7 @@ def _parts(at: View) -> tuple[str, str, str, str]:
 
 
 def subject_of(at: View, evidence: tuple[Evidence, ...]) -> str:
-    """That it differs, when, by how much, although what; or that one run alone has it."""
+    """Clause: what differs, when, by how much, although what is equal; or that one run alone has it."""
     name, moment, far, rest = _parts(at)
     if at.first.only:
         return f"only {at.first.only} has {name}{moment.rstrip(',')}"
@@ -102,7 +102,7 @@ def subject_of(at: View, evidence: tuple[Evidence, ...]) -> str:
 
 
 def head_of(at: View) -> str:
-    """The same in short, without what it rests on."""
+    """Clause as in `subject_of`, without the evidence."""
     name, moment, far, rest = _parts(at)
     if at.first.only:
         return f"only {at.first.only} has {name}{moment.rstrip(',')}"
@@ -111,7 +111,7 @@ def head_of(at: View) -> str:
 
 
 def between(at: View) -> str:
-    """Between which of the modules inside a forward code lies."""
+    """Clause naming the modules before and after the code that differs, inside `cause.module`."""
     cause = at.cause
     if cause.after and cause.after == cause.before:
         return f"; between calls {at.site.call - 1} and {at.site.call} of {cause.after}, in {cause.module}"
@@ -121,7 +121,7 @@ def between(at: View) -> str:
 
 
 def _moment(at: View) -> str:
-    """When it is: a code of `say.MOMENTS`."""
+    """Code in `say.MOMENTS` of the record's moment; "" where none needs saying."""
     site, first = at.site, at.is_first_step
     if site.kind is Kind.OP_OUTPUT and at.first.source and not at.first.only:
         return "run-at"
@@ -149,7 +149,7 @@ def _moment(at: View) -> str:
 
 
 def before_it(at: View) -> tuple[str, ...]:
-    """What agrees before the first divergence: steps, and records of its step, a line each."""
+    """Lines on compared steps before the first divergence, and records before it in its step, that agree."""
     clauses = []
     if at.steps_before:
         how = " within tolerance" if at.tolerated else " in what was selected" if at.narrowed else " entirely"
@@ -164,7 +164,7 @@ def before_it(at: View) -> tuple[str, ...]:
 
 
 def _counted(at: View) -> Iterator[str]:
-    """How many others of its kind differ, a line."""
+    """Lines counting the gradients or tensors that differ, and on the batch or step before."""
     if at.tells == "gradient":
         differ, recorded = at.gradients
         yield f"{differ} of {recorded} gradients differ in this step."
@@ -181,7 +181,7 @@ def _counted(at: View) -> Iterator[str]:
 
 
 def evidence_lines(at: View, told: Explained) -> tuple[str, ...]:
-    """What else the conclusion rests on, a line each: a reader can check it instead of believing it."""
+    """Lines of evidence under the answer; findings that the answer names are left out."""
     clauses = []
     if at.tolerated:
         clauses.append(f"The first difference within the tolerance is {at.tolerated}.")

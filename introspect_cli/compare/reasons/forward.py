@@ -1,4 +1,4 @@
-"""The forward pass: what modules and operators compute, and what the script gives them and makes of it."""
+"""Reasons of the forward pass: modules, operators, batches, the script's inputs and losses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def of_module(step: Step, position: int) -> Cause | None:
-    """An output comes from the inputs, the parameters, the buffers and the random state."""
+    """Cause where a module's inputs, tensors and random state do not differ; None otherwise or if submodules ran."""
     site, order = step.sites[position], step.order_at(position)
     start = _fed_equally(step, site, order)
     if start is None or (start >= 0 and last_child(step, site.fqn, start, order)):
@@ -50,7 +50,7 @@ def of_module(step: Step, position: int) -> Cause | None:
 
 
 def of_own_code(step: Step, position: int) -> Cause | None:
-    """What a module's own code gives comes from its inputs, its tensors, and what the modules inside it gave before."""
+    """Cause where the code between submodules differs: nothing that went in and no submodule before does."""
     site, order, edges = step.sites[position], step.order_at(position), RESTS_ON["own_code"]
     if site.kind is Kind.PARAM and site.path != GIVEN:
         return None
@@ -75,7 +75,7 @@ def of_own_code(step: Step, position: int) -> Cause | None:
 
 
 def _fed_equally(step: Step, site: Site, order: float) -> float | None:
-    """When a module's call began, -1 where that is not known; None where something that went in differs."""
+    """Order at which the call began (-1.0: unknown); None where an input, tensor or random state differs."""
     inputs = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     start = step.sequence_of(inputs) if inputs else None
     if start is None:
@@ -84,7 +84,7 @@ def _fed_equally(step: Step, site: Site, order: float) -> float | None:
 
 
 def _is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: float) -> bool:
-    """Whether something differs that went into a module's call by a place of the sequence."""
+    """Whether inputs, records inside, tensors or random states of a call differ before `order`."""
     return (
         step.differs(phase, Kind.INPUT, fqn, call)
         or step.inside(fqn, start, order)
@@ -94,7 +94,7 @@ def _is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: 
 
 
 def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | None:
-    """The module that ran when another was called, which need not hold it: name, when its call began, call index."""
+    """(name, start, call index) of the innermost call running when `fqn` was called; None for none."""
     around = step.calls.around(fqn, order)
     for parent in ancestors(fqn):
         calls = step.calls.running(parent, order)
@@ -104,7 +104,7 @@ def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | 
 
 
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:
-    """The last module that gave an output inside a call of `fqn`, between two places of the sequence; "" for none."""
+    """Name of the last submodule with an output between `low` and `high` in the sequence; "" for none."""
     alignment = step.alignment
     sequence = step.table.a.sequence
     rows = np.flatnonzero((sequence >= low) & (sequence < high))
@@ -126,7 +126,7 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
 
 
 def other_class(at: View) -> Iterator[Finding]:
-    """The module is of another class, or that around a tensor is."""
+    """Finding where the module, or the tensor's owner, has another class in b."""
     if classes := at.classes_of(at.module):
         yield found("class", module=at.module, a=classes[0], b=classes[1])
     elif other := at.step.alignment.b_class.get(at.union, ""):
@@ -134,13 +134,16 @@ def other_class(at: View) -> Iterator[Finding]:
 
 
 def attributes(at: View) -> Iterator[Finding]:
-    """Attributes of the module differ, or of those inside it whose outputs are not on record."""
+    """Findings on attributes that differ: the module's own, else those of unobserved submodules."""
     own = list(attributes_of(at, at.module, of=""))
     yield from own or [one for name in at.unseen_inside for one in attributes_of(at, name)]
 
 
 def attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Finding]:
-    """Attributes of a module that differ: `eps 1e-05 -> 0.001`, `eval mode in b`."""
+    """Findings on attributes of module `name` that differ: `eps 1e-05 -> 0.001`.
+
+    `of` is the module named in the text; None for `name`.
+    """
     modes = {"True": "train", "False": "eval"}
     for key, a, b in at.attributes(name):
         fields = {"name": key, "of": name if of is None else of}
@@ -154,12 +157,12 @@ def attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Findin
 
 
 def of_its_user(at: View) -> Iterator[Finding]:
-    """Attributes of the module that computes with a parameter differ."""
+    """Findings on attributes of the module that uses the parameter."""
     return attributes_of(at, at.parameter_user)
 
 
 def of_losses(at: View) -> Iterator[Finding]:
-    """Loss functions that are objects are set up differently."""
+    """Findings on attributes of loss modules (class ending in `Loss` or `Criterion`) in both runs."""
     one, two = at.step.modules
     for name in one:
         if name in two and one[name].module_class.endswith(("Loss", "Criterion")):
@@ -167,15 +170,15 @@ def of_losses(at: View) -> Iterator[Finding]:
 
 
 def precision(at: View) -> Iterator[Finding]:
-    """It computes in another dtype."""
+    """Finding where the dtypes differ."""
     if at.dtypes is not None:
         yield found("dtype", a=at.dtypes[0], b=at.dtypes[1])
 
 
 def returns_input(at: View) -> Iterator[Finding]:
-    """A module's output is its input on one side only.
+    """Finding where the output equals an input in one run alone, and the attributes agree.
 
-    Not where one output is a multiple of the other: a dropout that dropped nothing in this call returns its input too.
+    Not where b is a multiple of a: a dropout that dropped nothing returns its input too.
     """
     if at.first.scale is not None:
         return
@@ -187,7 +190,7 @@ def returns_input(at: View) -> Iterator[Finding]:
 
 
 def draws(at: View) -> Iterator[Finding]:
-    """One run alone draws random numbers in the module, or just before it."""
+    """Finding where one run alone draws random numbers in the module, or for own code just before it."""
     if side := side_that_draws(at, before=at.cause.reason == "own_code"):
         yield found("draws", side=side, other=OTHER[side])
 
@@ -200,7 +203,7 @@ _SORTS = tuple(f"{sort}{dims}" for sort in ("Norm", "Pool") for dims in ("1d", "
 
 
 def draws_nothing(module_class: str) -> bool:
-    """Whether modules of a class draw no random number."""
+    """Whether modules of a class are known to draw no random number; False for unknown classes."""
     return (
         module_class in _DRAW_NOTHING
         or module_class.startswith(("Conv", "Embedding"))
@@ -209,7 +212,7 @@ def draws_nothing(module_class: str) -> bool:
 
 
 def left_in_module(at: View) -> Iterator[str]:
-    """Its code, options, mode or kernel; other random numbers or parameters, where these were not seen."""
+    """Remaining causes: code, options, mode, kernel; earlier draws or changed parameters where unobserved."""
     yield from ("code", "options", "mode", "kernel")
     random = at.cause.rests_on(*RANDOM)
     if not draws_nothing(at.first.module_class) and any(fact.thing is Thing.RANDOM_AT_START for fact in random):
@@ -219,7 +222,7 @@ def left_in_module(at: View) -> Iterator[str]:
 
 
 def left_in_own_code(at: View) -> Iterator[str]:
-    """The forward code, or what the module keeps from earlier calls."""
+    """Remaining causes: the forward code, and state kept from earlier calls if there were any."""
     around = parent_call(at.step, at.site.fqn, at.first.sequence) if at.cause.before else None
     yield "forward-code"
     if at.steps_before or (around[2] if around else at.site.call):
@@ -230,7 +233,7 @@ def left_in_own_code(at: View) -> Iterator[str]:
 
 
 def arguments(at: View) -> Iterator[Finding]:
-    """Arguments of the operator differ, as both runs noted them where it ran first."""
+    """Findings on up to `_MOST` arguments of the operator that differ, as noted at its first call."""
     site = at.site
     key = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
     a, b = (settings.document("operators").get(key) for settings in at.documents)
@@ -260,14 +263,14 @@ _GPU: Final = re.compile(r"^cuda\b")
 
 
 def nondeterministic(at: View) -> Iterator[Finding]:
-    """The diverging operator is listed as one whose result may differ each time, and ran on a GPU in both runs."""
+    """Finding where the operator is on torch's list of nondeterministic ones and ran on CUDA in both runs."""
     on_gpu = all(side is not None and _GPU.match(side.layout.device) for side in (at.first.a, at.first.b))
     if on_gpu and re.match(_LISTED, at.site.path):
         yield found("nondeterministic")
 
 
 def left_in_operator(at: View) -> Iterator[str]:
-    """Its options or the kernel; in the backward pass what its forward operator was given."""
+    """Remaining causes: options or kernel; for a backward operator, its forward operator."""
     yield from ("backward-of-operator",) if at.site.phase is Phase.BACKWARD else ("options", "kernel")
 
 
@@ -275,13 +278,13 @@ def left_in_operator(at: View) -> Iterator[str]:
 
 
 def batch_is_fed(step: Step, position: int) -> bool:
-    """A batch comes from the loader, the batches before it and the random states."""
+    """Whether random states, or earlier batches of the loader, differ."""
     site = step.sites[position]
     return step.rng_differs() or (site.phase, site.fqn) in step.carried.loaders or bool(step.carried.rng)
 
 
 def batch_findings(at: View) -> Iterator[Finding]:
-    """Its values in another order, other draws since the step began, and what is known of the batches before."""
+    """Finding where draws between start and batch differ, or the batch has the same values in another order."""
     if drawn_otherwise(at):
         yield found("drew-before-batch")
     elif same_values(at.first) and at.dtypes is None and not at.reshaped:
@@ -289,7 +292,7 @@ def batch_findings(at: View) -> Iterator[Finding]:
 
 
 def left_in_batch(at: View) -> Iterator[str]:
-    """What of the data pipeline it may be."""
+    """Remaining causes: sizes, conversion, this part of the batch, or order, seed, workers and files."""
     step, site = at.step, at.site
     unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
     calls = step.alignment.call[unions]
@@ -305,7 +308,7 @@ def left_in_batch(at: View) -> Iterator[str]:
 
 
 def batch_before(at: View) -> str:
-    """The state of the batches before this one, as a code."""
+    """State of the loader's earlier batches: `equal` or `within tolerance`; "" where they differ or are unobserved."""
     step, site = at.step, at.site
     unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
     state = step.known(unions[step.alignment.call[unions] < site.call])
@@ -318,7 +321,7 @@ def batch_before(at: View) -> str:
 
 
 def of_script(step: Step, position: int) -> Cause | None:
-    """What no other module gives to a module, or runs it with, may come from everything that was computed before."""
+    """Cause of a root module's input, or of given parameters, where nothing differs before; None otherwise."""
     site, order = step.sites[position], step.order_at(position)
     if site.kind is Kind.PARAM and site.path != GIVEN:
         return None
@@ -333,14 +336,14 @@ def of_script(step: Step, position: int) -> Cause | None:
 
 
 def calls(at: View) -> Iterator[Finding]:
-    """A module runs another number of times in the step."""
+    """Finding where a module runs a different number of times in the step; not for a one-sided record."""
     if at.calls and at.cause.reason != "structure":
         name, one, two = at.calls
         yield found("calls", module=name, a=often(one), b=often(two))
 
 
 def left_in_script(at: View) -> Iterator[str]:
-    """The script's own code, and what was not seen of what it computes with."""
+    """Remaining causes: the script's preparation or data, unrecorded models, the step before."""
     unseen = at.known(Thing.BATCHES) is Known.UNSEEN
     if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
         yield from ("from-outputs", "values-of-script")
@@ -359,13 +362,16 @@ _UPSTREAM = frozenset({Phase.DATA, Phase.FORWARD, Phase.EVAL})
 
 
 def loss_is_fed(step: Step, position: int) -> bool:
-    """A difference of an earlier gradient does not reach a loss."""
+    """Whether data, forward or evaluation records, random states or parameters differ before.
+
+    Gradients do not count.
+    """
     before = step.differs_before(step.order_at(position), _UPSTREAM)
     return before or step.rng_differs() or bool(step.carried.params)
 
 
 def scaler(at: View) -> Iterator[Finding]:
-    """`GradScaler` multiplies the losses by other scales, and by nothing else do they differ."""
+    """Finding where the losses differ exactly by the ratio of `GradScaler`'s scales."""
     table = at.table
     sites = table.alignment.by_fqn.get(SCALER, [])
     scales = [next((value for site in sites if (value := table.plain(site, side))), "") for side in "ab"]
@@ -382,7 +388,7 @@ _SIX_DIGITS = 1e-5
 
 
 def left_in_loss(at: View) -> Iterator[str]:
-    """The loss code; the targets, where the batch is not known to be equal."""
+    """Remaining causes: the loss code; targets where batches are not known to agree; unobserved calls."""
     yield "loss-code"
     if at.known(Thing.BATCHES) not in {Known.EQUAL, Known.WITHIN} or at.cause.rests_on(Thing.PASSED_OVER):
         yield "targets"
@@ -391,7 +397,7 @@ def left_in_loss(at: View) -> Iterator[str]:
 
 
 def of_plain(step: Step, position: int) -> Cause | None:
-    """In a script that calls no module, a loss or a gradient comes from the trained tensors and the data."""
+    """Cause of a loss or gradient in a script without module calls, where nothing differs before; None otherwise."""
     site, order = step.sites[position], step.order_at(position)
     if not step.without_modules or step.rng_differs() or step.anything_before(order):
         return None
@@ -401,13 +407,13 @@ def of_plain(step: Step, position: int) -> Cause | None:
 
 
 def product_is_fed(step: Step, position: int) -> bool:
-    """Where anything but what is saved differs, that may be in it."""
+    """Whether anything but saved files differs in the step or in its start."""
     del position
     return step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites)
 
 
 def left_in_product(at: View) -> Iterator[str]:
-    """What makes a copy or a file differ."""
+    """Remaining causes: saving; for a kept copy, averaging and a resume that did not restore it."""
     if is_kept(at.site) and at.step.comparison.goes is not None:
         yield "not-restored"
     yield "averaging" if is_kept(at.site) else "saving"

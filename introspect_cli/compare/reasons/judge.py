@@ -1,4 +1,4 @@
-"""The judge: role and reason of a divergence, by the first of the reasons that applies and lacks no evidence."""
+"""Role and reason of a divergence: the first reason, by priority, that applies and lacks no needed evidence."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ if TYPE_CHECKING:
 
 @cache
 def reasons() -> tuple[Reason, ...]:
-    """All reasons there are, in the order in which they are asked."""
+    """All reasons, sorted by priority, then by word."""
     return tuple(sorted(ROWS, key=lambda reason: (reason.priority, reason.word)))
 
 
 @cache
 def _about(kind: Kind) -> tuple[Reason, ...]:
+    """The reasons that apply to a kind, in order."""
     return tuple(reason for reason in reasons() if not reason.kinds or kind in reason.kinds)
 
 
 @cache
 def reason_named(word: str) -> Reason:
-    """The reason of a cause."""
+    """The reason with this word; StopIteration for none."""
     return next(reason for reason in reasons() if reason.word == word)
 
 
 def judge(step: Step, position: int) -> Cause:
-    """Role and reason of one divergence of a step."""
+    """The cause of one divergence: the first reason by priority that applies and whose evidence does not differ.
+
+    If a needed fact is unobserved, the cause becomes `gap` (propagated) and only reasons of priority 90 on are tried.
+    """
     gap: Cause | None = None
     for reason in _about(step.sites[position].kind):
         if gap is not None and reason.priority < 90:

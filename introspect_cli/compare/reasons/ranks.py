@@ -1,8 +1,7 @@
-"""What the ranks of a launch add to an answer: sums for means, unequal copies, collectives, parts that are no whole.
+"""Findings from several ranks: sums for means, unequal copies, collectives, incomplete parts.
 
-Sketches are linear. Where gradients of ranks differ and their mean is the gradient of a run in which they are equal,
-each rank took what its backward pass gave: nobody reduced them. That holds for any parameter, whatever made its
-gradient.
+Sketches are linear: where the mean of the ranks' gradients equals the other run's gradient, the gradient was not
+reduced.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _CALLED = frozenset({Kind.OUTPUT.value, Kind.INPUT.value, Kind.LOSS.value, Kind.
 
 
 def upstream(first: Divergence) -> tuple[int, int, bool, int]:
-    """What the first divergences of ranks are sorted by: an earlier phase on one rank reaches the others later."""
+    """Sort key of ranks' first divergences: step, phase, received collectives last, rank."""
     site = first.site
     place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
     late = site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD
@@ -45,16 +44,16 @@ def upstream(first: Divergence) -> tuple[int, int, bool, int]:
 
 
 def share_of_ranks(run: Run, share: float) -> tuple[str, str]:
-    """Of what some ranks of a run did alone and all took the mean of: `0.5` and `1 of 2`; else blanks."""
+    """(`0.5`, `1 of 2`) where `share` is a whole number of ranks, but not all; ("", "") otherwise."""
     some = round(share * run.world_size)
     alone = 0 < some < run.world_size and abs(share * run.world_size / some - 1) < _CLOSE
     return (f"{share:.3g}", f"{some} of {run.world_size}") if alone else ("", "")
 
 
 def reduction_factor(at: View) -> str:
-    """What there are as many of as the factor between the runs; "" where it is no whole number, or of nothing.
+    """Meaning of the whole factor between the runs: `world`, `group` or `batches`; "" for none.
 
-    What is reduced over ranks comes out alike on all of them: what some ranks alone do is no reduction.
+    Also "" where not all ranks differ by it.
     """
     scale, runs = at.first.scale, at.runs
     if not scale or scale < 0 or max(run.world_size for run in runs) == 1:
@@ -78,13 +77,13 @@ def reduction_factor(at: View) -> str:
 
 
 def _groups(run: Run) -> set[int]:
-    """How many ranks share the samples between them, as wrappers recorded it on each rank."""
+    """Sizes of data-parallel groups recorded by wrappers, over all ranks; 0 and 1 left out."""
     groups = [manifest.get("data_parallel") for manifest in run.manifests.values()]
     return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
 
 
 def where(at: View) -> str:
-    """The ranks that diverge: `rank 1`, `on all 4 ranks`; "" where one was compared."""
+    """Ranks that diverge: `rank 1`, `on all 4 ranks`; "" where one rank was compared."""
     if at.ranks < 2:
         return ""
     every = "both" if at.ranks == 2 else f"all {at.ranks}"
@@ -92,25 +91,25 @@ def where(at: View) -> str:
 
 
 def _on_all(at: View) -> bool:
-    """Whether all ranks that are compared diverge first at the same place, by the same factor or without one."""
+    """Whether all compared ranks diverge first at the same step and site, by one factor or by none."""
     alike = _at_the_place(at)
     return len(alike) == at.ranks and _one(alike)
 
 
 def _at_the_place(at: View) -> list[Divergence]:
-    """The first divergences of ranks that are where the first of all is."""
+    """First divergences of ranks at the step and site of the first of all."""
     return [peer for peer in at.peers if (peer.step, peer.site) == (at.first.step, at.first.site)]
 
 
 def _scaled_on_all(at: View) -> bool:
-    """Whether all ranks diverge first in this step, at such a record, and by no other factor: stages have others."""
+    """Whether all ranks diverge first in this step at this kind of record, by at most one factor."""
     first = at.first
     alike = [peer for peer in at.peers if (peer.step, peer.site.kind) == (first.step, first.site.kind)]
     return len(alike) == at.ranks and _one([peer for peer in alike if peer.scale is not None])
 
 
 def _one(peers: Sequence[Divergence]) -> bool:
-    """Whether ranks diverge by the same factor, or without one."""
+    """Whether all divergences have the same factor (four digits), or none has one."""
     return len({None if peer.scale is None else f"{peer.scale:.4g}" for peer in peers}) == 1
 
 
@@ -118,7 +117,7 @@ def _one(peers: Sequence[Divergence]) -> bool:
 
 
 class _Copy(NamedTuple):
-    """What one rank has of a tensor: its checksum, and its sketch as float64 (16,), None where there is none."""
+    """One rank's copy of a tensor: checksum, and sketch as float64 (16,), None without one."""
 
     checksum: int
     sketch: NDArray[np.float64] | None
@@ -128,13 +127,13 @@ _COPIED = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
 
 
 def with_copies(first: Divergence) -> str:
-    """The run whose ranks have different copies of what diverges; "" where that is neither, or both."""
+    """The run in which alone copies on the ranks differ; "" for neither or both."""
     joined = [summary is not None and summary.joined is Joined.COPIES for summary in (first.a, first.b)]
     return "" if joined[0] == joined[1] else "ab"[joined[1]]
 
 
 def unequal_copies(at: View) -> Iterator[Finding]:
-    """Copies of what diverges are not equal in one run, while they are in the other."""
+    """Finding where copies of a parameter, gradient or state differ between ranks of one run alone."""
     first, side = at.first, with_copies(at.first)
     if first.site.kind not in _COPIED:
         return
@@ -160,7 +159,7 @@ def unequal_copies(at: View) -> Iterator[Finding]:
 
 
 def _copies(at: View, name: str, site: Site) -> dict[int, _Copy]:
-    """What each rank of a run has at a site of the first step; {} where any has a part of it, or was not seen."""
+    """Each rank's copy of a site; {} if any rank has only a part, or did not observe it."""
     first, run = at.first, at.runs[name == "b"]
     step = first.step if name == "a" else first.step_b
     copies = {}
@@ -173,6 +172,7 @@ def _copies(at: View, name: str, site: Site) -> dict[int, _Copy]:
 
 
 def _copy(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
+    """A rank's copy of a site in a step; None where not observed, or only a part."""
     reader = run.rank(rank)
     numbers = [number for number, fqn in enumerate(reader.sites.fqn) if fqn == site.fqn]
     number = next((candidate for candidate in numbers if reader.sites[candidate][0] == site), None)
@@ -190,7 +190,7 @@ def _copy(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
 
 
 def _not_done(copies: dict[int, _Copy], wanted: NDArray[np.float64], side: str) -> Iterator[Finding]:
-    """What was not done to a gradient whose copies differ in one run, as far as that of the other tells."""
+    """Findings on a missing reduction: proved if the mean or sum of the copies is `wanted`, the other run's."""
     sketches = {rank: copy.sketch for rank, copy in copies.items() if copy.sketch is not None}
     known = len(sketches) == len(copies) > 1 and wanted.size and np.linalg.norm(wanted) > 0
     middle = np.mean(list(sketches.values()), axis=0) if known else wanted
@@ -209,6 +209,7 @@ def _not_done(copies: dict[int, _Copy], wanted: NDArray[np.float64], side: str) 
 
 
 def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
+    """Distance of two sketches relative to the larger norm; 0.0 where both are zero."""
     size = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
     return float(np.linalg.norm(one - two)) / size if size else 0.0
 
@@ -217,7 +218,7 @@ def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
 
 
 def collective_findings(at: View) -> Iterator[Finding]:
-    """Both collectives, each with its line, and how many there are in the step."""
+    """Finding where a collective is missing or another one, and where their numbers differ."""
     first, site = at.first, at.site
     if side := first.only:
         yield found(
@@ -234,13 +235,13 @@ def collective_findings(at: View) -> Iterator[Finding]:
 
 
 def left_in_collective(at: View) -> Iterator[str]:
-    """What the ranks send, or the order of collectives."""
+    """Remaining causes: what the ranks send, or the order of collectives."""
     del at
     yield from ("sent", "order-of-collectives")
 
 
 def _counted(at: View) -> Iterator[Finding]:
-    """How many collectives of these ranks either run has in the step."""
+    """Finding where the runs have different numbers of collectives of this group in the step."""
     table, calls = at.table, (set[int](), set[int]())
     for number, *rows in zip(table.site.tolist(), table.row_a.tolist(), table.row_b.tolist(), strict=True):
         site = table.alignment.site(number)
@@ -257,7 +258,7 @@ def _shown(summary: Summary | None) -> str:
 
 
 def _line(at: View, side: str) -> str:
-    """Where a run calls it."""
+    """`file:line` in a run of the collective at this site; "" for none."""
     reader = at.step.comparison.a if side == "a" else at.step.comparison.b
     sites = reader.sites
     wanted = at.site
@@ -273,7 +274,7 @@ def _line(at: View, side: str) -> str:
 
 
 def of_parts(step: Step, position: int) -> Cause | None:
-    """The ranks do not hold each element once: the layouts alone say so; nothing that went into it matters."""
+    """Cause where either run's ranks lack elements of a tensor or hold some twice; None otherwise."""
     rows = int(step.divergences.row_a[position]), int(step.divergences.row_b[position])
     batches = step.table.a, step.table.b
     incomplete = [
@@ -284,7 +285,7 @@ def of_parts(step: Step, position: int) -> Cause | None:
 
 
 def incomplete_parts(at: View) -> Iterator[Finding]:
-    """In which run, and what of it there is."""
+    """Findings naming the run and its incomplete parts."""
     for summary, side in ((at.first.a, "a"), (at.first.b, "b")):
         if summary is not None and summary.joined is Joined.INCOMPLETE:
             yield found("parts", side=side, text=summary.text.partition(": ")[2])

@@ -1,4 +1,4 @@
-"""The reasons there are, a row each: what it is about, when it applies, what may be found of it and what is left."""
+"""All reasons, one row each: the records it is about, when it applies, its findings, and remaining causes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _names(pattern: str) -> re.Pattern[str]:
 
 
 def _left_in_gap(at: View) -> Iterator[str]:
-    """What would be left if all had been recorded, and that which was not."""
+    """Remaining causes of the reason that would apply if all were recorded, and `not-recorded`."""
     for reason in ROWS:
         if reason.word == at.cause.instead:
             yield from (*reason.left(at), "not-recorded")

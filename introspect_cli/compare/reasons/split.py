@@ -1,8 +1,8 @@
-"""What cutting a batch into microbatches gets wrong, or changes by itself.
+"""Faults and effects of cutting a batch into microbatches.
 
-A gradient is a sum over samples, so that two splits of a batch give the same one, if the loss of each microbatch counts
-as much as its samples do. What goes wrong shows as a factor (losses that are added up, not averaged), or as losses that
-are right for their own samples and count alike though they have more or fewer of them.
+A gradient is a sum over samples: two splits of a batch give the same one if each microbatch's loss is weighted by its
+samples. Faults show as a factor (losses added up, not averaged), or as means over uneven numbers of samples that are
+weighted alike.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DRAWS = re.compile(r"Dropout|RReLU")
 
 
 class Cut(NamedTuple):
-    """How a run takes the batch of the step.
+    """The microbatches of a run's step.
 
     Attributes:
         of_ranks: microbatches of the step, of each rank.
@@ -56,12 +56,12 @@ class Cut(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many microbatches there are, as far as is known."""
+        """Microbatches of the step on the first rank; the usual number where not recorded."""
         return len(self.of_ranks[0]) or self.as_a_rule.usual
 
 
 def cuts(step: Step) -> tuple[Cut, Cut]:
-    """Those of a and of b, where both have a split on record."""
+    """The microbatches of a and of b in this step; both runs need a recorded split."""
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
@@ -75,7 +75,7 @@ def cuts(step: Step) -> tuple[Cut, Cut]:
 
 
 def of_split(step: Step, position: int) -> Cause | None:
-    """Both runs cut the same batch differently, and the values tell that it is that."""
+    """Cause where `split_finding` finds an effect of the split, and nothing differs before; None otherwise."""
     if step.anything_before(step.order_at(position)) or split_finding(step, position) is None:
         return None
     site = step.sites[position]
@@ -85,7 +85,7 @@ def of_split(step: Step, position: int) -> Cause | None:
 
 
 def split_findings(at: View) -> Iterator[Finding]:
-    """What it is, in which run, by which numbers; and how each run cuts the batch."""
+    """The effect of the split, and how each run cuts the batch."""
     finding, splits = split_finding(at.step, at.position), at.step.comparison.splits
     if finding is not None:
         yield finding
@@ -94,7 +94,7 @@ def split_findings(at: View) -> Iterator[Finding]:
 
 
 def split_finding(step: Step, position: int) -> Finding | None:
-    """What a split of the batch made of a divergence; None where that is not seen."""
+    """The effect of a split on a divergence; None for one-sided or evaluation records, or without an effect."""
     splits, site = step.comparison.splits, step.sites[position]
     if splits is None or step.is_one_sided(position) or site.evaluates:
         return None
@@ -113,7 +113,7 @@ def split_finding(step: Step, position: int) -> Finding | None:
 
 
 def _by_itself(step: Step, position: int) -> Finding | None:
-    """What no split of a batch leaves as it is: statistics over the batch, and random numbers for each sample."""
+    """Finding for batch statistics (BatchNorm) or random numbers (dropout), which any split changes; None otherwise."""
     site = step.sites[position]
     drew = [step.alignment.path[union] for union in step.of(Kind.RNG, FORWARD, site.fqn).tolist()]
     if site.kind is Kind.INPUT:
@@ -127,7 +127,7 @@ def _by_itself(step: Step, position: int) -> Finding | None:
 
 
 def _of_gradients(step: Step) -> Finding | None:
-    """A factor that all gradients have, as many as there are microbatches; or losses that nobody divided."""
+    """Finding where all gradients differ by the number of microbatches, or losses were not divided; None for none."""
     a, b = cuts(step)
     factor = _common_factor(step)
     if factor is None and (clipped := _clipped(step)):
@@ -149,7 +149,7 @@ def _of_gradients(step: Step) -> Finding | None:
 
 
 def _clipped(step: Step) -> Finding | None:
-    """A norm of all gradients that is a number somebody wrote, of gradients that are no multiples of the others."""
+    """Finding where the norm of all gradients has two digits in one run (1.0, 0.25), as clipping leaves it."""
     norms = _norm(step, "a"), _norm(step, "b")
     written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]
     if not any(written) or (all(written) and not near(*norms)):
@@ -161,7 +161,7 @@ def _clipped(step: Step) -> Finding | None:
 
 
 def _norm(step: Step, side: str) -> float:
-    """The L2 norm of all gradients of a step together; NaN where they are not on record."""
+    """L2 norm of all gradients of a step together; NaN without statistics."""
     _, batch, sites, _ = step.table.halves[side == "b"]
     if "mean" not in batch.floats or "var" not in batch.floats:
         return float("nan")
@@ -173,7 +173,7 @@ def _norm(step: Step, side: str) -> float:
 
 
 def _of_losses(step: Step, position: int) -> Finding | None:
-    """Losses that are means over uneven numbers of samples or tokens, and count alike."""
+    """Finding where one run's loss is the mean of the other's, weighted by samples or tokens; None otherwise."""
     one, two = _values(step, step.sites[position])
     a, b = cuts(step)
     for cut, parts, whole in ((b, two, one), (a, one, two)):
@@ -192,7 +192,7 @@ def _of_losses(step: Step, position: int) -> Finding | None:
 
 
 def _common_factor(step: Step) -> float | None:
-    """How many times those of a the gradients of b are, all of them; None where no factor fits."""
+    """Factor c > 0 where b's gradients are c times a's, all of them, by sketches; None where none fits."""
     table, pairs = step.table, []
     for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
         if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER and not site.call:
@@ -211,7 +211,7 @@ def _common_factor(step: Step) -> float | None:
 
 
 def _values(step: Step, site: Site) -> tuple[list[float], list[float]]:
-    """The numbers at a site of all ranks and calls, of a and of b."""
+    """Numbers recorded at a site over all ranks and calls, of a and of b."""
     a, b = step.comparison.a, step.comparison.b
     of_runs = (
         values_of(a, replace(site, fqn=_name_in_a(step, site.fqn)), step.table.step),
@@ -222,7 +222,7 @@ def _values(step: Step, site: Site) -> tuple[list[float], list[float]]:
 
 
 def _name_in_a(step: Step, fqn: str) -> str:
-    """What run a itself calls what is compared as `fqn`."""
+    """The name in run a of an FQN that is compared under b's name."""
     change = step.comparison.rename
     if change is None:
         return fqn
@@ -230,5 +230,5 @@ def _name_in_a(step: Step, fqn: str) -> str:
 
 
 def near(one: float, two: float, close: float = _CLOSE) -> bool:
-    """Whether two numbers are one but for rounding."""
+    """Whether two numbers differ by at most `close`, relative to the larger."""
     return abs(one - two) <= close * max(abs(one), abs(two))

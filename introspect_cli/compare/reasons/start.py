@@ -1,8 +1,4 @@
-"""The cause lies before the step, or further up: tensors that differ at its start, and what the records do not show.
-
-A tensor is initialised differently, or changed by no optimizer step; a checkpoint did not restore it; something that
-went in was not recorded, or differs too.
-"""
+"""Causes before the step, or not recorded: initial values, changes between steps, checkpoints, gaps."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 def initial_is_fed(step: Step, position: int) -> bool:
-    """An initial value is drawn at random or loaded before anything recorded."""
+    """False for a start value of both runs, never seen before, if no random state and nothing before differs."""
     site = step.sites[position]
     if site.phase is not Phase.START or step.is_one_sided(position) or step.was_there(site.fqn):
         return True
@@ -39,12 +35,12 @@ def initial_is_fed(step: Step, position: int) -> bool:
 
 
 def late(at: View) -> bool:
-    """Whether training had begun when the captures did."""
+    """Whether the first compared step is also the first of recording, but not step 0."""
     return at.is_first_step and at.first.step > 0
 
 
 def perturbed(at: View) -> Iterator[Finding]:
-    """A capture moved the initial parameters by one rounding."""
+    """Finding where one capture moved the initial parameters by one rounding (`--perturb`), and no more differs."""
     seeds = [perturbed_by(run.manifest) for run in at.runs]
     if seeds[0] != seeds[1] and at.is_first_step and at.first.size is not Size.MORE:
         for seed, side in zip(seeds, "ab", strict=True):
@@ -53,14 +49,14 @@ def perturbed(at: View) -> Iterator[Finding]:
 
 
 def children(at: View) -> Iterator[Finding]:
-    """The script runs something in a process that was not recorded and may have changed the tensors."""
+    """Finding where the script runs another, unrecorded process."""
     names = {str(name): None for run in at.runs for name in run.manifest.get("children", [])}
     if names:
         yield found("children", names=", ".join(names))
 
 
 def drawn(at: View) -> Iterator[Finding]:
-    """What filled the tensor before the first step did so differently, or a buffer's module is set up differently."""
+    """Findings on what filled the tensor differently before the first step; for buffers, their module's attributes."""
     if not at.is_first_step or late(at) or at.dtypes or at.reshaped or at.first.size is Size.ROUNDING:
         return
     if at.site.kind is Kind.BUFFER:
@@ -69,7 +65,7 @@ def drawn(at: View) -> Iterator[Finding]:
 
 
 def tied(at: View) -> Iterator[Finding]:
-    """A module of both runs has this parameter as its own in one of them."""
+    """Finding where one run alone ties this parameter to another module that both have."""
     for tree, other, side in zip(at.step.modules, at.step.modules[::-1], "ab", strict=True):
         for fqn in sorted(tree.keys() & other.keys()):
             for name, target in sorted(tree[fqn].tied.items() - other[fqn].tied.items()):
@@ -79,7 +75,10 @@ def tied(at: View) -> Iterator[Finding]:
 
 
 def left_in_initial(at: View) -> Iterator[str]:
-    """What made its first values: no seed where the others that are drawn, too, are equal, or it is a multiple."""
+    """Remaining causes of an initial value.
+
+    No seed where other drawn tensors are equal, b is a multiple of a, or only rounding differs.
+    """
     if not at.is_first_step:
         yield "before-recorded"
         return
@@ -103,7 +102,7 @@ def left_in_initial(at: View) -> Iterator[str]:
 
 
 def of_outside(step: Step, position: int) -> Cause | None:
-    """The tensor was there before, and what the step before left of it is on record."""
+    """Cause of a start value recorded before, where the previous step's end is on record and agrees; None otherwise."""
     site = step.sites[position]
     if site.phase is not Phase.START or not step.was_there(site.fqn):
         return None
@@ -116,7 +115,7 @@ def of_outside(step: Step, position: int) -> Cause | None:
 
 
 def changed_between(at: View) -> Iterator[Finding]:
-    """One run alone changes it, or the gradient of the update before is known to be equal."""
+    """Finding where one run alone changed it after the step, or no optimizer steps in a run."""
     if at.first.only:
         yield found("changed-outside", side=at.first.only, step=at.first.step - (not at.site.call))
     hand = [side for side, by_hand in zip("ab", at.step.comparison.by_hand, strict=True) if by_hand]
@@ -125,7 +124,7 @@ def changed_between(at: View) -> Iterator[Finding]:
 
 
 def left_outside(at: View) -> Iterator[str]:
-    """An update, where that is not on record, or one by hand; else what changes a tensor without an optimizer."""
+    """Remaining causes of a change between steps: an unrecorded update, or loading, averaging, copying."""
     if at.union in at.table.left and not at.first.only:
         yield "update-before"
     if updates_by_hand(at.step):
@@ -140,7 +139,7 @@ def left_outside(at: View) -> Iterator[str]:
 
 
 def of_gap(step: Step, position: int) -> Cause | None:
-    """Most gaps are other reasons that lack evidence; this one is of tensors after steps that were not recorded."""
+    """Cause `gap` of a start value after unrecorded steps; None otherwise."""
     site = step.sites[position]
     if site.phase is not Phase.START or not step.gap or step.carried.diverged or step.rng_differs():
         return None
@@ -150,7 +149,7 @@ def of_gap(step: Step, position: int) -> Cause | None:
 
 
 def gap_findings(at: View) -> Iterator[Finding]:
-    """How the module or the loss functions are set up differently."""
+    """Findings on differing attributes of the module or of loss modules."""
     if at.cause.instead == "module":
         yield from attributes(at)
     elif at.site.kind is Kind.LOSS:
@@ -158,13 +157,13 @@ def gap_findings(at: View) -> Iterator[Finding]:
 
 
 def of_resumed(step: Step, position: int) -> Cause | None:
-    """One run began later, with other values than the other had then."""
+    """Cause `resumed` where one run began later with other values; None otherwise."""
     del position
     return cause("resumed", role=Role.PROPAGATED) if step.resumed else None
 
 
 def not_restored(at: View) -> Iterator[Finding]:
-    """Which tensors the later run began with differently."""
+    """Finding with up to three tensors that the later run began with differently."""
     carried = at.step.carried
     names = [*sorted(carried.params | carried.buffers), *(f"{path} of {fqn}" for fqn, path in sorted(carried.states))]
     if names:
@@ -172,12 +171,12 @@ def not_restored(at: View) -> Iterator[Finding]:
 
 
 def of_propagated(step: Step, position: int) -> Cause | None:
-    """Always."""
+    """Cause `propagated`, for any divergence."""
     del step, position
     return cause("propagated", role=Role.PROPAGATED)
 
 
 def upstream(at: View) -> Iterator[Finding]:
-    """Another record of the step differs before it."""
+    """Finding with the first record of the step that differs, unless that is this one."""
     if at.step.sites[0] != at.site:
         yield found("upstream", name=what(at.step.sites[0]))

@@ -1,4 +1,4 @@
-"""A record that only one run has: a module, a parameter, a call, a gradient that the other does not have."""
+"""Causes of a one-sided record: a module, parameter, call or gradient that the other run lacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 def of_one_side(step: Step, position: int) -> Cause | None:
-    """What is the outermost thing that only this run has, and is this its first record?"""
+    """Cause of a one-sided record; None where both runs have it. An origin if `subject_of` says so."""
     if not step.is_one_sided(position):
         return None
     subject, role = subject_of(step, position)
@@ -38,7 +38,10 @@ def of_one_side(step: Step, position: int) -> Cause | None:
 
 
 def subject_of(step: Step, position: int) -> tuple[str, Role]:
-    """The outermost thing that only the run with this record has, and whether this record is the first of it."""
+    """(outermost module or name that one run alone has, ORIGIN if this record is its first in the step).
+
+    PROPAGATED if anything differed before the step, or if the other run has the name and records differ before.
+    """
     names, inside = step.one_sided("a" if step.divergences.row_a[position] >= 0 else "b")
     subject, head = step.sites[position].fqn, owner_of(step.sites[position].fqn)
     while head and head in names:
@@ -52,10 +55,9 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
 
 
 def drawn(step: Step) -> int | None:
-    """The first parameter that one run only has, where all tensors recorded before it are equal; None for none.
+    """Position of the first one-sided start tensor, if a parameter before it is equal; None otherwise.
 
-    A parameter that is drawn at random takes numbers from the generator, so that all that is drawn after it differs:
-    tensors that are equal before it show that the seed was the same.
+    Drawing it moves the generator, so that later tensors differ; equal ones before show the same seed.
     """
     for position, site in enumerate(step.sites):
         if site.phase is not Phase.START or site.kind not in _TENSORS:
@@ -69,7 +71,7 @@ def drawn(step: Step) -> int | None:
 
 
 def why_one_sided(at: View) -> Iterator[Finding]:
-    """Why one run alone has it: by the first clause that says something."""
+    """Findings of the first clause in `_CLAUSES` that has any."""
     for kinds, clause in _CLAUSES:
         if at.site.kind in kinds and (findings := list(clause(at))):
             yield from findings
@@ -83,22 +85,26 @@ def why_one_sided(at: View) -> Iterator[Finding]:
 
 
 def _only_saves(at: View) -> Iterator[Finding]:
+    """Finding where the other run's step has saved files only."""
     sites = at.table.sites_a if at.lacks == "a" else at.table.sites_b
     if (at.step.alignment.kind[sites] == kind_code(Kind.PRODUCT)).all():
         yield found("only-saves", other=at.lacks)
 
 
 def _operator(at: View) -> Iterator[Finding]:
+    """Finding with the line of an operator that one run alone runs."""
     yield found("other-operators", line=at.first.source, other=at.lacks)
 
 
 def _not_optimized(at: View) -> Iterator[Finding]:
+    """Finding where one run's optimizers hold the parameter and the other's do not."""
     has, lacks = (at.setup.has(side, at.site.fqn) for side in (at.first.only, at.lacks))
     if has is True and lacks is False:
         yield found("not-in-optimizer", other=at.lacks)
 
 
 def _tied(at: View) -> Iterator[Finding]:
+    """Finding where the run that lacks the tensor has it tied to another name."""
     tied = {side: tied_to(tree.values(), at.site.fqn) for side, tree in zip("ab", at.step.modules, strict=True)}
     target = tied[at.lacks]
     if target and target != tied[at.first.only]:
@@ -106,12 +112,14 @@ def _tied(at: View) -> Iterator[Finding]:
 
 
 def _losses(at: View) -> Iterator[Finding]:
+    """Finding where the numbers of losses in the step differ."""
     one, two = at.losses
     if one != two:
         yield found("losses", a=often(one), b=often(two))
 
 
 def _no_forward(at: View) -> Iterator[Finding]:
+    """Finding where one run alone has no forward records in the step."""
     forward = np.flatnonzero(at.step.alignment.phase == phase_code(Phase.FORWARD)).tolist()
     lacking = _side_without(at, forward) if Kind.OUTPUT in at.step.comparison.kinds else ""
     if lacking:
@@ -120,6 +128,7 @@ def _no_forward(at: View) -> Iterator[Finding]:
 
 
 def _did_not_run(at: View) -> Iterator[Finding]:
+    """Finding where the module exists in both runs but did not run in one."""
     alignment, fqn = at.step.alignment, at.site.fqn
     of_forward = (union for union in alignment.by_fqn.get(fqn, []) if PHASES[alignment.phase[union]] in FORWARD)
     lacking = _side_without(at, of_forward)
@@ -128,14 +137,14 @@ def _did_not_run(at: View) -> Iterator[Finding]:
 
 
 def _side_without(at: View, unions: Iterable[int]) -> str:
-    """The side that recorded none of these sites in the step, where the other recorded some; "" for none."""
+    """The run that recorded none of these sites in the step, if the other recorded any; "" otherwise."""
     every = list(unions)
     recorded = [side for side in "ab" if at.recorded(side, every)]
     return OTHER[recorded[0]] if len(recorded) == 1 else ""
 
 
 def _merged(at: View) -> Iterator[Finding]:
-    """A module is one of several which the other run has as one; with how the first value of both differs."""
+    """Finding where modules of one run are one in the other, with how the first shared value differs."""
     structure, shared = at.outcome.structure, at.outcome.shared
     for merge in structure.merges if structure is not None else ():
         parts, whole = tuple(map(owner_of, merge.parts)), owner_of(merge.whole)
@@ -150,6 +159,7 @@ def _merged(at: View) -> Iterator[Finding]:
 
 
 def _subject(at: View) -> Iterator[Finding]:
+    """Finding where the subject has another class, or exists or runs in one run alone."""
     subject, side = at.cause.subject, at.first.only
     if not _missing(at):
         if classes := at.classes_of(subject):
@@ -175,7 +185,7 @@ def _subject(at: View) -> Iterator[Finding]:
 
 
 def _other_kind(at: View) -> str:
-    """What the run that lacks a parameter has under its name: a buffer, or the other way round; "" for neither."""
+    """`buffer` where the other run has a buffer of this parameter's name, or `parameter`; "" for neither."""
     if at.site.kind not in _TENSORS:
         return ""
     (kind,) = _TENSORS - {at.site.kind}
@@ -184,13 +194,14 @@ def _other_kind(at: View) -> str:
 
 
 def _missing(at: View, name: str = "") -> bool:
-    """Whether the run that lacks it has nothing at all of the subject, or of what is named, or inside it."""
+    """Whether the run without the record has no name at or below `name` (default: the cause's subject)."""
     alignment, subject = at.step.alignment, name or at.cause.subject or at.site.fqn
     names = alignment.names_a if at.lacks == "a" else alignment.names_b
     return not any(name == subject or name.startswith(f"{subject}.") for name in names)
 
 
 def _calls(at: View) -> Iterator[Finding]:
+    """Finding where a module runs a different number of times, or optimizers step in another order."""
     if not at.calls:
         return
     name, one, two = at.calls
@@ -204,7 +215,7 @@ def _calls(at: View) -> Iterator[Finding]:
 
 
 def _paths(at: View) -> Iterator[Finding]:
-    """A call of a module is given, or gives, something on either side that the other has not."""
+    """Finding where one call has values at different paths, or runs a different number of times inside."""
     alignment, site = at.step.alignment, at.site
     given: list[list[str]] = []
     for side in "ab":
@@ -222,7 +233,7 @@ def _paths(at: View) -> Iterator[Finding]:
 
 
 def _unused(at: View) -> Iterator[Finding]:
-    """A parameter's gradient that one optimizer step alone takes."""
+    """Finding where the optimizers step in another order, or the gradient exists but no optimizer takes it."""
     setup, (one, two) = at.setup, at.optimizers
     if not one or not two:  # then by whose parameters' gradients are there
         one, two = (setup.holders(side, _graded(at, side)) for side in "ab")
@@ -241,13 +252,13 @@ def _unused(at: View) -> Iterator[Finding]:
 
 
 def _graded(at: View, side: str) -> set[str]:
-    """The parameters whose gradients an optimizer sees in this step of a run."""
+    """Parameters with a gradient recorded at an optimizer step, in one run."""
     gradients = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}))
     return {at.step.alignment.fqn[union] for union in at.recorded(side, gradients)}
 
 
 def _other_class(at: View) -> Iterator[Finding]:
-    """Optimizers of other classes, not the same ones in another order, which the clauses after this tell."""
+    """Finding where the stepping optimizers are of other classes."""
     one, two = ({name.partition("#")[0] for name in names} for names in at.steppers)
     if one != two:
         yield from other_optimizer(at)
@@ -266,7 +277,7 @@ def _batches(_: View) -> Iterator[Finding]:
 
 
 def _not_stepped(at: View) -> Iterator[Finding]:
-    """An optimizer steps a parameter in one run alone, in the step at hand; or its model first runs there."""
+    """Finding where no optimizer steps the parameter in one run, or its model has not run there yet."""
     root, alignment = at.site.fqn.partition(".")[0], at.step.alignment
     sites = at.table.sites_a if at.lacks == "a" else at.table.sites_b
     before = sites[alignment.phase[sites] != phase_code(Phase.OPTIMIZER)]

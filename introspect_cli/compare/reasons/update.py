@@ -1,4 +1,4 @@
-"""What a step leaves of parameters, optimizer state and buffers, where what it was given does not differ."""
+"""Reasons for parameters, optimizer state and buffers that differ after a step with equal inputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def of_optimizer(step: Step, position: int) -> Cause | None:
-    """A parameter or its state after a step comes from the gradient, the value and the state before."""
+    """Cause of a parameter or state after an optimizer step; None where its gradient, value or state before differs."""
     site, order = step.sites[position], step.order_at(position)
     new = site.phase is Phase.START and site.kind is Kind.OPTIMIZER_STATE and step.number == step.table.step_b == 0
     if new and not step.resumed:
@@ -81,7 +81,7 @@ def of_optimizer(step: Step, position: int) -> Cause | None:
 
 
 def other_optimizer(at: View) -> Iterator[Finding]:
-    """Another optimizer steps, or another one of several has the parameter."""
+    """Finding where other optimizers step, or another of the same optimizers holds the parameter."""
     a, b = at.steppers
     if a and b and a != b:
         yield found("other-optimizer", a=", ".join(a), b=", ".join(b))
@@ -90,20 +90,20 @@ def other_optimizer(at: View) -> Iterator[Finding]:
 
 
 def changed_hands(at: View) -> Iterator[Finding]:
-    """Another one of several optimizers has the parameter."""
+    """Finding where both runs have the same optimizers, and another one holds the parameter."""
     if hands := at.setup.other_for(at.site.fqn):
         yield found("changed-hands", a=", ".join(hands[0]), b=", ".join(hands[1]))
 
 
 def owed(at: View) -> Iterator[Finding]:
-    """One run's ranks had not added up the gradient when the optimizer took it."""
+    """Finding where one run's ranks had not summed the gradient before the optimizer step."""
     if at.cause.rests_on(Thing.GRADIENT_SUM):
         sites = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), at.site.fqn)
         yield found("owed", side=with_copies(at.first) or owing_side(at.step, sites.tolist()))
 
 
 def on_ranks(at: View) -> Iterator[Finding]:
-    """What the optimizers of one run's ranks have otherwise, which leave different copies of a parameter."""
+    """Findings on hyper-parameters that differ between ranks of one run, whose copies differ; first rank only."""
     side = with_copies(at.first)
     if not side or at.cause.rests_on(Thing.GRADIENT_SUM):
         return
@@ -119,7 +119,7 @@ def on_ranks(at: View) -> Iterator[Finding]:
 
 
 def untouched(at: View) -> Iterator[Finding]:
-    """One run's optimizer leaves the parameter as it was."""
+    """Finding where one run's step leaves the parameter unchanged and the other's does not."""
     side = at.step.untouched_side(at.union)
     if side:
         has = at.setup.has(side, at.site.fqn)
@@ -129,7 +129,7 @@ def untouched(at: View) -> Iterator[Finding]:
 
 
 def fresh_state(at: View) -> Iterator[Finding]:
-    """One run's optimizer begins anew with the parameter: its count of steps, or what a checkpoint lost, tells."""
+    """Finding where one run's optimizer counts step 1 and the other's more, or a resumed run lost state."""
     table, fqn = at.table, at.site.fqn
     alignment = table.alignment
     for union in alignment.by_fqn.get(fqn, []):
@@ -153,7 +153,7 @@ def fresh_state(at: View) -> Iterator[Finding]:
 
 
 def hyperparameters(at: View) -> Iterator[Finding]:
-    """The parameter's hyper-parameters that differ; likely only, where something that it rests on was not seen."""
+    """Findings on the parameter's hyper-parameters that differ; likely only, where evidence is unobserved."""
     applying = set(tuned(at))
     for change in changes(at):
         code = "hyperparameter" if change in applying else "hyperparameter-elsewhere"
@@ -161,13 +161,13 @@ def hyperparameters(at: View) -> Iterator[Finding]:
 
 
 def amplified(at: View) -> Iterator[Finding]:
-    """A tolerated difference of what it was given, which the update made larger."""
+    """Finding where inputs agree only within tolerance and no hyper-parameter differs."""
     if at.cause.grown and not changes(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
         yield found("amplified", optimizer=", ".join(at.steppers[0]))
 
 
 def left_in_optimizer(at: View) -> Iterator[str]:
-    """The optimizer, its state and hyper-parameters, as far as these were not seen to be equal."""
+    """Remaining causes: the optimizer, and its state and hyper-parameters where unrecorded."""
     if at.site.phase is Phase.START:
         yield "optimizer-state-loaded"
         return
@@ -182,9 +182,9 @@ def left_in_optimizer(at: View) -> Iterator[str]:
 
 
 def tuned(at: View) -> list[Difference]:
-    """The diverging parameter's hyper-parameters that differ, where all else that it rests on is on record and equal.
+    """Hyper-parameters that differ, where all other evidence is recorded and agrees; [] otherwise.
 
-    Not those that choose the kernel alone, nor those of a group or an optimizer that may be another parameter's.
+    Those that choose a kernel are left out, and those that another parameter's group may have.
     """
     if at.tells != "optimizer" or those(at.cause.evidence, Known.UNSEEN):
         return []
@@ -199,11 +199,10 @@ def tuned(at: View) -> list[Difference]:
 
 
 def changes(at: View) -> list[Difference]:
-    """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step.
+    """Hyper-parameters of the parameter that differ, from settings and from records of the step.
 
-    Settings are those of a run's first step. The learning rate is recorded in each, and counts as it is there in the
-    group of the parameter. Where another step of a is compared with that of b, settings say nothing of what both
-    recorded, or did not look at.
+    Settings are those of the first step; a recorded learning rate of the parameter's group comes first. Under an
+    offset, settings count only if the rate was recorded and they were not.
     """
     settled, recorded = at.setup.changes_for(at.site.fqn), recorded_names(at.table)
     if at.step.comparison.offset:
@@ -233,7 +232,7 @@ _FACTOR = "lr_"
 
 
 def _rates(at: View) -> tuple[str, str] | None:
-    """The learning rates of the group that a parameter is in, in a and in b; None where these are not on record."""
+    """Learning rates recorded for the parameter's group, in a and in b; None where either is missing."""
     held = at.setup.groups_of(at.site.fqn)
     if held is None:
         return None
@@ -246,6 +245,7 @@ def _rates(at: View) -> tuple[str, str] | None:
 
 
 def _is_rate(table: Table, union: int, optimizer: str, group: int) -> bool:
+    """Whether a site is the learning rate of this group."""
     alignment = table.alignment
     return alignment.fqn[union] == optimizer and alignment.path[union] == f"[{group}]['lr']"
 
@@ -254,7 +254,7 @@ def _is_rate(table: Table, union: int, optimizer: str, group: int) -> bool:
 
 
 def by_hand_is_fed(step: Step, position: int) -> bool:
-    """What is changed by hand may be made of all that was computed before; an optimizer changes what has a gradient."""
+    """Whether anything before differs; True also where an optimizer or a start value may explain the record."""
     site = step.sites[position]
     without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
     if not (without or site.phase is Phase.FORWARD):
@@ -265,20 +265,20 @@ def by_hand_is_fed(step: Step, position: int) -> bool:
 
 
 def changed_in_one(at: View) -> Iterator[Finding]:
-    """One run alone changes the tensor."""
+    """Finding where one run alone changes the tensor in the step."""
     left = at.step.untouched_side(at.union)
     if side := at.first.only or (OTHER[left] if left else ""):
         yield found("changed-in-one", side=side)
 
 
 def left_by_hand(at: View) -> Iterator[str]:
-    """Code that changes it: no optimizer does, where it has no gradient."""
+    """Remaining cause: the script changes it by hand."""
     del at
     yield "by-hand"
 
 
 def _overwritten(step: Step) -> tuple[bool, bool]:
-    """Whether a wrapper gives the compared rank of a, and of b, another rank's buffers before each forward pass."""
+    """Whether DDP broadcasts another rank's buffers to the compared rank, in a and in b."""
     rank, stored = step.comparison.rank, step.comparison.tensors
     manifests = [run.manifests.get(rank, {}) for run in (stored.a, stored.b)]
     groups = [held if isinstance(held := manifest.get("data_parallel"), list) else [] for manifest in manifests]
@@ -290,7 +290,7 @@ def _overwritten(step: Step) -> tuple[bool, bool]:
 
 
 def of_buffer(step: Step, position: int) -> Cause | None:
-    """A buffer at the end of a step comes from the inputs of its module and its value before."""
+    """Cause of a buffer after a step, where its module's inputs, tensors and draws do not differ; None otherwise."""
     site, order = step.sites[position], step.order_at(position)
     owner = owner_of(site.fqn)
     if site.phase is Phase.START or site.fqn in step.carried.buffers:
@@ -317,7 +317,7 @@ def of_buffer(step: Step, position: int) -> Cause | None:
 
 
 def buffer_findings(at: View) -> Iterator[Finding]:
-    """A wrapper overwrites it, one run does not update it, or its module is set up differently."""
+    """Finding where DDP overwrites it, one run does not update it, or module attributes differ."""
     overwritten = _overwritten(at.step)
     if overwritten[0] != overwritten[1]:
         side = "a" if overwritten[0] else "b"
@@ -329,6 +329,6 @@ def buffer_findings(at: View) -> Iterator[Finding]:
 
 
 def left_in_buffer(at: View) -> Iterator[str]:
-    """How the module updates it."""
+    """Remaining causes: momentum, mode, number of updates."""
     del at
     yield from ("momentum", "mode", "number-of-updates")

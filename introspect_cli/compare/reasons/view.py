@@ -1,4 +1,4 @@
-"""The first divergence with all that a finding may ask of it, each looked up once."""
+"""The first divergence with lookups for findings, each computed once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 class View:
-    """The first divergence with all that a finding may ask of it.
+    """One divergence, usually the first of all ranks, with lookups for findings.
 
     Attributes:
         outcome: what came out of comparing the rank that diverges first.
@@ -40,7 +40,7 @@ class View:
     """
 
     def __init__(self, outcome: RankOutcome, peers: Sequence[RankOutcome]) -> None:
-        """Take the rank that diverges first, and what came out of all."""
+        """Take the outcome of one rank, which must have a first divergence, and the outcomes of all ranks."""
         self.outcome = outcome
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
@@ -56,45 +56,45 @@ class View:
 
     @property
     def tells(self) -> str:
-        """The word of the reason that holds: of what merely follows, that it does."""
+        """The reason's word for an origin, `resumed` or `gap`; `propagated` for any other divergence."""
         stands = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
         return self.cause.reason if stands else "propagated"
 
     @property
     def lacks(self) -> str:
-        """The run that has no such record; "" where both have one."""
+        """The run without the record, `a` or `b`; "" where both have it."""
         return OTHER.get(self.first.only, "")
 
     @cached_property
     def position(self) -> int:
-        """Which of the step's divergences it is."""
+        """Index of this divergence among the step's divergences."""
         return self.step.sites.index(self.site)
 
     @cached_property
     def union(self) -> int:
-        """Its site's union number."""
+        """Union number of its site."""
         return int(self.step.divergences.site[self.position])
 
     @cached_property
     def rounding(self) -> bool:
-        """Whether the distance is a few roundings of the dtype."""
+        """Whether the size is `Size.ROUNDING`."""
         return self.first.size is Size.ROUNDING
 
     @property
     def dtypes(self) -> Pair | None:
-        """Both dtypes, where they differ."""
+        """(dtype in a, dtype in b) where they differ; None otherwise."""
         a, b = self.first.a, self.first.b
         same = a is None or b is None or a.layout.dtype == b.layout.dtype
         return None if same or a is None or b is None else (a.layout.dtype, b.layout.dtype)
 
     @property
     def reshaped(self) -> bool:
-        """Whether the shapes differ."""
+        """Whether both runs have the record, with different shapes."""
         a, b = self.first.a, self.first.b
         return a is not None and b is not None and a.layout.shape != b.layout.shape
 
     def known(self, *things: Thing) -> Known:
-        """What is known of some things that it rests on; not seen where it rests on none of them."""
+        """The answer for the first evidence on any of `things`; UNSEEN where there is none."""
         facts = [fact.known for fact in self.cause.rests_on(*things)]
         return facts[0] if facts else Known.UNSEEN
 
@@ -102,17 +102,17 @@ class View:
 
     @property
     def is_first_step(self) -> bool:
-        """Whether no compared step came before."""
+        """Whether it is in the first compared step."""
         return self.first.step == int(self.compared[0])
 
     @cached_property
     def steps_before(self) -> int:
-        """Compared steps before this one; all of them agree."""
+        """Number of compared steps before it."""
         return int((self.compared < self.first.step).sum())
 
     @cached_property
     def agreeing_before(self) -> dict[int, int]:
-        """How many of this step's records that come before it are in which state; settings are left out."""
+        """Number of records before it in its step, by state (EQUAL, WITHIN, ...), without hyper-parameters."""
         step = self.step
         settings = of_kinds(step.alignment.kind, SETTING_KINDS)
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
@@ -120,14 +120,14 @@ class View:
 
     @cached_property
     def initial(self) -> tuple[int, list[int]]:
-        """How many tensors differ at the start of the step, and the state of each that is on record there."""
+        """(number of start tensors that differ, states of all recorded start tensors)."""
         differ = sum(site.phase is Phase.START and site.kind in _TENSORS for site in self.step.sites)
         starts = [u for kind in _TENSORS for u in self.step.of(kind, frozenset({Phase.START}))]
         return differ, [int(self.step.state[union]) for union in starts if self.step.state[union]]
 
     @cached_property
     def gradients(self) -> tuple[int, int]:
-        """How many gradients differ in the step, and how many were recorded in it."""
+        """(number of gradients that differ, number recorded) in the step."""
         differ = sum(site.kind is Kind.GRAD for site in self.step.sites)
         recorded = [u for u in self.step.of(Kind.GRAD, frozenset({self.site.phase})) if self.step.state[u]]
         return differ, len(recorded)
@@ -135,13 +135,13 @@ class View:
     # --- what ran
 
     def recorded(self, side: str, sites: Iterable[int]) -> list[int]:
-        """Those of the sites that a run recorded in the step."""
+        """Those of `sites` that run `side` recorded in the step."""
         rows = self.table.rows_of(side)
         return [site for site in sites if site in rows]
 
     @cached_property
     def losses(self) -> tuple[int, int]:
-        """How many losses the step has in a and in b."""
+        """Number of losses in the step, in a and in b."""
         losses = self.step.of(Kind.LOSS, frozenset(Phase))
         return len(self.recorded("a", losses)), len(self.recorded("b", losses))
 
@@ -162,30 +162,33 @@ class View:
 
     @property
     def module(self) -> str:
-        """The module whose code is meant."""
+        """FQN of the module to blame: the cause's, else the record's own."""
         return self.cause.module or self.site.fqn
 
     @cached_property
     def unseen_inside(self) -> list[str]:
-        """Modules inside the one that computes something else, where their outputs are not on record."""
+        """Submodules without recorded outputs, if the reason is `module` or `own_code`; [] otherwise."""
         of_modules = not {self.cause.reason, self.cause.instead}.isdisjoint({"module", "own_code"})
         return unseen_inside(self.step, self.module) if of_modules else []
 
     @cached_property
     def blamed(self) -> tuple[ModuleInfo, ...]:
-        """The module whose code is meant and those around it, the innermost first; none where no module is blamed."""
+        """The blamed module and its ancestors, innermost first; () where the reason blames no module."""
         if self.cause.reason not in {"module", "own_code", "buffer", "backward", "op"}:
             return ()
         tree = self.step.modules[0] | self.step.modules[1]
         return tuple(tree[fqn] for fqn in (self.module, *ancestors(self.module)) if fqn in tree)
 
     def classes_of(self, name: str) -> tuple[str, ...]:
-        """The class of a module in a and in b, where that is another one; none else."""
+        """Classes of module `name` in a and b where they differ and it is no root; () otherwise."""
         classes = tuple(tree[name].module_class for tree in self.step.modules if name in tree)
         return classes if len(set(classes)) > 1 and owner_of(name) else ()
 
     def attributes(self, name: str) -> list[tuple[str, str | None, str | None]]:
-        """(attribute, value in a, value in b) of how a module is set up differently; None for what one lacks."""
+        """(attribute, value in a, value in b) where a module's attributes differ; None for a missing one.
+
+        Where the sources differ, attributes of one run alone are left out, but for `training`.
+        """
         one, two = (tree.get(name) for tree in self.step.modules)
         if one is None or two is None or not (one.attributes and two.attributes):
             return []
@@ -197,7 +200,7 @@ class View:
 
     @cached_property
     def parameter_user(self) -> str:
-        """The module that computes with the parameter: the one that holds it or, where that never runs, one around."""
+        """The module that uses the parameter: its owner, or the nearest ancestor with recorded outputs."""
         owner, step = owner_of(self.site.fqn), self.step
         if step.comparison.modules_chosen:  # which of them ran is not on record
             return owner
@@ -208,23 +211,23 @@ class View:
 
     @cached_property
     def documents(self) -> list[Settings]:
-        """The settings documents of either run, of the rank that diverges first."""
+        """Settings documents of a and of b for the diverging rank."""
         return [run.settings_of(self.step.comparison.rank) for run in self.runs]
 
     @cached_property
     def setup(self) -> Optimizers:
-        """The optimizers of both runs, by their settings."""
+        """Optimizers of both runs, as their settings describe them."""
         a, b = (settings.get("optimizers") for settings in self.documents)
         return Optimizers(a, b, self.step.comparison.rename or str)
 
     @cached_property
     def hyperparameters(self) -> list[Difference]:
-        """Hyper-parameters that differ at this step; those of another optimizer with that name are not compared."""
+        """Hyper-parameters recorded in this step that differ; [] where optimizers are numbered differently."""
         return [] if self.setup.renumbered else hyperparameter_changes(self.table, self.step.standing)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
-        """Names of the optimizers that step in a and in b."""
+        """Names of optimizers with records in the step, in a and in b; scalers left out."""
         alignment = self.table.alignment
         one, two = (
             dict.fromkeys(
@@ -236,20 +239,23 @@ class View:
 
     @property
     def steppers(self) -> tuple[list[str], list[str]]:
-        """Those optimizers; where no step of any is on record, those that hold the parameter by the settings."""
+        """`optimizers`; where there are none, those whose settings hold the parameter."""
         held = self.setup.holders("a", {self.site.fqn}), self.setup.holders("b", {self.site.fqn})
         return self.optimizers if any(self.optimizers) else held
 
     @property
     def no_rates(self) -> bool:
-        """Whether no hyper-parameter was recorded in either run."""
+        """Whether neither run recorded any hyper-parameter."""
         return kind_code(Kind.HYPERPARAMETER) not in self.step.alignment.kind
 
     # --- data
 
     @property
     def fed(self) -> str | None:
-        """The loader whose batch differs; "" where data may and was not recorded, None where data is not the cause."""
+        """Name of the loader whose batch differs.
+
+        "" where data may differ unrecorded, None where data is not the cause.
+        """
         if self.site.kind is Kind.BATCH:
             return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn
         if self.site.kind is Kind.RNG and self.is_first_step and self.site.phase is Phase.START:

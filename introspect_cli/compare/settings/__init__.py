@@ -1,1 +1,1 @@
-"""What two runs were asked, given and began with, and what of it explains a divergence."""
+"""Settings of two runs that differ, and how well each explains a divergence."""

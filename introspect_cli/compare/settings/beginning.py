@@ -1,8 +1,8 @@
-"""What drew random numbers before the first step, in one run and not in the other.
+"""Seedings and draws of random numbers before the first step, compared between two runs.
 
-A capture notes each seeding and each draw until the first step begins, with the generator's state before it. So the
-first event that differs is what a person looks for: another seed, an initialiser that one run alone calls, a draw that
-took more numbers. What differs after it follows from it.
+A capture notes each seeding and each draw until the first step begins, with the generator's state before it. The first
+event that differs is the cause: another seed, an initialiser that one run alone calls, a draw of more numbers. Events
+after it follow from it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OF_THE_SCRIPT = frozenset({"numpy.random.default_rng", "random.Random"})
 
 @dataclass(frozen=True)
 class Event:
-    """A generator was seeded, or something drew from it.
+    """One seeding of a generator, or one draw from it.
 
     Attributes:
         seed: what it was seeded with; "" for a draw.
@@ -59,21 +59,21 @@ class Event:
 
     @property
     def is_unseen(self) -> bool:
-        """Whether it is a draw by something that was not seen itself: `randn`, a loader, a data set."""
+        """Whether the function that drew is unknown (`by` is ""), as for `randn` or a loader."""
         return not self.by
 
     @property
     def what(self) -> tuple[str, str, str]:
-        """What it is, wherever its line is and whatever came before."""
+        """Key by which two runs' events are one: seed, function and name, without line and state."""
         return self.seed, self.by, self.name
 
     def __str__(self) -> str:
-        """What it is, in short: `normal_ of GPT.wte.weight (model.py:15)`."""
+        """The event in short: `normal_ of GPT.wte.weight (model.py:15)`."""
         return event_words(self.by, self.seed, self.name, self.line, mode=self.by in MODES)
 
 
 def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
-    """The first seeding or draw before the first step that differs; nothing where the records do not tell."""
+    """Finding for the first seeding or draw before the first step that differs; nothing without records."""
     a, b = (_events(run, rank, generator) for run in runs)
     if a is None or b is None:
         return
@@ -100,19 +100,19 @@ def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Iterat
 
 
 def _may_be_one(one: Event | None, two: Event | None) -> bool:
-    """Whether two draws may be the same one, which one run did not see."""
+    """Whether two draws start from one state and the function of at least one is unknown."""
     return one is not None and two is not None and one.state == two.state and (one.is_unseen or two.is_unseen)
 
 
 def begins_later(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
-    """One run alone ran models without gradients before its step, so that this begins at another call."""
+    """Finding where one run alone ran models without gradients before its step."""
     ran = [passes_over(run.manifest, step) for run, step in zip(runs, steps, strict=True)]
     if ran[0] != ran[1]:
         yield found("begins-later", side="a" if ran[0] else "b")
 
 
 def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
-    """Whether the first draw before the first step that differs is one by something that was not seen itself."""
+    """Whether the first differing draw before the first step has no known function."""
     a, b = (_events(run, rank, generator) for run in runs)
     if not a or not b:
         return False
@@ -123,9 +123,9 @@ def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
 
 
 def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[list[Event], list[Event]]:
-    """What differs before the first step, in a and in b: of each generator, the first seeding or draw.
+    """First seeding or draw of each generator that differs, in a and in b.
 
-    Of a parameter with this name, initialisers that differ count, too.
+    With `name`, also the events that last filled that parameter, where they differ.
     """
     per_run: tuple[list[Event], list[Event]] = [], []
     for a, b, same in _by_generator(runs, rank):
@@ -141,7 +141,7 @@ def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[
 
 
 def script_generators(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> Iterator[Finding]:
-    """What differs of generators that the script made itself; of `seeds` alone, where these are asked for."""
+    """Finding for generators created by the script: seeds that differ, else states; with `seeds`, seeds alone."""
     one, two = ([*events, None][0] for events in seedings_that_differ(runs, rank))
     if one is not None and two is not None and one.by == two.by:
         yield seedings_change(one.by, one.seed, two.seed, two.line)
@@ -160,26 +160,27 @@ def script_generators(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) 
 
 
 def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """By variable, class, seed and state of generators of the script's, of a and of b, where these differ."""
+    """Script generators of both runs that differ, by variable: (class, seed, state) in a and in b."""
     one, two = ({words[3]: words[:3] for words in _generators(run, rank)} for run in runs)
     return {name: (one[name], two[name]) for name in one if name in two and one[name] != two[name]}
 
 
 def _generators(run: Run, rank: int) -> list[tuple[str, ...]]:
+    """(class, seed, state, variable) of each script generator on record."""
     lines = run.settings_of(rank).document(DOCUMENT).get("generators")
     every = [tuple(str(line).split(" ")) for line in lines] if isinstance(lines, list) else []
     return [words for words in every if len(words) == 4]
 
 
 def seedings_that_differ(runs: tuple[Run, Run], rank: int) -> tuple[list[Event], list[Event]]:
-    """The first seeding of a generator of the script's that differs, in a and in b."""
+    """First seeding of a script generator that differs, in a and in b; empty lists for none."""
     a, b = ([event for event in _events(run, rank, "") or [] if event.by in _OF_THE_SCRIPT] for run in runs)
     same = begin_alike([event.what for event in a], [event.what for event in b])
     return a[same : same + 1], b[same : same + 1]
 
 
 def unseen_between(runs: tuple[Run, Run], rank: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The lines between which something drew that differs and was not seen itself, in a and in b."""
+    """Lines before and after a differing draw by an unknown function, per generator, in a and in b."""
     per_run: tuple[list[tuple[str, str]], list[tuple[str, str]]] = [], []
     for a, b, same in _by_generator(runs, rank):
         for kept, events in zip(per_run, (a, b), strict=True):
@@ -189,25 +190,24 @@ def unseen_between(runs: tuple[Run, Run], rank: int) -> tuple[list[tuple[str, st
 
 
 def _by_generator(runs: tuple[Run, Run], rank: int) -> Iterator[tuple[Sequence[Event], Sequence[Event], int]]:
-    """The events of each generator in a and in b, and how many they begin with alike."""
+    """Per generator: events of a, events of b, and how many agree from the start."""
     for generator in dict.fromkeys(GENERATORS.values()):
         a, b = (_events(run, rank, generator) or [] for run in runs)
         yield a, b, _agreeing(a, b)
 
 
 def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:
-    """How many events two runs begin with alike."""
+    """Number of leading events that are alike."""
     shorter = range(min(len(a), len(b)))
     both = {event.name for event in a} & {event.name for event in b}
     return next((place for place in shorter if not _is_alike(a, b, place, both)), len(shorter))
 
 
 def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: AbstractSet[str]) -> bool:
-    """Whether an event is the same in both runs; of a draw that nobody saw, the state after it tells its length.
+    """Whether the events at `place` have equal seed, function, state and name.
 
-    Where a generator is set next, in either run, nobody knows the state after it, and nothing rests on it there.
-    What one run filled may have no name there, for it was exchanged for something else since, or another one than in
-    the other run: of two names of which each is in one run alone, one stands for the other.
+    For a draw by an unknown function the next states must agree too, unless a seeding follows. Names may differ if the
+    lines agree and neither name is in both runs.
     """
     one, two = a[place], b[place]
     unnamed = not (one.name and two.name) or not both & {one.name, two.name}
@@ -220,14 +220,14 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Abstract
 
 
 def _place(event: Event | None, events: Sequence[Event]) -> int:
-    """Where among events of the other run one is; behind them all where it is not there, or there is none."""
+    """Index of an event (by `what`) in the other run's events; 1 << 30 where missing, their number for None."""
     if event is None:
         return len(events)
     return next((place for place, other in enumerate(events) if other.what == event.what), 1 << 30)
 
 
 def filled(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
-    """What filled a parameter differently before the first step; nothing where the records do not tell."""
+    """Finding where a parameter was filled by another function, from another state, or with other arguments."""
     one, two = ([None, *_fillings(_events(run, rank, "") or [], name)][-1] for run in runs)
     if one is None or two is None:
         if one or two:
@@ -245,14 +245,14 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
 
 
 def drawn_alike(runs: tuple[Run, Run], rank: int, name: str) -> bool:
-    """Whether what drew a parameter's values is on record, and drew the same numbers: then the script changed it."""
+    """Whether the last fill of a parameter has equal state, function and arguments in both runs."""
     one, two = (_fillings(_events(run, rank, "") or [], name)[-1:] for run in runs)
     same = [(event.state, event.by, event.arguments) for event in one]
     return bool(one) and same == [(event.state, event.by, event.arguments) for event in two]
 
 
 def _fillings(events: Sequence[Event], name: str) -> list[Event]:
-    """What drew the values of a parameter."""
+    """Draws that filled parameter `name`; without any, those of a name that is its own but for a wrapper."""
     drawn = [event for event in events if event.by not in MODES]
     return [event for event in drawn if event.name == name] or [
         event for event in drawn if _is_inside(event.name, name) or _is_inside(name, event.name)
@@ -260,13 +260,13 @@ def _fillings(events: Sequence[Event], name: str) -> list[Event]:
 
 
 def _is_inside(one: str, two: str) -> bool:
-    """Whether a name is another one's, once something was put around its model."""
+    """Whether `two` is `one` with a wrapper around: equal below the root, and deeper."""
     inside = one.partition(".")[2]
     return bool(inside) and two.endswith(f".{inside}") and two.count(".") > one.count(".")
 
 
 def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
-    """What is on record of a generator, or of all of them; None for nothing."""
+    """Recorded events of one generator, or of all for ""; None where the document is missing."""
     document = run.settings_of(rank).document(DOCUMENT)
     if not isinstance(document.get("events"), list):
         return None

@@ -1,6 +1,6 @@
-"""A recorded value that differs between two runs: nested values compared, and how a difference is said.
+"""Recorded values that differ between two runs, and their wording.
 
-Flat mappings are compared directly; nested ones by deepdiff, imported only then.
+Flat mappings are compared directly, nested ones by deepdiff, imported only then.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _AROUND = 20
 
 
 def on_one_line(one: Any, two: Any) -> tuple[str | None, str | None]:
-    """A setting's two values on one line each, None for none; of long ones what is around the first difference."""
+    """Both values as text of one line (None stays None); long ones are cut around the first difference."""
     a, b = (None if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in (one, two))
     if a is None or b is None:
         start = 0
@@ -76,7 +76,7 @@ def on_one_line(one: Any, two: Any) -> tuple[str | None, str | None]:
 
 
 def _cut(text: str | None, start: int) -> str | None:
-    """A text from a place on, and no longer than a line has room for."""
+    """A text from `start` on, at most `_LONGEST` characters, with `...` where cut."""
     if text is None:
         return None
     rest = f"...{text[start:]}" if start else text
@@ -84,7 +84,7 @@ def _cut(text: str | None, start: int) -> str | None:
 
 
 def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value in a, value in b) of what is not equal in two mappings; None for what one lacks."""
+    """(name, value in a, value in b) of unequal entries in order of a; None for a missing one."""
     return ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name))
 
 
@@ -101,6 +101,7 @@ def unequal_values(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _flat(value: Any) -> bool:
+    """Whether a value is a mapping without nested mappings, lists or tuples."""
     return isinstance(value, Mapping) and not any(isinstance(item, (Mapping, list, tuple)) for item in value.values())
 
 

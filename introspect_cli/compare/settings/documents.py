@@ -1,6 +1,6 @@
-"""What differs between the documents of two runs: settings, optimizers, what was built, and the files that they read.
+"""Differences between all settings documents of two runs.
 
-Each document has its way: files are in `files.py`, optimizers in `hyperparameters.py`.
+Files are compared in `files.py`, optimizers in `hyperparameters.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OF_A_GPU = frozenset({"cudnn", "nccl"})
 
 
 def differences(a: Run, b: Run) -> Iterator[Difference]:
-    """All settings that differ, from two runs' settings and manifests."""
+    """All settings of two runs that differ; documents that one run alone kept are left out."""
     settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _NO_SETTINGS} for run in (a, b))
     words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
     same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
@@ -54,6 +54,7 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
 
 
 def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
+    """Differences within one settings document, by the rules of its source."""
     if source in {"built", OPTIMIZERS}:
         yield from (built_differences if source == "built" else optimizer_differences)(a, b)
         return
@@ -70,10 +71,9 @@ def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) 
 
 
 def on_some_ranks(a: Run, b: Run) -> list[str]:
-    """Sentences on optimizers and flags that differ on some ranks and not on the lowest, whose settings are the run's.
+    """Notes on optimizers and flags that differ on ranks but not on the lowest, whose settings stand for the run.
 
-    Another rank's learning rate may have changed without a trace in any number, where gradients are zero or NaN: then
-    nothing diverges, and nothing else would tell of it.
+    At most `MOST_RANKS` ranks are compared. With zero or NaN gradients nothing else would show such a change.
     """
     ranks = [rank for rank in a.recorded if rank in b.recorded][:MOST_RANKS]
     notes: dict[SettingChange, list[int]] = {}
@@ -141,7 +141,7 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
 
 
 def _give(values: dict[str, Any], option: str, value: str) -> str:
-    """Give an option its value; the name that it has then: of one that sets something by name, with that name."""
+    """Set an option's value and return its name: `-p lr` where the value is `lr=1`."""
     if _ASSIGNED.match(value):
         del values[option]
         name, _, value = value.partition("=")
@@ -183,7 +183,7 @@ def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[st
 
 
 def built_differences(a: Any, b: Any) -> Iterator[Difference]:
-    """What differs between things that both runs built, such as loaders, with where that was; by kind."""
+    """Differences of objects both runs built (loaders, schedulers), named `line: attribute`, by kind."""
     for kind in _shared(a, b):
         one_side, other_side = a[kind], b[kind]
         for thing in _shared(one_side, other_side):
@@ -201,7 +201,7 @@ def built_differences(a: Any, b: Any) -> Iterator[Difference]:
 
 
 def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Changes, those of one mapping (`stoi.a`, `stoi.b` where `stoi` itself is no value) put together."""
+    """Changes with those below one mapping joined: `stoi.a` and `stoi.b` become `stoi` with two dicts."""
     groups: dict[str, list[tuple[str, Any, Any]]] = {}
     for change in changes:
         holder, _, _ = change[0].rpartition(".")
@@ -216,7 +216,7 @@ def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -
 
 
 def _reordered(one: Any, two: Any) -> Any:
-    """The second value, or that it has the items of the first in another order."""
+    """`two`, or a text that it has the items of `one` in another order."""
     try:
         a, b = ast.literal_eval(one), ast.literal_eval(two)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -226,5 +226,5 @@ def _reordered(one: Any, two: Any) -> Any:
 
 
 def _shared(a: Any, b: Any) -> list[Any]:
-    """The keys of two mappings that both have, in the first one's order."""
+    """Keys of both mappings, in the order of `a`; [] where either is no mapping."""
     return [key for key in a if key in b] if isinstance(a, Mapping) and isinstance(b, Mapping) else []

@@ -1,8 +1,7 @@
-"""The files that a run read: which of them hold tensors, and what differs between those of two runs.
+"""Files that a run read, and how those of two runs differ.
 
-A file of configuration is compared value by value, others as another file. A text is parsed as its ending says, with
-the limits of a store: it came from somebody's disk. What cannot be parsed is compared line by line. A comment or
-another order of keys is no change, and a file that lies elsewhere and holds the same is none either.
+Configuration files are compared value by value, other kept texts line by line, the rest by digest. A comment or another
+order of keys is no change, nor is a file with equal content at another place. Texts are untrusted: parsing is limited.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ class ReadFile(NamedTuple):
 
     @property
     def content(self) -> tuple[Any, Any]:
-        """What is equal for files that hold the same."""
+        """Key by which two files are one: digest and size."""
         return self.digest, self.size
 
     @property
     def ending(self) -> str:
-        """How its name ends: `.yaml`."""
+        """Lower-case suffix of the name: `.yaml`."""
         return PurePath(self.name).suffix.lower()
 
     def text(self) -> str | None:
-        """Its text; None where the run has not kept it."""
+        """The text; None where the run did not keep it or it is damaged."""
         if not isinstance(self.digest, str) or self.digest not in self.run.kept_sources:
             return None
         try:
@@ -70,7 +69,7 @@ class ReadFile(NamedTuple):
 
 
 def files_of(run: Run) -> dict[str, ReadFile]:
-    """The single files that a run read, by name."""
+    """Read files by name; entries that stand for many files are left out."""
     return {
         str(name): ReadFile(run, str(name), document.get("digest"), document.get("size"))
         for name, document in run.settings.document(FILES).items()
@@ -79,12 +78,12 @@ def files_of(run: Run) -> dict[str, ReadFile]:
 
 
 def tensor_files(run: Run) -> dict[str, str]:
-    """The names of the files of tensors that a run read, by digest, since a copy of one is no other; else by name."""
+    """Names of tensor files a run read, by digest, or by name without a digest."""
     return {str(file.digest or name): name for name, file in files_of(run).items() if holds_tensors(name)}
 
 
 def holds_tensors(name: str) -> bool:
-    """Whether a file is one of tensors, by its ending."""
+    """Whether a file name ends like a tensor file: `.pt`, `.safetensors`, `.npz`."""
     return PurePath(name).suffix.lower() in _CHECKPOINTS
 
 
@@ -92,7 +91,7 @@ def holds_tensors(name: str) -> bool:
 
 
 def file_differences(a: Run, b: Run) -> Iterator[Difference]:
-    """What differs between the files that two runs read: values of configuration; else b is how the file differs."""
+    """Differences of read files: values of configuration, lines, digests, or `read` by one run alone."""
     one, two = files_of(a), files_of(b)
     imported = [run.settings.document("sources") for run in (a, b)]
     pairs, only_a, only_b = _paired(one, two)
@@ -104,7 +103,10 @@ def file_differences(a: Run, b: Run) -> Iterator[Difference]:
 
 
 def _paired(a: Mapping[str, ReadFile], b: Mapping[str, ReadFile]) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-    """Files of a beside files of b: by name, else the same bytes, the same last part, the only one of its ending."""
+    """Pairs of files, files of a alone, files of b alone.
+
+    Paired by path, else by equal content, equal basename, or equal ending, each only if unique in both.
+    """
     pairs = [(name, name) for name in a if name in b]
     only_a, only_b = ([name for name in names_in if name not in other] for names_in, other in ((a, b), (b, a)))
     for key in (
@@ -123,6 +125,7 @@ def _paired(a: Mapping[str, ReadFile], b: Mapping[str, ReadFile]) -> tuple[list[
 
 
 def _of_file(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
+    """Differences of two paired files; none where content is equal or a digest is missing."""
     if a.content == b.content or not (a.digest and b.digest):
         return
     text_a, text_b = a.text(), b.text()
@@ -143,7 +146,7 @@ def _of_file(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
 
 
 def parsed(text: str, ending: str) -> Any:
-    """A configuration file as nested plain data; None where it is of no format that is read, or is malformed."""
+    """JSON, YAML, TOML or INI as nested data; None for another ending, malformed text, or over `_MOST_NODES` values."""
     try:
         if ending == ".json":
             content = json.loads(text)
@@ -163,6 +166,7 @@ def parsed(text: str, ending: str) -> Any:
 
 
 def _sections(text: str) -> dict[str, dict[str, str]] | None:
+    """Sections of an INI text as dicts; None where malformed."""
     import configparser
 
     parser = configparser.RawConfigParser(strict=False)
@@ -174,7 +178,7 @@ def _sections(text: str) -> dict[str, dict[str, str]] | None:
 
 
 def _few(root: Any) -> bool:
-    """Whether nested data, or YAML's nodes with their aliases followed, is few enough to be compared one by one."""
+    """Whether nested data or YAML nodes, aliases followed, number at most `_MOST_NODES`."""
     waiting, count = [root], 0
     while waiting:
         value = waiting.pop()
@@ -190,10 +194,11 @@ def _few(root: Any) -> bool:
 
 
 class _Loader(yaml.SafeLoader):
-    """Takes tags of the script's for plain values, and gives up where aliases make much of little."""
+    """YAML loader that reads unknown tags as plain values: `!x 1` as `{"!x": 1}`."""
 
 
 def _untagged(loader: Any, suffix: str, node: Any) -> Any:
+    """The plain value of a tagged YAML node, under its tag: `{"!tag": value}`."""
     value: Any
     if isinstance(node, yaml.MappingNode):
         value = loader.construct_mapping(node, deep=True)
@@ -209,6 +214,7 @@ _Loader.add_multi_constructor("tag:yaml.org,2002:python/", _untagged)
 
 
 def _yaml(text: str) -> Any:
+    """The data of a YAML text; None where it is empty or too large."""
     if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
         return None
     loader = _Loader(text)
@@ -222,7 +228,7 @@ def _yaml(text: str) -> Any:
 
 
 def unequal_lines(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
-    """Number in b and both texts of the lines that differ."""
+    """(line number in b, line of a, line of b) of up to `_MOST` differing lines; None for a missing one."""
     one, two = a.splitlines(), b.splitlines()
     if len(one) + len(two) > _MOST_NODES:
         at = begin_alike(one, two)
@@ -242,7 +248,7 @@ def _line(lines: list[str], at: int) -> str | None:
 
 
 def read_by_one(a: Run, b: Run) -> set[str]:
-    """Names of files that one run alone has read."""
+    """Basenames of files that one run alone read."""
     one, two = (set(map(file_name, run.settings.document(FILES))) for run in (a, b))
     return one ^ two
 

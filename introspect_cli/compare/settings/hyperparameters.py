@@ -1,7 +1,6 @@
-"""How two runs' optimizers were set up differently: as recorded at a step, and as their settings say.
+"""How two runs' optimizers differ, from records of a step and from settings.
 
-Group numbers and lists of names say little; what matters is what applies to a parameter. So groups are turned inside
-out, parameter to hyper-parameters, and equal changes of many parameters are listed once.
+Groups are turned into a mapping of parameter to hyper-parameters; equal changes of many parameters are listed once.
 """
 
 from __future__ import annotations
@@ -30,12 +29,10 @@ _Hyperparameters = dict[str, dict[str, Any]]
 
 
 def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | None]) -> list[Difference]:
-    """Hyper-parameters that differ in a step; equal changes of several groups are folded.
+    """Hyper-parameters recorded in a step that differ; equal changes of groups or optimizers are one.
 
-    So are those of all optimizers: a container that steps others has groups like theirs.
-
-    All but the learning rate are recorded where they are new or have changed. So what one run alone recorded here is
-    compared with what stands in the other since an earlier step; where that is not on record, nothing is known.
+    All but the learning rate are recorded only when new or changed: a value missing in one run is looked up in its
+    earlier steps by `standing`, and left out where that has none.
     """
     alignment = table.alignment
     changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
@@ -74,7 +71,7 @@ def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | No
 
 
 def recorded_names(table: Table) -> set[str]:
-    """The hyper-parameters that both runs have on record in a step: the learning rate, and what is new or changed."""
+    """Names of hyper-parameters that both runs recorded in this step: `lr`, and new or changed ones."""
     alignment = table.alignment
     return {
         alignment.path[union].partition("]")[2].strip("[]'")
@@ -84,7 +81,7 @@ def recorded_names(table: Table) -> set[str]:
 
 
 class Optimizers:
-    """The optimizers of two runs by their settings, each as parameter to hyper-parameters.
+    """Optimizers of two runs from their settings, each as parameter to hyper-parameters.
 
     Attributes:
         named: by side, under the names that each run gave them.
@@ -95,7 +92,7 @@ class Optimizers:
     """
 
     def __init__(self, a: Any, b: Any, rename: Callable[[str], str] = str) -> None:
-        """Take both runs' documents, whatever they hold; `rename` gives what a names the name that it has in b."""
+        """Take both runs' settings documents; `rename` maps parameter names of a to those of b."""
         one, two = _by_name(a, rename), _by_name(b)
         self.named = {"a": one, "b": two}
         keys = [{(name.partition("#")[0], *sorted(held)): name for name, held in run.items()} for run in (one, two)]
@@ -104,21 +101,21 @@ class Optimizers:
         self.renumbered = self.paired[1].keys() == two.keys() and self.paired[1] != two
 
     def has(self, side: str, parameter: str) -> bool | None:
-        """Whether an optimizer of a run has a parameter; None where no names were kept."""
+        """Whether any optimizer of a run holds a parameter; None where parameter names were not kept."""
         names = {name for held in self.named[side].values() for name in held}
         return None if not names or all(name.startswith("group ") for name in names) else parameter in names
 
     def holders(self, side: str, parameters: set[str]) -> list[str]:
-        """The optimizers of a run that have any of some parameters."""
+        """Names of a run's optimizers that hold any of `parameters`."""
         return [name for name, held in self.named[side].items() if parameters & held.keys()]
 
     def as_in_a(self, names: list[str]) -> list[str]:
-        """Optimizers of b under the names that they have in a."""
+        """Names of b's optimizers translated to a's names."""
         held = {id(values): name for name, values in self.paired[1].items()}
         return [held.get(id(self.named["b"].get(name)), name) for name in names]
 
     def changes_for(self, parameter: str) -> list[Difference]:
-        """Hyper-parameters that apply to one parameter and differ."""
+        """Hyper-parameters of one parameter that differ, over optimizers of both runs."""
         changes: dict[str, Difference] = {}
         for name in self.paired[0].keys() & self.paired[1].keys():
             one, two = (side[name].get(parameter) for side in self.paired)
@@ -128,7 +125,7 @@ class Optimizers:
         return list(changes.values())
 
     def groups_of(self, parameter: str) -> tuple[str, int, int] | None:
-        """The optimizer that has a parameter in both runs, and in which of its groups; None where it is not one."""
+        """(optimizer, group number in a, in b) of a parameter; None unless exactly one optimizer of both holds it."""
         names = [name for name in self.paired[0] if all(parameter in side.get(name, {}) for side in self.paired)]
         if len(names) != 1:
             return None
@@ -139,9 +136,9 @@ class Optimizers:
         return names[0], numbers[0], numbers[1]
 
     def other_for(self, parameter: str) -> tuple[list[str], list[str]] | None:
-        """Which of several optimizers steps a parameter in a and in b; None where it is the same one.
+        """Optimizers that hold a parameter, in a and in b, where they differ.
 
-        Only where both runs have the same optimizers, so that it is the parameter that changed hands.
+        None where they are equal, or the runs do not have the same two or more optimizers.
         """
         if self.paired[0].keys() != self.paired[1].keys() or len(self.paired[0]) < 2:
             return None
@@ -150,7 +147,7 @@ class Optimizers:
 
 
 def learning_rates(settings: Any) -> Iterator[float]:
-    """The learning rates of a run's optimizers, and those from which schedulers began."""
+    """`lr` and `initial_lr` of all parameters, each at most 1e6."""
     for held in _by_name(settings).values():
         for values in held.values():
             rates = (values.get(name) for name in ("lr", "initial_lr"))
@@ -158,6 +155,7 @@ def learning_rates(settings: Any) -> Iterator[float]:
 
 
 def _by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hyperparameters]:
+    """Optimizer name to its parameters and their hyper-parameters."""
     optimizers = {}
     for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):
         if isinstance(optimizer, dict):
@@ -167,6 +165,7 @@ def _by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hy
 
 
 def _by_parameter(groups: Any) -> _Hyperparameters:
+    """Parameter name to its group's hyper-parameters; `group 0` for a group without names."""
     by_name: _Hyperparameters = {}
     for place, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
         if isinstance(group, dict):
@@ -178,6 +177,7 @@ def _by_parameter(groups: Any) -> _Hyperparameters:
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Hyper-parameters that differ, without an `initial_lr` that `lr` explains."""
     began = a.get("lr") != b.get("lr")  # then a scheduler's note of where lr began says nothing more
     noted = "initial_lr" in a and "initial_lr" in b  # else one run has no scheduler, which moves lr if anything
     return (change for change in unequal(a, b) if change[0] != "initial_lr" or (noted and not began))
@@ -188,7 +188,7 @@ def _text(value: Any) -> str | None:
 
 
 def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
-    """All that differs, each change listed once, with how many parameters it is for where not all."""
+    """All differences of optimizers, each once, naming one parameter and a number if not all differ."""
     one, two = Optimizers(a, b).paired
     if len(one) == len(two) == 1 and one.keys() != two.keys():
         yield Difference(OPTIMIZERS, "optimizer", next(iter(one)), next(iter(two)))
@@ -202,13 +202,14 @@ def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
 
 
 def _below_one(held: _Hyperparameters) -> tuple[str, _Hyperparameters]:
-    """What stands before all names of parameters, and what is held by the rest of each."""
+    """(common prefix of all parameter names, hyper-parameters by the rest of the name)."""
     owners = [name.split(".")[:-1] for name in held] or [[]]
     before = "".join(f"{part}." for part in owners[0][: min(begin_alike(owners[0], each) for each in owners)])
     return before, {name.removeprefix(before): values for name, values in held.items()}
 
 
 def _folded(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[Difference]:
+    """Differences between two optimizers, equal changes of several parameters as one."""
     (_, one), (before, two) = _below_one(a), _below_one(b)
     if one.keys() == two.keys():  # a model that something was put around
         a = {before + name: values for name, values in one.items()}

@@ -1,7 +1,4 @@
-"""What set a random state in one run and not in the other, in or just before a step.
-
-A state that was set is no sign of draws: the function that set it and its line are on record, and name the cause.
-"""
+"""Calls that set a random state, in or just before a step, in one run alone or with another seed."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ GENERATORS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A function that sets a state, where it is called.
+    """A call that sets a random state, at one line, over a range of steps.
 
     Attributes:
         stage: `in` a step, or `before` what is first recorded of it.
@@ -61,7 +58,7 @@ class Setting:
 
 
 def seedings_change(by: str, one: str, two: str, line: str) -> Finding:
-    """A function is given one seed or state in a and another in b."""
+    """Finding where one function got two seeds, or two states (digests beginning with `#`)."""
     if two.startswith("#"):
         return found("set-state", by=by, line=line)
     return found("seeded", by=by, a=one, b=two, line=line)
@@ -70,9 +67,9 @@ def seedings_change(by: str, one: str, two: str, line: str) -> Finding:
 def set_differently(
     runs: tuple[Run, Run], rank: int, generator: str, steps: tuple[int, int], *, begins: bool
 ) -> tuple[list[Setting], list[Setting]]:
-    """What sets a generator in one run and not, or otherwise, in the other; of a and of b.
+    """Calls in a and in b that set `generator` with a function and seed the other run lacks.
 
-    That is within these steps; where `begins`, since the last recorded step and until these begin.
+    Within the given steps; if `begins`, from the end of the last recorded step until the step begins.
     """
     sides = []
     for run, step in zip(runs, steps, strict=True):
@@ -88,13 +85,13 @@ def set_differently(
 
 
 def set_at(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Setting], list[Setting]]:
-    """What sets the generator that a divergence is of in one run and not, or otherwise, in the other; of a and of b."""
+    """Calls that set the divergence's generator differently, in a and in b."""
     steps, begins = (first.step, first.step_b), first.site.phase is Phase.START
     return set_differently(runs, first.rank, generator_of(first.site), steps, begins=begins)
 
 
 def set_finding(one: list[Setting], two: list[Setting]) -> Iterator[Finding]:
-    """What set a state in one run only, or otherwise."""
+    """Finding where a state was set in one run only, by another function, or with another seed."""
     if one and two and one[0].by == two[0].by:
         yield seedings_change(one[0].by, one[0].seed, two[0].seed, two[0].line)
     elif one and two:
@@ -104,14 +101,17 @@ def set_finding(one: list[Setting], two: list[Setting]) -> Iterator[Finding]:
 
 
 def _within(setting: Setting, first: int, last: int) -> bool:
+    """Whether a call's range of steps meets `first` to `last`."""
     return setting.first <= last and setting.last >= first
 
 
 def _sets(by: str, generator: str) -> bool:
+    """Whether function `by` sets `generator`; `cuda:0` is set by `torch.cuda.*` and `torch.manual_seed*`."""
     return GENERATORS.get(by) == generator or (":" in generator and by.startswith(("torch.cuda.", "torch.manual_seed")))
 
 
 def _settings(run: Run, rank: int) -> Iterator[Setting]:
+    """All recorded calls that set a state; malformed lines are skipped."""
     lines = run.settings_of(rank).document(DOCUMENT).get("set")
     for words in (str(line).split(" ") for line in lines) if isinstance(lines, list) else ():
         if len(words) >= 7 and all(word.isdecimal() and len(word) < 19 for word in words[1:4]):

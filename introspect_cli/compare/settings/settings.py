@@ -1,9 +1,7 @@
 """Settings that differ, the strongest explanation first.
 
-Two runs differ in hundreds of settings that explain nothing (a shell's working directory, a session's number) and in
-one that does. What a change can explain depends on where the runs diverge: a learning rate explains a parameter after
-the step and no random state. So each change gets a weight from the reason of the first divergence, and what is known
-to be noise is left out.
+Each change is weighted by the reason of the first divergence (a learning rate explains a parameter after the step, no
+random state); noise such as a shell's working directory is left out.
 """
 
 from __future__ import annotations
@@ -84,19 +82,19 @@ SAYS_NOTHING = 0.1
 
 
 class Explained(Protocol):
-    """What a reason says of the settings that explain it."""
+    """A reason's weights for settings."""
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """How well a setting explains it, by the setting's source."""
+        """Weight 0 to 1 by the setting's source."""
 
     @property
     def names(self) -> re.Pattern[str] | None:
-        """Settings whose names match explain it a little better."""
+        """Pattern of setting names that weigh 0.1 more; None for none."""
 
 
 def _says_where(name: str) -> bool:
-    """Whether an option says where results go, or what a run is called: `--out-dir`, `hydra.run.dir`."""
+    """Whether an option names a place for results or the run itself: `--out-dir`, `hydra.run.dir`."""
     words = name.split(".")
     return any(re.match(_EXPLAINS_NOTHING, "-".join(words[-count:])) for count in (1, 2))
 
@@ -106,7 +104,7 @@ _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nest
 
 
 def _of_optimizer(change: Difference) -> bool:
-    """Whether a change is of an optimizer, or of an argument or a value of configuration that is called as its are."""
+    """Whether a change is of an optimizer, or of an argument or file value named like its (`lr`, `betas`)."""
     named = {"command": change.name, FILES: change.about}.get(change.source, "")
     steps_with = _STEPS_WITH.match(named.rpartition(".")[2].strip("-").replace("-", "_"))
     return change.source in _OF_OPTIMIZERS or bool(steps_with)
@@ -118,12 +116,12 @@ MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
 
 
 def chooses_kernel(name: str) -> bool:
-    """Whether a hyper-parameter is one that chooses the kernel, and computes the same but for rounding."""
+    """Whether a hyper-parameter only chooses the kernel: `fused`, `foreach`, `capturable`."""
     return bool(_KERNEL_OPTIONS.search(name))
 
 
 def rounds_differently(change: SettingChange) -> bool:
-    """Whether a setting changes how results are rounded: hardware, threads, libraries that compute, their flags."""
+    """Whether a setting only changes rounding: hardware, runtime flags, numeric packages, kernel options."""
     if change.source in _OF_OPTIMIZERS:
         return chooses_kernel(change.name)
     if change.source == "options":
@@ -137,7 +135,7 @@ def rounds_differently(change: SettingChange) -> bool:
 
 @dataclass(frozen=True)
 class Blame:
-    """What a divergence says of the settings that may have caused it; as it stands where nothing diverged.
+    """Facts of a divergence that decide which settings may have caused it; the default is no divergence.
 
     Attributes:
         reason: why the runs diverge; None where they do not.
@@ -162,7 +160,7 @@ class Blame:
     more: bool = False
 
     def weight(self, change: Difference) -> float:
-        """How well a change explains the divergence, 0 to 1; 0 is noise that is not shown."""
+        """Weight of a change, 0 to 1; 0 is noise and not shown, 0.5 and more explains."""
         if change.source in _BUILT:
             return self._of_built(change)
         if (not self.stepped and _of_optimizer(change)) or (self.more and chooses_kernel(change.name)):
@@ -179,14 +177,15 @@ class Blame:
         return self._of_file(change)
 
     def called(self, change: Difference) -> str:
-        """How a change is shown."""
+        """Name of a change as shown."""
         return f"{change.name}{' in the first step' * self._of_first_steps(change)}"
 
     def _of_first_steps(self, change: Difference) -> bool:
-        """Whether its values are those of steps that are not compared with one another."""
+        """Whether an optimizer setting describes first steps that are not compared (under an offset)."""
         return self.offset and change.source == OPTIMIZERS and bool(change.about)
 
     def _of_setting(self, source: str, name: str) -> float:
+        """Weight of a setting by its source and name."""
         reason = self.reason
         if source == "environment":
             if ENV_NOISE.match(name):
@@ -216,7 +215,7 @@ class Blame:
         return min(base, 1.0)
 
     def _of_built(self, change: Difference) -> float:
-        """Of something that was built with another argument, named with its place."""
+        """Weight of an argument of a built object: loader, scheduler, scaler."""
         if _says_where(change.name.rpartition(".")[2]) or (self.offset and change.source == "scalers"):
             return SAYS_NOTHING  # a scaler that a checkpoint filled has that one's scale
         if self.reason is None:
@@ -233,7 +232,7 @@ class Blame:
         return min(weight, _USUAL) if None in change[2:4] and change.name.endswith(": prefetch_factor") else weight
 
     def _of_file(self, change: Difference) -> float:
-        """Of a file that is another one, or that one run alone read: often a cache."""
+        """Weight of a file with other content, or read by one run alone."""
         if self.reason is None:
             return 0.5
         tensors = self.reason.weights.get("checkpoints", 0.3) if holds_tensors(change.name) else 0.0
@@ -243,7 +242,7 @@ class Blame:
 
 
 def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
-    """Settings that differ between two runs, the strongest explanation first; of runs that agree without a `blame`."""
+    """Settings that differ, the heaviest first; a change explains from weight 0.5 on, if anything diverged."""
     blame = blame or Blame()
     diverged = blame.reason is not None
     changes: list[SettingChange] = []

@@ -1,1 +1,1 @@
-"""One step of both runs: what is known of it, what rests on what in it, what came out of it."""
+"""One diverging step of both runs: lookups, evidence, sizes and outcome."""

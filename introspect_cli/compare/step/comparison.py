@@ -1,7 +1,6 @@
-"""What one rank's comparison knows from its start: both runs' sites, what counts, what either capture watched.
+"""Constants of one rank's comparison: sites, selection, options, and what either capture recorded.
 
-None of it changes from step to step: what is learned on the way is passed on (`passes/learned.py`), but for the noise
-that `floors` and `reached` measure.
+Nothing here changes from step to step, except the noise in `floors`; what steps teach is passed on as `Learned`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _TENSORS = (Kind.PARAM, Kind.BUFFER)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison(Sides):
-    """One rank of both runs, and what counts of it.
+    """One rank of both runs, or all ranks as one, with options and selection.
 
     Attributes:
         options: what counts.
@@ -74,7 +73,7 @@ class Comparison(Sides):
 
     @property
     def layouts(self) -> tuple[Layouts, Layouts]:
-        """Lookup tables over the layouts of both; where ranks are put together, a step may have brought new ones."""
+        """Lookup tables of layouts, rebuilt when a step of combined ranks has added layouts."""
         one, two = self.a.layouts, self.b.layouts
         last = self._layouts[-1] if self._layouts else None
         if last is None or len(last[0].numel) < len(one) or len(last[1].numel) < len(two):
@@ -86,7 +85,7 @@ class Comparison(Sides):
 
     @cached_property
     def gathered(self) -> Gathered | None:
-        """Compares what was gathered from several ranks; None where ranks are compared one by one."""
+        """The `Gathered` of ranks put together; None where ranks are compared one by one."""
         if not (self.a.is_whole or self.b.is_whole):
             return None
         from introspect_cli.compare.gathered import Gathered
@@ -95,7 +94,10 @@ class Comparison(Sides):
 
     @cached_property
     def compared(self) -> Mask:
-        """By site, which are compared at all: no settings, nor random states that were not looked at alike."""
+        """Mask of sites that can be compared: no settings, no random states recorded at other moments.
+
+        With ranks put together, no random states at all, and no operators if calls are put together.
+        """
         alignment = self.alignment
         mask = alignment.mask(frozenset(), ())
         if self.gathered is not None:
@@ -106,19 +108,19 @@ class Comparison(Sides):
 
     @cached_property
     def chosen(self) -> Mask:
-        """By site, which of these were selected."""
+        """Mask of compared sites that the options select."""
         alignment, options = self.alignment, self.options
         mask = self.compared & alignment.mask(options.kinds, options.modules)
         return mask if options.evaluation is None else mask & (alignment.evaluating == options.evaluation)
 
     @property
     def entire(self) -> bool:
-        """Whether nothing was selected, so that everything counts."""
+        """Whether no kinds, modules or evaluation were selected."""
         return not (self.options.kinds or self.options.modules) and self.options.evaluation is None
 
     @cached_property
     def covered(self) -> tuple[Mask, Mask]:
-        """By site, whether it is a divergence that a alone has it, and that b alone has it."""
+        """Masks of sites that are divergences if a alone, or b alone, has them."""
         same_start = self.a.entry(0).step == self.b.entry(0).step + self.offset
         one, two = covered(self.alignment, *self.manifests, same_start=same_start)
         before = self.alignment.phase != phase_code(Phase.OPTIMIZER)
@@ -126,7 +128,7 @@ class Comparison(Sides):
 
     @cached_property
     def by_hand(self) -> tuple[bool, bool]:
-        """Whether a, and whether b, has no optimizer and updates parameters by hand: each step begins with them."""
+        """Whether a, and b, has no optimizer records but start values in its second step: updates by hand."""
         sides: list[bool] = []
         for reader, sites in ((self.a, self.alignment.a), (self.b, self.alignment.b)):
             steps = reader.entries["step"].tolist()
@@ -138,7 +140,7 @@ class Comparison(Sides):
 
     @cached_property
     def floors(self) -> list[NoiseFloor]:
-        """What each noise run differs from a by, as far as it was read."""
+        """Noise floor of each noise run, filled as steps are read."""
         sites_a = self.alignment.a
         return [
             NoiseFloor(align(sites_a, columns(noise.sites, self.rename)), len(sites_a), perturbed_by(manifest))
@@ -147,10 +149,10 @@ class Comparison(Sides):
 
     @cached_property
     def causes(self) -> tuple[Mask, Mask] | None:
-        """By site, which explain and decide nothing: random states, and what does where one run alone has it.
+        """Masks of random states, and of sites that are causes where one-sided; None if strict.
 
-        Of activations, one run may have more than the other although both have the module: another call, another path.
-        Else one run has to lack the name, in its module tree too. None where all count.
+        Causes explain a divergence but are none. Activations and evaluation always count so; other sites only where one
+        run lacks the name, also in its module tree.
         """
         if self.options.strict:
             return None
@@ -167,11 +169,7 @@ class Comparison(Sides):
         return random, alone & ~random
 
     def _saved(self, missing: frozenset[str] | set[str]) -> Mask:
-        """Which sites are tensors in files that bear such a name, as in what `state_dict` gives.
-
-        Or that bear another name since what they are saved of has one, or one run saves a model with what is around it,
-        as `DataParallel` is.
-        """
+        """Mask of saved tensors whose name one run lacks, or which differ by a renaming or a `module.` prefix."""
         alignment = self.alignment
         mask = alignment.kind == kind_code(Kind.PRODUCT)
         keys = {f"['{name.partition('.')[2]}']" for name in missing}
@@ -189,21 +187,21 @@ class Comparison(Sides):
 
     @cached_property
     def goes(self) -> Goes | None:
-        """Which run goes on from where the other has been; None where neither does."""
+        """The resumed run and its first step; None where neither run is resumed."""
         return goes_on(self, self.offset, asked=self.options.offset is not None)
 
     def goes_on_at(self, step: int) -> bool:
-        """Whether a step of a is the one at which a resumed run goes on."""
+        """Whether step `step` of a is the one at which a resumed run begins."""
         goes = self.goes
         return goes is not None and step == (goes.at if goes.late == "b" else goes.first)
 
     @cached_property
     def _resumptions(self) -> dict[bool, Resumption | None]:
-        """What was asked of `resumption` so far: held here, for a cache of the class would keep the runs open."""
+        """Cache of `resumption` by `is_cut`; on the object, since a cache of the class would keep runs open."""
         return {}
 
     def resumption(self, *, is_cut: bool = False) -> Resumption | None:
-        """What the later run goes on with; None where neither run is resumed.
+        """What the resumed run restored; None where neither run is resumed.
 
         Args:
             is_cut: whether the runs cut batches otherwise.
@@ -220,7 +218,7 @@ class Comparison(Sides):
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
-        """Kinds that both runs watched for, as far as is known."""
+        """Kinds that both captures were told to record or did record."""
         of_each = []
         for manifest, recorded in zip(self.manifests, (self.alignment.a, self.alignment.b), strict=True):
             watched = observed_kinds(manifest)
@@ -230,12 +228,12 @@ class Comparison(Sides):
 
     @cached_property
     def modules_chosen(self) -> bool:
-        """Whether one of the captures was told to leave modules out."""
+        """Whether either capture was told to leave modules out."""
         return any(map(chooses_modules, self.manifests))
 
     @cached_property
     def draws_recorded(self) -> bool:
-        """Whether both captures looked for draws within a step, and at the same moments."""
+        """Whether both captures recorded draws within a step, at the same moments."""
         return (
             all(map(draws_recorded, self.manifests))
             and not draws_at_other_moments(self.alignment, *self.manifests).any()
@@ -243,26 +241,26 @@ class Comparison(Sides):
 
     @cached_property
     def notices_all_draws(self) -> bool:
-        """Whether both captures noticed every draw from a default random generator."""
+        """Whether both captures recorded every draw from a default generator."""
         return all(map(notices_all_draws, self.manifests))
 
     def ran_unseen(self, phase: Phase) -> list[str]:
-        """What of the models ran in a phase of either run without being seen, in words."""
+        """Methods and modules that ran unobserved in a phase of either run: `Net.generate()`."""
         return list(dict.fromkeys(name for run in self.manifests for name in ran_unseen(run, phase)))
 
     def passes_over(self, step: int, step_b: int) -> bool:
-        """Whether an evaluation ran in a step of either run that is not on record."""
+        """Whether either run skipped an evaluation in this step."""
         return any(passes_over(run, at) for run, at in zip(self.manifests, (step, step_b), strict=True))
 
     @cached_property
     def ended(self) -> frozenset[str]:
-        """FQNs of the parameters and buffers that optimizer steps leave on record."""
+        """FQNs of parameters and buffers recorded after optimizer steps, in any step."""
         after = of_kinds(self.alignment.kind, _TENSORS) & (self.alignment.phase == phase_code(Phase.OPTIMIZER))
         return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
 
     @cached_property
     def began(self) -> frozenset[str]:
-        """FQNs of the parameters and buffers that both captures began with."""
+        """FQNs of parameters and buffers recorded at the start of both runs."""
         readers = (self.a, self.alignment.a), (self.b, self.alignment.b)
         codes = [kind_code(kind) for kind in _TENSORS]
         one, two = ({fqn for kind, fqn, _ in At.first(*side).tensors(Phase.START) if kind in codes} for side in readers)
@@ -270,6 +268,7 @@ class Comparison(Sides):
 
     @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:
+        """FQNs of recorded parameters and buffers by owning module."""
         by_owner: dict[str, set[str]] = {}
         for site in np.flatnonzero(of_kinds(self.alignment.kind, _TENSORS)):
             name = self.alignment.fqn[site]
@@ -281,7 +280,7 @@ class Comparison(Sides):
         return self._tensors_of_owner.get(fqn, set())
 
     def of(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:
-        """The sites of a kind, in these phases."""
+        """Sites of a kind in these phases; of one FQN where given."""
         if fqn is not None:
             sites = np.array(self.alignment.by_fqn.get(fqn, []), dtype=np.int64)
         else:
@@ -292,7 +291,7 @@ class Comparison(Sides):
 
 
 def _unwrapped(path: str, renamed: Mapping[str, str]) -> str:
-    """Where a tensor is saved, under the name that it has in b and without what is around the model."""
+    """The path of a saved tensor with b's name and without `module.`."""
     at = path.rfind("['") + 2
     key = path[at:].removeprefix("module.")
     parts = key.removesuffix("']").split(".")
@@ -304,7 +303,7 @@ def _unwrapped(path: str, renamed: Mapping[str, str]) -> str:
 
 
 def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:
-    """FQNs of modules and of the tensors they hold, as they are compared."""
+    """FQNs of modules in a tree and of their parameters and buffers, renamed."""
     names = set()
     for module in tree:
         fqn = rename(module.fqn)

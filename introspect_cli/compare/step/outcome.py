@@ -1,8 +1,7 @@
-"""What came out of comparing one rank, and the results of a step.
+"""The outcome of comparing one rank, and whether the results of a step agree.
 
-A layer that gives half as much where the next one takes it twice has another output and trains to the same bits. An
-attention mask in another form, a batch that is read and thrown away, or the inside of a compiled region change nothing
-that follows. So where all results of both runs (what training is for) are on record and agree, they decide.
+Where all results (losses, gradients, parameters, buffers, optimizer state) are recorded in both runs and agree, the
+runs are the same whatever else differs: a mask in another form, a batch that is thrown away, a compiled region.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RankOutcome:
-    """What came out of comparing one rank.
+    """Outcome of comparing one rank, or all ranks as one.
 
     Attributes:
         paired: the steps of both; without readers in what another process compared.
@@ -106,7 +105,7 @@ class RankOutcome:
     alone: Callable[[bool], RankOutcome] | None = None
 
     def cut(self, places: int) -> None:
-        """Compare no more than so many of the common steps."""
+        """Keep the first `places` common steps; the rest count as unopened."""
         paired = self.paired
         self.unopened = len(paired) - places
         self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])
@@ -131,17 +130,13 @@ NAMES = {
 
 
 def watches_results(*manifests: dict[str, Any]) -> bool:
-    """Whether both captures were told to record results, so that a script without any has none."""
+    """Whether both captures were told to record losses, gradients or parameters."""
     wanted = {kind.value for kind in (Kind.LOSS, Kind.GRAD, Kind.PARAM)}
     return all(wanted & observed_kinds(manifest) for manifest in manifests)
 
 
 def results_agree(table: Table) -> bool:
-    """Whether both runs recorded results of the step under one name, and these are equal or let pass.
-
-    A loss alone tells nothing of what an update made of the parameters: where either run recorded tensors of the
-    model, some of these have to be among them.
-    """
+    """Whether results of the step under one name agree; losses alone do not suffice if tensors were recorded."""
     alignment, sites = table.alignment, agreeing_sites(table)
     results = sites[_is_result(alignment, sites)]
     recorded = table.sites_a, table.sites_b
@@ -154,12 +149,12 @@ def _is_loss(alignment: Alignment, unions: Ids) -> Mask:
 
 
 def records_results(table: Table) -> bool:
-    """Whether either run recorded results of the step at all."""
+    """Whether either run recorded a result in the step."""
     return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
 
 
 def trains(table: Table) -> bool:
-    """Whether either run trains in the step (has a loss, a gradient, or what an update left) or begins otherwise."""
+    """Whether either run has a loss, gradient or update in the step, or start values that do not agree."""
     alignment = table.alignment
     started = alignment.phase[table.site] == phase_code(Phase.START)
     counts = ~started | np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))
@@ -167,12 +162,13 @@ def trains(table: Table) -> bool:
 
 
 def updates(table: Table) -> bool:
-    """Whether an optimizer steps in the step, in either run."""
+    """Whether either run has a record of the optimizer phase in the step."""
     alignment, recorded = table.alignment, table.site
     return bool((alignment.phase[recorded] == phase_code(Phase.OPTIMIZER)).any())
 
 
 def _is_result(alignment: Alignment, unions: Ids) -> Mask:
+    """Mask of sites of results after the start; where there are none, of root outputs."""
     result = of_kinds(alignment.kind[unions], RESULTS)
     result &= alignment.phase[unions] != phase_code(Phase.START)
     if not result.any():  # a script that trains nothing: what its models give is all there is
@@ -182,20 +178,17 @@ def _is_result(alignment: Alignment, unions: Ids) -> Mask:
 
 
 def agreeing_sites(table: Table) -> Ids:
-    """Sites that both runs have in the step and that are equal, or differ by no more than was let pass."""
+    """Sites whose rows are EQUAL or WITHIN."""
     return np.asarray(table.site[(table.state == EQUAL) | (table.state == WITHIN)])
 
 
 def _kinds(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
-    """The kinds of those of the sites that are results."""
+    """Kinds of results among these sites."""
     return frozenset(KINDS[code] for code in set(alignment.kind[unions].tolist())) & frozenset(RESULTS)
 
 
 def agreed_kinds(table: Table) -> frozenset[Kind]:
-    """The kinds of results of which all that either run recorded in a step agrees.
-
-    Initial values count too: a parameter that differs before a step is one that differs.
-    """
+    """Kinds of results with a record that agrees and none that does not; start values count only against."""
     alignment, agree = table.alignment, agreeing_sites(table)
     disagree = table.site[np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))]
     agree = agree[alignment.phase[agree] != phase_code(Phase.START)]
@@ -203,14 +196,17 @@ def agreed_kinds(table: Table) -> frozenset[Kind]:
 
 
 def nan_kinds(table: Table, layouts: Layouts) -> frozenset[Kind]:
-    """The kinds of results of which some are equal because they are NaN throughout in both runs."""
+    """Kinds of results with an equal record that is NaN throughout."""
     both = np.flatnonzero((table.state == EQUAL) & (table.row_a >= 0))
     sites = table.site[both[nan_throughout(table.a, layouts)[table.row_a[both]]]]
     return _kinds(table.alignment, sites[table.alignment.phase[sites] != phase_code(Phase.START)])
 
 
 def results_known(table: Table) -> Known:
-    """What is known of the results of a step and of all of an evaluation: equal, within tolerance, or neither."""
+    """State of a step's results: DIFFERS if any does not agree, else WITHIN or EQUAL.
+
+    Counted are results, values, collectives, saved files and all of an evaluation.
+    """
     counted = of_kinds(table.alignment.kind, _COUNTED) | table.alignment.evaluating
     states = table.state[counted[table.site]]
     if np.isin(states, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)).any():

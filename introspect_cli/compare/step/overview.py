@@ -1,11 +1,7 @@
-"""The divergence map, modules by steps; the module tree at the first diverging step, and that step in a strip.
+"""Overviews: the map of modules by steps, the module tree, and the strip of the first diverging step.
 
-A cell of the map is the largest relative distance of its module and step.
-
-A step that goes wrong in one module sends other gradients to all of them, and a map of everything would be dark from
-its first column on. So a module whose forward pass differs at any step is shaded by its forward pass alone; only one
-that never differs there is shaded by its tensors and gradients. Where the forward pass of a module agrees and something
-else of it does not, the cell says so: it is not equal.
+A cell of the map is the largest relative distance in its module and step. A module whose forward pass differs in any
+step is shaded by its forward pass alone, since one fault changes nearly all gradients; others by tensors and gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ _UNMEASURED = 1.0  # differs, by how much is not known
 
 
 class Heat:
-    """The map in the making; neighbouring steps share a column where there are very many."""
+    """Builds the divergence map; with more than `_MOST_COLUMNS` steps, neighbouring ones share a column."""
 
     def __init__(self, alignment: Alignment, steps: Sequence[int]) -> None:
         self.alignment = alignment
@@ -65,7 +61,7 @@ class Heat:
         self.is_forward = np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
 
     def add(self, place: int, table: Table, layouts: tuple[Layouts, Layouts]) -> None:
-        """Take in a step, given its place among the compared ones."""
+        """Add a diverging step; `place` is its index among compared steps."""
         rel, unions = relative(*table.distances(layouts)), table.unions
         unknown = unions[~np.isfinite(rel)]
         rel = np.where(np.isfinite(rel), np.maximum(rel, 1e-12), _UNMEASURED)
@@ -76,13 +72,13 @@ class Heat:
         self._raise(one_sided, np.full(len(one_sided), np.inf), place // self.fold)
 
     def _raise(self, unions: Ids, rel: Floats, column: int) -> None:
-        """Raise cells of a column to the distances of some sites."""
+        """Raise cells of a column to at least these distances."""
         rows = self.row_of[unions]
         for values, chosen in ((self.values, rows >= 0), (self.forward, (rows >= 0) & self.is_forward[unions])):
             np.maximum.at(values[:, column], rows[chosen], rel[chosen])
 
     def result(self) -> DivergenceMap:
-        """The map: every module, and of random states only those that ever differ."""
+        """The finished map; generators that never differ are left out."""
         shown = [row for row in range(len(self.modules)) if row not in self.random or self.values[row].any()]
         in_forward = self.forward.any(axis=1, keepdims=True)
         values = np.where(in_forward, self.forward, self.values)
@@ -98,7 +94,7 @@ class Heat:
 
 
 def tree_of(step: Step, first: Divergence, cause: Cause) -> tuple[TreeNode, ...]:
-    """All modules of both runs, in a's order, those of b alone after their neighbours."""
+    """All modules of both runs with their state in the first diverging step; b's own after their predecessor."""
     modules_a, modules_b = tree_at(step.comparison.a.modules), tree_at(step.comparison.b.modules)
     origin = cause.module or first.site.fqn
     if first.site.kind not in MODULE_VALUES and not cause.module:
@@ -131,7 +127,7 @@ def tree_of(step: Step, first: Divergence, cause: Cause) -> tuple[TreeNode, ...]
 
 
 def _merged(modules_a: Sequence[ModuleInfo], modules_b: Sequence[ModuleInfo]) -> list[ModuleInfo]:
-    """Both trees in one order: a's, and what only b has after what precedes it there."""
+    """Modules of a in order, each module of b alone after the one that precedes it in b."""
     places = {module.fqn: place for place, module in enumerate(modules_a)}
     placed, last = list(enumerate(modules_a)), -1
     for module in modules_b:
@@ -155,7 +151,7 @@ _STATE = {EQUAL: "equal", WITHIN: "within", NOT_SEEN: "not seen"}
 
 
 def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
-    """Every record of the step that has a row in the strip, and the first divergence, as run a recorded them."""
+    """Records of the step with a row in the strip (`_ROW`), and the first divergence, in order."""
     alignment, table, diverging = step.alignment, step.table, step.divergences
     rel = relative(*table.distances(step.comparison.layouts))
     distance_of = dict(zip(table.unions.tolist(), rel.tolist(), strict=True))

@@ -1,11 +1,10 @@
-"""What rests on what: one declaration, and the functions that look up what is known of each thing.
+"""What each record rests on, and functions that look up what is known of it.
 
-An output rests on the inputs of its call, on its parameters and buffers, on what ran inside before, and on the random
-numbers that it drew; a gradient on the forward pass, the loss and the gradients before it; and so on. A divergence is
-an origin where all that it rests on was seen and does not differ.
+An output rests on its call's inputs, parameters, buffers, submodules and draws; a gradient on the forward pass, the
+loss and earlier gradients. A divergence is an origin where all it rests on was recorded and does not differ.
 
-A parameter is recorded where training finds it, as an optimizer leaves it, and where else it was written to. What a
-module computes with is the last of these before its call; where the forward pass itself changes it, that is not known.
+A parameter is recorded as training finds it, after an optimizer step, and where it is written to. The last of these
+before a call is what the module computes with; unknown where the forward pass itself changes it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def unseen_inside(step: Step, fqn: str) -> list[str]:
-    """Modules inside one of which not all outputs are on record in this step, nor those of a module between."""
+    """Submodules of `fqn` without recorded outputs, of their own or of an ancestor, in this step."""
     prefix = fqn + "."
     inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
     outputs, names = step.of(Kind.OUTPUT, FORWARD), step.alignment.fqn
@@ -38,7 +37,7 @@ def unseen_inside(step: Step, fqn: str) -> list[str]:
 
 
 def held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
-    """FQNs of the tensors that modules hold, tied ones under the name they are recorded by."""
+    """FQNs of parameters or buffers of these modules; tied ones under the name they are recorded by."""
     names: set[str] = set()
     for owner in owners:
         for module in (tree[owner] for tree in step.modules if owner in tree):
@@ -50,20 +49,21 @@ def held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
 
 
 def _is(step: Step, fqn: str, kind: Kind) -> bool:
+    """Whether any site of this FQN is of this kind."""
     return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
 
 
 def is_rewritten(step: Step, fqn: str, kind: Kind, order: float) -> bool:
-    """Whether a forward pass has changed a tensor in either run, before or after a place of it."""
+    """Whether a forward pass changed the tensor after `order` in either run."""
     table, unions = step.table, step.of(kind, frozenset({Phase.FORWARD}), fqn)
     later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
     return any(step.is_kept(union, side) is False for union in later for side in "ab")
 
 
 def written_inside(step: Step, fqn: str, order: float) -> list[int]:
-    """Divergences of tensors that modules inside one hold, which a forward pass changed by a place of it.
+    """Positions of divergences of submodules' tensors that the forward pass changed before `order`.
 
-    Each module was given what is equal and gave what is equal: code around it may compute with what it holds.
+    Only where inputs and outputs of the submodule do not differ.
     """
     phases = {Kind.PARAM: Phase.FORWARD, Kind.BUFFER: Phase.OPTIMIZER}  # as a forward pass, or the step, leaves them
     return [
@@ -78,7 +78,10 @@ def written_inside(step: Step, fqn: str, order: float) -> list[int]:
 
 
 def known_at(step: Step, fqn: str, kind: Kind, order: float) -> Known:
-    """What is known of a tensor's value when something computes with it."""
+    """What is known of a tensor at `order`: its last record of the step, else what the step before left of it.
+
+    EQUAL where neither has it and nothing says that it differs; UNSEEN in one run alone, or after steps not recorded.
+    """
     alignment, carried = step.alignment, step.carried
     unions = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
     now = [union for union in unions if step.state[union] and step.table.order_of[union] < order]
@@ -106,7 +109,7 @@ _TENSORS = {Kind.PARAM: Thing.PARAMETERS, Kind.BUFFER: Thing.BUFFERS}
 
 
 class Place(NamedTuple):
-    """Where in a step something is computed.
+    """A place in a step at which something is computed.
 
     Attributes:
         site: what is computed; for a call of a module, an input or output of it.
@@ -125,12 +128,12 @@ Edge = Callable[[Step, Place], list[Evidence]]
 
 
 def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
-    """What is known of all that something rests on."""
+    """All evidence from these edges, in order."""
     return [fact for edge in edges for fact in edge(step, place)]
 
 
 def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False) -> Edge:
-    """What is known of all records of some kinds and phases before a place of the sequence."""
+    """Edge: what is known of all records of these kinds and phases before the place."""
 
     def edge(step: Step, place: Place) -> list[Evidence]:
         sites = np.concatenate([step.of(kind, phases) for kind in kinds])
@@ -144,7 +147,7 @@ def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, 
 
 
 def random_at_start(step: Step, _place: Place) -> list[Evidence]:
-    """The random state at the start of the step; nothing where a resumed run restores it within the step."""
+    """Edge: start random states; nothing in a resumed run's first step where draws agree."""
     if step.comparison.goes_on_at(step.number):
         drawn = [number for number in step.of(Kind.RNG, FORWARD).tolist() if step.state[number]]
         if step.known(drawn) is Known.EQUAL:
@@ -154,7 +157,7 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
 
 
 def drawn_from(step: Step, place: Place) -> list[Evidence]:
-    """The random states that a module's call drew from: nothing where it is known that it drew none."""
+    """Edge: states the call drew from; nothing if none drew and all draws are recorded, else the start states."""
     sites = step.of(Kind.RNG, FORWARD).tolist()
     drawn = [
         number
@@ -169,7 +172,7 @@ def drawn_from(step: Step, place: Place) -> list[Evidence]:
 
 
 def _drew(state: Site, site: Site) -> bool:
-    """Whether a random state was drawn from in a module's call: by its own code, or by a module inside it."""
+    """Whether a state was drawn from in a call, by the module itself or a submodule."""
     inside = state.fqn.startswith(site.fqn + ".")
     itself = state.fqn == site.fqn and state.call == site.call and not state.path.endswith(DRAWN_BEFORE)
     return state.phase is site.phase and (inside or itself)
@@ -180,7 +183,7 @@ batches = _before(Thing.BATCHES, (Kind.BATCH,), _DATA)
 
 
 def loading(step: Step, place: Place) -> list[Evidence]:
-    """What a batch was made of, where that differs: what modules gave before, as a loader may run them, and draws."""
+    """Edge: DIFFERS where outputs or draws before the batch differ; nothing otherwise."""
     made = [*step.of(Kind.OUTPUT, FORWARD).tolist(), *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
     return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
 
@@ -189,7 +192,7 @@ def loading(step: Step, place: Place) -> list[Evidence]:
 
 
 def passed_over(step: Step, _place: Place) -> list[Evidence]:
-    """What models computed without gradients in the step and was not recorded, as a target may be; nothing else."""
+    """Edge: UNSEEN where an evaluation in the step was not recorded; nothing otherwise."""
     return (
         [Evidence(Thing.PASSED_OVER, Known.UNSEEN)]
         if step.comparison.passes_over(step.number, step.table.step_b)
@@ -198,7 +201,7 @@ def passed_over(step: Step, _place: Place) -> list[Evidence]:
 
 
 def inputs(step: Step, place: Place) -> list[Evidence]:
-    """What a module is given at a call; nothing where inputs were recorded, but this call has none."""
+    """Edge: inputs of a call; nothing where inputs are recorded but this call has none."""
     site = place.site
     sites = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     present = [number for number in sites if step.state[number]]
@@ -207,7 +210,7 @@ def inputs(step: Step, place: Place) -> list[Evidence]:
 
 
 def inside(step: Step, place: Place) -> list[Evidence]:
-    """The outputs of the modules that ran inside one so far; nothing where none did."""
+    """Edge: outputs of submodules in the call so far; nothing where none ran."""
     if place.start < 0:
         return []
     fqn, order, names = place.site.fqn, step.table.order_of, step.alignment.fqn
@@ -221,10 +224,7 @@ def inside(step: Step, place: Place) -> list[Evidence]:
 
 
 def tensors(step: Step, place: Place) -> list[Evidence]:
-    """The parameters and the buffers that a module computes with.
-
-    Those of the modules inside it count, as far as their outputs were not recorded.
-    """
+    """Edge: parameters and buffers of the module, and of submodules without recorded outputs."""
     fqn = place.site.fqn
     owners = [fqn, *unseen_inside(step, fqn)]
     facts = []
@@ -243,19 +243,22 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
 
 
 def outputs(step: Step, place: Place) -> list[Evidence]:
-    """The outputs of all modules that ran before a place of the sequence."""
+    """Edge: all module outputs before the place.
+
+    LEFT_OUT where a capture chose modules and root outputs are missing.
+    """
     state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
     return [LEFT_OUT if _is_left_out(step, state, place.order) else Evidence(Thing.OUTPUTS, state, needed=True)]
 
 
 def unseen(step: Step, place: Place) -> list[Evidence]:
-    """The methods and modules of the models that ran without being seen; nothing where none did."""
+    """Edge: modules that ran unobserved; nothing where none did."""
     names = step.comparison.ran_unseen(place.site.phase if place.site.phase is Phase.EVAL else Phase.FORWARD)
     return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
 
 
 def forward(step: Step, place: Place) -> list[Evidence]:
-    """The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
+    """Edge: inputs and outputs of the forward pass before the place; LEFT_OUT where modules were left out."""
     (flow,) = _flow(step, place)
     return [LEFT_OUT if _is_left_out(step, flow.known, place.order) else flow]
 
@@ -268,7 +271,7 @@ LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
 
 
 def calls_left_out(step: Step, fqn: str) -> bool:
-    """Whether a capture was told to leave modules out, and one of these may have made what a module is given."""
+    """Whether a capture left out modules, and one of them may have produced this module's input."""
     if not step.comparison.modules_chosen:
         return False
     root, names = fqn.partition(".")[0], {name for tree in step.modules for name in tree}
@@ -277,7 +280,7 @@ def calls_left_out(step: Step, fqn: str) -> bool:
 
 
 def _is_left_out(step: Step, state: Known, order: float) -> bool:
-    """Whether what modules gave is equal as far as it is on record, and a capture chose modules and not the model."""
+    """Whether outputs agree but root outputs before `order` are missing since modules were chosen."""
     if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.modules_chosen:
         return False
     sites = step.of(Kind.OUTPUT, FORWARD)
@@ -288,13 +291,13 @@ def _is_left_out(step: Step, state: Known, order: float) -> bool:
 
 
 def everything(step: Step, place: Place) -> list[Evidence]:
-    """All that was recorded before."""
+    """Edge: all records before the place."""
     earlier = np.flatnonzero(step.state * (step.table.order_of < place.order))
     return [Evidence(Thing.EVERYTHING, step.known(earlier))]
 
 
 def what_is_equal(step: Step, place: Place) -> list[Evidence]:
-    """Of module outputs and batches, what is equal, for what may come from all of it."""
+    """Edge: module outputs and batches before the place, only if EQUAL."""
     return [fact for fact in (*outputs(step, place), *batches(step, place)) if fact.known is Known.EQUAL]
 
 
@@ -302,7 +305,7 @@ def what_is_equal(step: Step, place: Place) -> list[Evidence]:
 
 
 def loss(step: Step, place: Place) -> list[Evidence]:
-    """The losses of the step so far; nothing where losses were recorded, but this step has none."""
+    """Edge: losses before the place; nothing where losses are recorded but this step has none."""
     sites = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     none = not step.state[sites].any() and Kind.LOSS in step.comparison.kinds
     return [] if none else [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
@@ -313,7 +316,7 @@ backward = _before(Thing.BACKWARD, FLOWING_BACK, _BACKWARD, needed=True)
 
 
 def gradients(step: Step, place: Place) -> list[Evidence]:
-    """The same gradients, where there are any."""
+    """Edge: backward gradients before the place; nothing where none are recorded."""
     (flow,) = backward(step, place)
     return [] if flow.known is Known.UNSEEN else [Evidence(Thing.GRADIENTS, flow.known)]
 
@@ -322,7 +325,7 @@ def gradients(step: Step, place: Place) -> list[Evidence]:
 
 
 def gradient(step: Step, place: Place) -> list[Evidence]:
-    """A parameter's gradient, as the optimizer sees it; where ranks still owe its sum in one run, that sum."""
+    """Edge: the parameter's gradient at the optimizer step, or its sum where ranks of one run still owe it."""
     sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
     if lacks_gradient(step, place.site.fqn):
         return []
@@ -331,13 +334,13 @@ def gradient(step: Step, place: Place) -> list[Evidence]:
 
 
 def lacks_gradient(step: Step, fqn: str) -> bool:
-    """Whether an optimizer was given gradients in a step, and none of a parameter: then it leaves that as it is."""
+    """Whether the step has gradients at the optimizer, but none of this parameter."""
     every = step.of(Kind.GRAD, _AFTER)
     return bool(step.state[every].any()) and not step.state[step.of(Kind.GRAD, _AFTER, fqn)].any()
 
 
 def owing_side(step: Step, sites: Iterable[int]) -> str:
-    """The side on which ranks still owe a sum that they do not owe on the other; "" for none."""
+    """The run alone in which ranks have not summed a gradient; "" for neither or both."""
     owing = [
         half.side
         for half in step.table.halves
@@ -351,12 +354,12 @@ gradients_in_step = _before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
 
 
 def value_before(step: Step, place: Place) -> list[Evidence]:
-    """A parameter's or buffer's own value before a record of it."""
+    """Edge: the tensor's value before the record."""
     return [Evidence(Thing.VALUE_BEFORE, known_at(step, place.site.fqn, place.site.kind, place.order))]
 
 
 def state_before(step: Step, place: Place) -> list[Evidence]:
-    """The optimizer's state for a parameter, as the step before left it; nothing where there is none yet."""
+    """Edge: the parameter's optimizer state before the step; nothing where there is none yet."""
     fqn = place.site.fqn
     if any(name == fqn for name, _ in step.carried.states):
         return [Evidence(Thing.STATE_BEFORE, Known.DIFFERS)]
@@ -371,14 +374,14 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
 
 
 def trained(step: Step, place: Place) -> list[Evidence]:
-    """All tensors that are trained, as a place of the sequence finds them."""
+    """Edge: all parameters at the place; EQUAL only if all are."""
     names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
     answers = [known_at(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
 
 
 def updates_by_hand(step: Step) -> bool:
-    """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
+    """Whether neither run has any record of an optimizer or hyper-parameter."""
     settings = of_kinds(step.alignment.kind, SETTING_KINDS)
     return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 

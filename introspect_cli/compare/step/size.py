@@ -51,7 +51,7 @@ _PASSES = frozenset({Phase.BACKWARD, Phase.FORWARD, Phase.EVAL, Phase.START})
 def size_of(
     a: Summary | None, b: Summary | None, rel: float | None, terms: int = 0, scale: float | None = None
 ) -> Size | None:
-    """The class of a divergence; None where what was recorded does not tell.
+    """The size class of a divergence: STRUCTURAL (missing, shape, dtype), MORE, ROUNDING; None where unknown.
 
     Args:
         a: what run a recorded.
@@ -78,7 +78,7 @@ def size_of(
 
 
 def terms_of(step: Step, site: Site, a: Summary | None) -> int:
-    """How many terms the reduction has that gives a value, as far as the step's records tell; 0 where they do not."""
+    """Number of terms of the reduction that gives a value, from the step's records; 0 where unknown."""
     if a is None or not a.layout.shape:
         return 0
     if site.kind is Kind.GRAD:
@@ -92,7 +92,7 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
 
 
 def _elements(step: Step, kind: Kind, fqn: str) -> int:
-    """Elements of the largest value of a kind that a module has in run a in the step."""
+    """Largest number of elements of a module's values of a kind, in run a."""
     rows = [
         row for union in step.of(kind, _PASSES, fqn) if (row := step.table.rows_of("a").get(int(union))) is not None
     ]
@@ -100,7 +100,7 @@ def _elements(step: Step, kind: Kind, fqn: str) -> int:
 
 
 def _fan_in(step: Step, name: str) -> int:
-    """Elements of a parameter for each of its rows."""
+    """Product of a parameter's dimensions but the first; 0 for vectors or without a record."""
     for kind in (Kind.PARAM, Kind.GRAD):
         for union in step.of(kind, frozenset(Phase), name):
             row = step.table.rows_of("a").get(int(union))
@@ -111,7 +111,7 @@ def _fan_in(step: Step, name: str) -> int:
 
 
 def _alike(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
-    """Whether extrema and mean agree to within rounding too; a sketch does not see small values beside huge ones."""
+    """Whether minimum, maximum and mean agree within `tolerance`, with finite values throughout."""
     if has_nonfinite(a) or has_nonfinite(b):
         return False
     spread = max(abs(a.get("amean", 0.0)), abs(b.get("amean", 0.0)))
@@ -128,17 +128,16 @@ _UNMEASURED = frozenset({Kind.RNG})
 
 
 def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[float, float] | None:
-    """C where b is c times a, by least squares over the sketches, and what is left over b; None where no factor fits.
+    """(c, rest) where b is c times a by least squares over the sketches.
 
-    Sixteen numbers that fit one factor to a few roundings are no accident, except for tensors of a single element,
-    which the caller leaves out.
+    None where the rest exceeds rounding or c is 1.
     """
     factor, rest = fitted(sketch_a, sketch_b)
     return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
 
 
 def _plain_relative(a: Summary, b: Summary) -> float | None:
-    """Relative distance of two plain numbers."""
+    """Relative distance of two numbers in texts; None where either is no number, or not finite."""
     try:
         x, y = float(a.text), float(b.text)
     except ValueError:
@@ -151,12 +150,12 @@ def _plain_relative(a: Summary, b: Summary) -> float | None:
 
 
 def has_nonfinite(stats: Mapping[str, float]) -> bool:
-    """Whether statistics count NaNs or infinities."""
+    """Whether a tensor's statistics count a NaN or infinity."""
     return any(stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
 
 
 def materialise(step: Step, position: int, cause: Cause) -> Divergence:
-    """The divergence at a position of a step."""
+    """The divergence at a position as an object, with distance, size and factor."""
     comparison, table, divergences = step.comparison, step.table, step.divergences
     layouts_a, layouts_b = comparison.layouts
     row_a, row_b = int(divergences.row_a[position]), int(divergences.row_b[position])

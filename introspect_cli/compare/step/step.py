@@ -1,7 +1,6 @@
-"""A diverging step, in a shape that questions can be put to: what differs where, what contains what, when modules run.
+"""Lookups over a diverging step: what differs where, what contains what, and when modules run.
 
-Whether a divergence is an origin depends on what went into it: which records differ, which came before, which modules
-contain which. The step's divergences are walked once, and every later question is a lookup.
+The divergences are walked once; every later question is a lookup.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Calls:
-    """The calls of a step, in order; of several ranks as one, each is known by the name of its module alone."""
+    """Module calls of a step, in order; with ranks put together, by module name alone."""
 
     def __init__(self, table: Table, comparison: Comparison) -> None:
         self._table, self._of = table, comparison.of
@@ -38,10 +37,7 @@ class Calls:
         self._by_name: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
 
     def running(self, fqn: str, order: float) -> tuple[float, int] | None:
-        """When the call of a module that is running at a place of the sequence began, and which call it is.
-
-        The last whose inputs stand before; None where there is none.
-        """
+        """(start, call index) of the last call of `fqn` whose inputs come before `order`; None for none."""
         if fqn not in self._by_name:
             inputs = self._of(Kind.INPUT, FORWARD, fqn)
             inputs = inputs[np.argsort(self._table.order_of[inputs], kind="stable")]
@@ -52,7 +48,10 @@ class Calls:
         return None if place < 0 else (starts[calls[place]], calls[place])
 
     def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
-        """The innermost call of another module that runs at a place: name, when it began, call index; None for none."""
+        """(name, start, call index) of the innermost call of another module at `order`.
+
+        None for none, and with ranks put together.
+        """
         if self._is_gathered:
             return None
         calls, begun, ended = self._spans
@@ -62,7 +61,7 @@ class Calls:
         return None if at is None else (calls[at][0], float(begun[at]), calls[at][1])
 
     def spans_of(self, fqn: str) -> list[tuple[float, float]]:
-        """When the calls of a module began and ended; the whole step where that is not known."""
+        """(start, end) of each call of a module; infinite with ranks put together."""
         if self._is_gathered:
             return [(-np.inf, np.inf)]
         calls, begun, ended = self._spans
@@ -70,7 +69,7 @@ class Calls:
 
     @cached_property
     def _spans(self) -> tuple[list[tuple[str, int]], Any, Any]:
-        """The calls of modules, when each began, and when the last of what it gave was recorded."""
+        """Calls (FQN, index) with the order of their first input and last output."""
         begun: dict[tuple[str, int, int], float] = {}
         ended: dict[tuple[str, int, int], float] = {}
         orders, alignment = self._table.order_of, self._table.alignment
@@ -101,9 +100,9 @@ class Step:
         of: the sites of a kind, in some phases.
         of_call: the sites of a kind there are for a module call, on all paths.
         divergences: those of the table that diverge, in order; a position is a place among them.
-        carried: what differed before the step began.
+        carried: differences that the step begins with.
         before: the step before, where both runs recorded it.
-        gap: whether what the step began with is not known: the step before was not recorded.
+        gap: whether start values are unknown, since the previous step was not recorded.
         resumed: whether nothing diverged before, and one run began later, with other values than the other had then.
         learned: what the steps so far have shown.
         is_gathered: whether the step is put together from several ranks, whose modules run at the same time.
@@ -146,7 +145,7 @@ class Step:
                     self._inside.setdefault(head, []).append(order)
 
     def with_table(self, table: Table) -> Step:
-        """The step with another table of its records."""
+        """The same step with another table."""
         return Step(
             self.comparison,
             table,
@@ -161,17 +160,17 @@ class Step:
 
     @property
     def state(self) -> Codes:
-        """What is known of every site in this step."""
+        """State of every site in this step (`Table.state_of`)."""
         return self.table.state_of
 
     @property
     def state_before(self) -> Codes | None:
-        """The same for the step before; None where it was not recorded."""
+        """State of every site in the previous step; None where either run did not record it."""
         return None if self.before is None else self.before.state_of
 
     @cached_property
     def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
-        """Both module trees by FQN, as they are compared and as they are at this step."""
+        """Module trees of a and b at this step, by renamed FQN."""
         change = self.comparison.rename or str
         return (
             {change(module.fqn): module for module in tree_at(self.comparison.a.module_rows, self.table.step)},
@@ -180,7 +179,7 @@ class Step:
 
     @cached_property
     def without_modules(self) -> bool:
-        """Whether both captures watched modules and operators were not asked for, and no module ran in either run."""
+        """Whether modules were recorded and none ran in either run, and operators were not recorded."""
         kinds = self.comparison.kinds
         if Kind.OUTPUT not in kinds or Kind.OP_OUTPUT in kinds or any(self.modules):
             return False
@@ -188,7 +187,7 @@ class Step:
         return not np.isin(self.alignment.kind, calls).any()
 
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
-        """What is known of some sites in this step.
+        """What is known of sites together, by `answer`.
 
         Args:
             sites: their numbers.
@@ -204,19 +203,19 @@ class Step:
     # --- what differs
 
     def order_at(self, position: int) -> float:
-        """The place of a divergence in a's sequence."""
+        """Order of a divergence in a's sequence."""
         return float(self.divergences.order[position])
 
     def is_one_sided(self, position: int) -> bool:
-        """Whether one run alone has a divergence's record."""
+        """Whether one run alone has the record."""
         return bool(self.divergences.one_sided[position])
 
     def differs_before(self, order: float, phases: Container[Phase] = frozenset(Phase)) -> bool:
-        """Whether anything of these phases differs earlier in the step."""
+        """Whether any divergence in these phases comes before `order`; saved files do not count."""
         return any(at < order and phase in phases for (phase, _), at in self._first.items())
 
     def anything_before(self, order: float) -> bool:
-        """Whether anything differs before this place, in the step or in what it began with."""
+        """Whether a start parameter or buffer differs, or any divergence comes before `order`."""
         return bool(self.carried.params or self.carried.buffers) or self.differs_before(order)
 
     def rng_differs(self) -> bool:
@@ -224,23 +223,23 @@ class Step:
         return (Phase.START, Kind.RNG) in self._first
 
     def differs(self, phase: Phase, kind: Kind, fqn: str, call: int) -> bool:
-        """Whether a site differs, on any path."""
+        """Whether any path of this phase, kind, FQN and call differs."""
         return (phase, kind, fqn, call) in self._differing
 
     def differing(self, kind: Kind, fqn: str) -> list[int]:
-        """Divergences of a kind and FQN, in order."""
+        """Positions of divergences of a kind and FQN, in order."""
         return self._by_kind.get((kind, fqn), [])
 
     def inside(self, fqn: str, low: float, high: float) -> bool:
-        """Whether a record of the forward pass inside a module differs, within a span of the sequence.
+        """Whether a forward record other than the module's own differs between `low` and `high`.
 
-        All that is recorded while a call runs ran inside it, whatever its name says of who holds it.
+        All records while a call runs count as inside it; with ranks put together, those below its name.
         """
         of_all, of_it = (_how_many(self._inside.get(name, []), low, high) for name in ("", fqn))
         return of_it > 0 if self.is_gathered else of_all > of_it
 
     def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
-        """FQNs of what one run alone has in this step; and for these and all around them, the first of it inside."""
+        """(FQNs that run `side` alone has, first position at or below each of these and of their ancestors)."""
         if side not in self._one_sided:
             missing = self.divergences.row_b if side == "a" else self.divergences.row_a
             names, inside = self._one_sided.setdefault(side, (set(), {}))
@@ -254,9 +253,9 @@ class Step:
     # --- the last value of each tensor and setting
 
     def last(self, union: int, side: str) -> tuple[StepBatch, int] | None:
-        """The last record of a tensor, gradient or setting before a site of the step: its batch and row; None for none.
+        """(batch, row) of the last earlier record of the tensor, gradient or setting of a site; None for none.
 
-        Whatever moment of a step it is of: of this step, else of an earlier one, as far as none was thinned out.
+        Searches this step, then up to `_BACK` steps, or one where steps were thinned.
         """
         table, alignment, comparison = self.table, self.alignment, self.comparison
         of = alignment.kind[union], alignment.path[union]
@@ -278,24 +277,24 @@ class Step:
         return None
 
     def standing(self, union: int, side: str) -> str | None:
-        """A value that a run recorded last before the step; None where it is not on record."""
+        """Last value recorded before the step as text; None where there is none."""
         found = self.last(union, side)
         return None if found is None else plain_of(*found)
 
     def untouched_side(self, union: int) -> str:
-        """The side where a step did not change a tensor, where the other side's step did."""
+        """The run alone whose record equals the tensor's last one; "" for neither, both or unknown."""
         same = [side for side in "ab" if self.is_kept(union, side) is True]
         return same[0] if len(same) == 1 else ""
 
     def is_kept(self, union: int, side: str) -> bool | None:
-        """Whether a record holds what was last on record of its tensor; None where one of the two is not there."""
+        """Whether a record equals the last one of its tensor; None where either is missing."""
         now, found = self.table.checksum(union, side), self.last(union, side)
         return None if now is None or found is None else int(found[0].checksum[found[1]]) == now
 
     # --- tensors, and calls
 
     def was_there(self, fqn: str) -> bool:
-        """Whether a tensor found at the start of a step is not a new one: the step before has it, or the first step."""
+        """Whether both runs recorded the tensor in the previous step, or at their start."""
         before = self.before
         if before is not None:
             sites = self.alignment.by_fqn[fqn]
@@ -304,25 +303,22 @@ class Step:
         return self.number > self.comparison.a.entry(0).step and fqn in self.comparison.began
 
     def sequence_of(self, sites: list[int]) -> float | None:
-        """Earliest sequence, in run a, of any of these sites at this step; None where none was recorded."""
+        """Earliest order in run a of any of these sites; None where none was recorded."""
         earliest = self.table.order_of[sites].min(initial=np.inf)
         return float(earliest) if np.isfinite(earliest) else None
 
     @cached_property
     def calls(self) -> Calls:
-        """When modules run."""
+        """Lookups of module calls."""
         return Calls(self.table, self.comparison)
 
     def tensors_differ(self, fqn: str, order: float) -> bool:
-        """Whether a parameter or buffer of a module, or inside it, differs already at a place of the sequence.
-
-        Those that the step began with, and those that an optimizer changed before, within the step.
-        """
+        """Whether a parameter or buffer at or below the module differs before `order`."""
         return self._tensors_from.get(fqn, np.inf) < order
 
     @cached_property
     def _tensors_from(self) -> dict[str, float]:
-        """From where in the sequence on a parameter or buffer inside a module differs, by FQN of the module."""
+        """By module, the order from which a parameter or buffer below it differs; -inf for the start."""
         tensors = dict.fromkeys(
             (head for name in self.carried.params | self.carried.buffers for head in ancestors(name)), -np.inf
         )
@@ -334,11 +330,12 @@ class Step:
 
 
 def _how_many(orders: list[float], low: float, high: float) -> int:
+    """Number of sorted orders between `low` and `high`, inclusive."""
     return bisect_right(orders, high) - bisect_left(orders, low)
 
 
 def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried:
-    """What the next step begins with, given how this one ended."""
+    """Differences that the next step begins with, from those before and the divergences of this step."""
     after = replace(kept(before, recorded), rng=set(before.rng), loaders=set(before.loaders), diverged=True)
     for site in step.sites:
         if site.kind is Kind.RNG:
@@ -356,7 +353,7 @@ def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried
 
 
 def within_tolerance_of(table: Table) -> set[str]:
-    """FQNs of the tensors that a step leaves within tolerance, not equal."""
+    """FQNs of parameters and buffers with a row WITHIN."""
     sites = table.site[table.state == WITHIN]
     tensors = sites[of_kinds(table.alignment.kind[sites], _TENSORS)]
     return {table.alignment.fqn[site] for site in tensors}
@@ -368,7 +365,7 @@ _LOOKED_AT = 200
 
 
 def lines_around(step: Step, position: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Of each run, `file:line` of the last record before a divergence that agrees, and of that; "" where unknown."""
+    """Per run, (`file:line` of the last equal record before a divergence, and of the divergence); "" where unknown."""
     table, divergences = step.table, step.divergences
     equal = table.state == EQUAL
     found = []

@@ -1,7 +1,7 @@
-"""What differs in structure, and changes no number: names, modules and calls that one run only has, random states.
+"""Structural differences that change no number: names, modules, calls and random states.
 
-Records that one run only has are collected while the steps are walked, by what is outermost: a block that only b has
-is one change and not a hundred records. Changes that are the same in every layer are told once: `Net.blocks.*.body`.
+One-sided records are collected over steps and told by their outermost module; changes equal in every layer are told
+once: `Net.blocks.*.body`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SHOWN_SOURCES = (Source.ROOT, Source.VALUE)
 
 @dataclass
 class Structure:
-    """What one run only had, and which random states differed, over the steps that were walked.
+    """One-sided sites and differing random states over the walked steps.
 
     Attributes:
         alignment: the runs' sites.
@@ -65,7 +65,7 @@ class Structure:
     _looked: bool = False
 
     def see(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
-        """Take in the causes of a step."""
+        """Add the causes of a step; merges are searched once, in the first step where both runs have one-sided rows."""
         for only, half in zip(self.only, causes.halves, strict=True):
             only.update(dict.fromkeys(half.sites[half.only].tolist()))
             self._see_passing(half)
@@ -77,17 +77,17 @@ class Structure:
 
     @property
     def differs(self) -> bool:
-        """Whether there is anything to tell."""
+        """Whether there is a renaming, one-sided site, random state, merge or evaluation."""
         renamed = any(new.source in _SHOWN_SOURCES for new in self.match.renamed.values())
         return bool(renamed or any(self.only) or self.random or self.merges or self.evaluations)
 
     def sites(self) -> list[Site]:
-        """Sites of what was seen so far."""
+        """Sites of all random states and one-sided records so far."""
         states = [Site(Phase.START, Kind.RNG, name) for name in self.random]
         return [*states, *(self.alignment.site(union) for only in self.only for union in only)]
 
     def _see_passing(self, half: Half) -> None:
-        """Which modules of one side gave back what they were given: one input, one output, one checksum."""
+        """Sort one-sided modules into `giving` (output checksums equal input checksums) and `changing`."""
         calls: dict[tuple[str, int], dict[Kind, list[int]]] = {}
         for row in half.only.tolist():
             site = self.alignment.site(int(half.sites[row]))
@@ -100,7 +100,7 @@ class Structure:
 
 
 def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ...]:
-    """All that differs in structure on a rank, the names first."""
+    """All structural changes: names, merges, one-sided, evaluations, random states. `same`: no value differs."""
     changes = [*_renames(structure.match), *_merged(structure), *_one_sided(structure, same=same)]
     for side in "ab":
         steps = [step for step, which in structure.evaluations.items() if which == side]
@@ -125,7 +125,7 @@ def _only(side: str, name: str, text: str, note: str = "", change: str = "only")
 
 
 def sentence_of(changes: Sequence[StructureChange]) -> str:
-    """The changes in one sentence, the first of them in words: `Names differ: head is head.0 in b`."""
+    """Sentence with up to `SHOWN` changes: ` Names differ: head is head.0 in b.`; "" for none."""
     if not changes:
         return ""
     only_random = all(change.change == "random" for change in changes)
@@ -138,7 +138,7 @@ def sentence_of(changes: Sequence[StructureChange]) -> str:
 
 
 def clause_of(change: StructureChange) -> str:
-    """A change as a clause, with what else is known of it."""
+    """A change as a clause, with its note."""
     if not change.note:
         return change.text
     return f"{change.text}{' ' if change.change == 'random' else ', '}{change.note}"
@@ -148,6 +148,7 @@ def clause_of(change: StructureChange) -> str:
 
 
 def _renames(match: Correspondence) -> list[StructureChange]:
+    """Renamings by root or value; those with one pattern of numbers are one change."""
     groups: dict[tuple[str, str], list[tuple[str, Renamed]]] = defaultdict(list)
     for name, renamed in match.renamed.items():
         if renamed.source in _SHOWN_SOURCES:
@@ -163,14 +164,14 @@ def _renames(match: Correspondence) -> list[StructureChange]:
 
 
 def _glossed(name: str, variables: Mapping[str, str]) -> str:
-    """A name, with what the script calls it where its class alone says nothing."""
+    """A root's name with its variable, `Net#2 (target)`, where a run has several of its class."""
     if name in variables and class_of_root(name) in ambiguous(variables):
         return f"{name} ({variables[name]})"
     return name
 
 
 def starred(old: str, new: str) -> tuple[str, str]:
-    """A pair of names with the numbers that both have replaced by a star."""
+    """Both names with numbers as `*`; where the numbers differ, only in their common beginning."""
     one, two = old.split("."), new.split(".")
     numbers = [[part for part in parts if part.isdecimal()] for parts in (one, two)]
     if numbers[0] != numbers[1]:
@@ -180,7 +181,7 @@ def starred(old: str, new: str) -> tuple[str, str]:
 
 
 def star(parts: Sequence[str], rest: Sequence[str] = ()) -> str:
-    """A name with its numbers replaced by stars, but for those of the rest."""
+    """Dotted name of `parts` with numbers as `*`, then `rest` unchanged."""
     return ".".join(["*" if part.isdecimal() else part for part in parts] + list(rest))
 
 
@@ -188,6 +189,7 @@ def star(parts: Sequence[str], rest: Sequence[str] = ()) -> str:
 
 
 def _merged(structure: Structure) -> list[StructureChange]:
+    """Merged and split modules, equal layers as one change."""
     groups: dict[tuple[str, tuple[str, ...], str], list[Merge]] = defaultdict(list)
     for merge in structure.merges:
         owners = tuple(star(owner_of(name).split(".")) for name in merge.parts)
@@ -203,6 +205,7 @@ def _merged(structure: Structure) -> list[StructureChange]:
 
 
 def _one_sided(structure: Structure, *, same: bool) -> list[StructureChange]:
+    """Modules, tensors and calls that one run alone has, by their outermost module."""
     alignment = structure.alignment
     merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
     names, further = (alignment.names_a, alignment.names_b), list[dict[str, set[int]]]()
@@ -238,7 +241,7 @@ def _subjects(
     *,
     same: bool,
 ) -> list[StructureChange]:
-    """Modules and tensors that one run only has, those that are alike in every layer told once."""
+    """Changes for modules and tensors that run `side` alone has; equal layers are one change."""
     alignment = structure.alignment
     groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for name, unions in subjects.items():
@@ -270,7 +273,7 @@ def _subjects(
 
 
 def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
-    """Modules that both have, of which one run recorded more: further calls, or other paths."""
+    """Changes for modules of both runs where run `side` alone has further calls or paths."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name, unions in names.items():
         more, others = map(alignment.site, unions), map(alignment.site, {*alignment.by_fqn[name]} - unions)

@@ -1,1 +1,1 @@
-"""What a comparison speaks of: sites and their names, the table, evidence, findings, the result."""
+"""Terms of a comparison: sites, names, table, evidence, findings, result."""

@@ -1,4 +1,4 @@
-"""One step of a run by the names under which it is compared: its tensors, batches, random states and numbers."""
+"""One step of a run under the compared names: tensors, batches, random states and numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BatchValues = tuple[tuple[str, int], ...]
 
 
 class Number(NamedTuple):
-    """A record that is one number, or a tensor with its mean.
+    """A record as a number; of a tensor its mean.
 
     Attributes:
         value: the number; None where it is not known.
@@ -49,7 +49,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class At:
-    """A step of a rank, which need not be on record: then it has nothing.
+    """One step of a rank; it may not be recorded, and then has no rows.
 
     Attributes:
         reader: of the rank.
@@ -63,11 +63,11 @@ class At:
 
     @classmethod
     def first(cls, reader: Reader, sites: Columns) -> At:
-        """The first step on record."""
+        """The first recorded step; step -1 for an empty run."""
         return cls(reader, sites, int(reader.entry(0).step) if len(reader) else -1)
 
     def to(self, step: int) -> At:
-        """Another step."""
+        """The same rank at another step."""
         return replace(self, step=step)
 
     @property
@@ -81,7 +81,7 @@ class At:
         return self.reader.read(self.step)
 
     def rows(self, kinds: Iterable[Kind], phase: Phase | None = None) -> list[tuple[int, int]]:
-        """Rows of the records of some kinds, in a phase or in all, in the order of recording, each with its site."""
+        """(row, site) of records of these kinds, in `phase` or, where None, in any, in sequence."""
         if not self.recorded:
             return []
         wanted = of_kinds(self.sites.kind, kinds)
@@ -93,18 +93,18 @@ class At:
         return list(zip(rows.tolist(), numbers[rows].tolist(), strict=True))
 
     def tensor_rows(self, phase: Phase | None = None) -> dict[Tensor, int]:
-        """The rows of tensors, of one phase or of all: of several calls the first at the start, else the last."""
+        """Row by tensor, in one phase or all; of several calls the first for START, else the last."""
         rows = self.rows(STATE_KINDS, phase)
         ordered = reversed(rows) if phase is Phase.START else rows
         return {tensor_of(self.sites, number): row for row, number in ordered}
 
     def tensors(self, phase: Phase | None = None) -> dict[Tensor, int]:
-        """Checksums of the tensors that were observed, of one phase or of all."""
+        """Checksums by tensor, in one phase or all, without unobserved ones."""
         rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
 
     def left(self, looked_at: int) -> dict[Tensor, int | None]:
-        """Checksums of what optimizers left up to this step, each when it last stepped; None where that is not known.
+        """Checksums that optimizers left by this step, each from its last update; None where a step is missing.
 
         Args:
             looked_at: how many steps are looked at.
@@ -122,7 +122,7 @@ class At:
         return left
 
     def begun(self, looked_at: int) -> dict[Tensor, int]:
-        """Checksums of what a run begins with at this step: the state of each optimizer is recorded when it steps."""
+        """Checksums of start values, and of each optimizer's states when it first steps within `looked_at` steps."""
         begun = dict(self.tensors(Phase.START))
         missing = self._recorded_in(Phase.START, [Kind.OPTIMIZER_STATE]) - begun.keys()
         stepped: set[str] = set()
@@ -136,7 +136,7 @@ class At:
         return begun
 
     def _recorded_in(self, phase: Phase, kinds: Iterable[Kind]) -> set[Tensor]:
-        """The tensors that any step of the run has in a phase."""
+        """Tensors with a site in a phase, in any step of the run."""
         wanted = (self.sites.phase == phase_code(phase)) & of_kinds(self.sites.kind, kinds)
         return {tensor_of(self.sites, number) for number in np.flatnonzero(wanted).tolist()}
 
@@ -148,7 +148,7 @@ class At:
         }
 
     def batches(self) -> dict[str, list[BatchValues]]:
-        """The batches that training read, by loader, in order."""
+        """Batches of training by loader, in order of calls, each as sorted (path, checksum)."""
         sites, loaders = self.sites, dict[str, dict[int, list[tuple[str, int]]]]()
         for row, number in self.rows([Kind.BATCH], Phase.DATA):
             if self.batch.status[row] != Status.NOT_OBSERVED:
@@ -160,7 +160,7 @@ class At:
         }
 
     def random_states(self) -> States:
-        """The states of generators: by generator, phase, module and call their checksum and status."""
+        """(checksum, status) by generator, phase, module and call; draws between modules are left out."""
         sites, states = self.sites, States()
         for row, number in self.rows([Kind.RNG]):
             phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
@@ -171,7 +171,7 @@ class At:
         return states
 
     def numbers(self, kind: Kind, phase: Phase) -> list[Number]:
-        """The records of a kind in a phase, as numbers."""
+        """Records of a kind and phase as numbers; of tensors the mean."""
         sites, rows = self.sites, self.rows([kind], phase)
         return [
             Number(sites.fqn[number], sites.path[number], _scalar(self.batch, row), _moves(self.batch, row))
@@ -180,12 +180,12 @@ class At:
 
 
 def tensor_of(sites: Any, number: int) -> Tensor:
-    """What a site is of, given columns by its number."""
+    """(kind code, FQN, path) of a site."""
     return int(sites.kind[number]), sites.fqn[number], sites.path[number]
 
 
 def _scalar(batch: StepBatch, row: int) -> float | None:
-    """The value of a record of one number; the mean of a tensor. None where it is not known."""
+    """The number in a record's text, else its mean; None where neither is known."""
     try:
         if len(batch.text) and batch.text[row]:
             return float(batch.text[row])
@@ -197,5 +197,6 @@ def _scalar(batch: StepBatch, row: int) -> float | None:
 
 
 def _moves(batch: StepBatch, row: int) -> bool:
+    """Whether a record's minimum or maximum is known and not 0."""
     largest = [batch.floats[name][row] for name in ("min", "max") if name in batch.floats]
     return any(value != 0 for value in largest if not np.isnan(value))

@@ -1,13 +1,11 @@
-"""How far two records are apart.
+"""Distance of two records.
 
-Where both runs stored the whole tensors, the distance is exact. Mostly the tensors are gone; what was kept of each is
-its sketch, a linear map to 16 numbers whose L2 norm estimates that of the tensor. So the norm of the difference of two
-sketches estimates the distance of the two tensors, 0.76 to 1.32 of it at the 5th and 95th percentile. It is set against
-the larger of the two tensors' exact L2 norms: symmetric in a and b, defined when either is zero, and at most 2.
+Exact where both runs stored the whole tensors. Otherwise estimated from sketches, a linear map to 16 numbers: the norm
+of the difference of two sketches is 0.76 to 1.32 of the tensors' L2 distance (5th and 95th percentile). Relative to the
+larger of the two exact L2 norms: symmetric, defined when either is zero, and at most 2.
 
-Values of different shapes have no distance. What several ranks hold without a known place has no shape: it may be cut
-along any dimension. What is equal on all of them may be copies, or parts that happen to be equal, as the zeros that a
-layer begins with. Two such values can only be of different sizes.
+Values of different shapes have no distance. Values gathered from ranks without a known place have no shape, and equal
+values on all ranks may be copies or equal parts: only their sizes can differ.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ WHOLE = ("float", "bfloat", "complex")
 
 
 class Layouts:
-    """Lookup tables over one rank's layouts: what a row's layout number means, as arrays."""
+    """Arrays indexed by layout number of one rank: number of elements, dtype, shape, rounding unit."""
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
@@ -68,7 +66,7 @@ _DTYPES: dict[str, int] = {}
 
 
 def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
-    """L2 norm of each row's tensor from its mean and variance; NaN where absent."""
+    """L2 norm of each row's tensor, from mean and variance; NaN for sparse or nested tensors."""
     mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
     var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
     numel = np.where(layouts.stored[batch.layout[rows]], np.nan, layouts.numel[batch.layout[rows]])
@@ -85,12 +83,12 @@ def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
 
 
 def has_norms(batch: StepBatch) -> bool:
-    """Whether statistics that give the norm were kept."""
+    """Whether the batch has means, variances and counts of NaNs, which give L2 norms."""
     return "mean" in batch.floats and "var" in batch.floats and "nans" in batch.counts
 
 
 def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
-    """Rows of a step whose tensors are NaN throughout: equal to any other such, whatever was computed."""
+    """Mask of rows whose every element is NaN; all False without counts."""
     if "nans" not in batch.counts:
         return np.zeros(len(batch), np.bool_)
     sizes = layouts.numel[batch.layout]
@@ -100,13 +98,7 @@ def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
 def distances(
     a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, layouts_a: Layouts, layouts_b: Layouts
 ) -> tuple[Floats, Floats]:
-    """Distance and scale of each pair of rows.
-
-    Returns:
-        Two float64 arrays: the estimated L2 distance, and the larger of both L2 norms. NaN where a sketch is missing,
-        the shapes differ, one has other NaNs and infinities (sketches leave these out), or a sparse or nested tensor
-        has its values at other places.
-    """
+    """Estimated L2 distance of each pair of rows, and the larger of both L2 norms."""
     count = len(rows_a)
     unknown = np.full(count, np.nan)
     if not count or a.sketch is None or b.sketch is None:
@@ -134,7 +126,7 @@ def distances(
 
 
 def _at_least(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts) -> Floats:
-    """What the distance of each pair is at least, by its statistics: as far apart as norms, extrema and means are."""
+    """Lower bound of each pair's L2 distance, from norms (`sizes`), extrema and means."""
     least = sizes
     for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(layouts.numel[a.layout[rows_a]]))):
         if name in a.floats and name in b.floats:
@@ -152,7 +144,7 @@ def relative(distance: Floats, scale: Floats) -> Floats:
 
 
 def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
-    """Rows with as many NaNs and infinities on both sides, as far as they were counted."""
+    """Mask of pairs with equal counts of NaNs and of each infinity, as far as counted."""
     same = np.ones(len(rows_a), dtype=np.bool_)
     for name in _NOT_FINITE:
         if name in a.counts and name in b.counts:
@@ -161,10 +153,9 @@ def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask
 
 
 def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:
-    """A relative distance in units of rounding: (k, dtype), None where that tells nothing.
+    """A relative distance in rounding units (k, dtype); None above 64 units.
 
-    The unit is the coarser dtype's roundoff; a float32 result as far off as bfloat16 rounds was probably computed in
-    bfloat16, so that unit is tried next.
+    The unit is the coarser dtype's roundoff; above 64, bfloat16's where that gives 0.2 to 1.2.
     """
     units = [name for name in (dtype_a, dtype_b) if name in ROUNDING]
     if not units or rel <= 0:
@@ -178,7 +169,7 @@ def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None
 
 
 def _wide(values: Any) -> npt.NDArray[Any] | None:
-    """A tensor as float64 or complex128; None for what is not a number."""
+    """An array as float64 or complex128; None for a dtype that is not numeric."""
     array = np.asarray(values)
     if array.dtype.kind in "biuf":
         return array.astype(np.float64)
@@ -186,10 +177,9 @@ def _wide(values: Any) -> npt.NDArray[Any] | None:
 
 
 def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
-    """||a - b|| over the larger norm, of two whole tensors of one shape; None where no number tells it.
+    """Relative L2 distance of two whole tensors of one shape.
 
-    None is told of what holds no numbers, and where a NaN or an infinity of one is not in the other: a distance of the
-    rest would be 0 where only that NaN differs. Those that are in both are left out.
+    Elements not finite in either are left out; None where these differ, or a dtype is not numeric.
     """
     one, two = _wide(a), _wide(b)
     if one is None or two is None:
@@ -205,7 +195,7 @@ def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Tensors:
-    """Where both runs keep whole tensors, if they do."""
+    """Whole tensors that both runs stored."""
 
     a: Run
     b: Run
@@ -213,7 +203,7 @@ class Tensors:
     def both(
         self, checksum_a: int, checksum_b: int, shape: tuple[int, ...]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-        """Both tensors as they were stored; None where one was not, or has not that shape."""
+        """Both stored tensors; None where either is missing or has another shape."""
         if not checksum_a or not checksum_b:
             return None
         a = self.a.tensor(checksum_a)
@@ -226,17 +216,20 @@ Held = tuple[int, int]
 
 
 def shapes_differ(a: Summary, b: Summary) -> bool:
-    """Whether two values are of different shapes."""
+    """Whether two values have incompatible shapes (`other_shapes`)."""
     return other_shapes((a.layout, b.layout), ((a.joined, a.ranks), (b.joined, b.ranks)))
 
 
 def shapeless(summary: Summary) -> bool:
-    """Whether a value is what several ranks hold, each its own, without a known place."""
+    """Whether a value was gathered from several ranks without a known place."""
     return summary.joined is Joined.GATHERED and summary.status is Status.OBSERVED
 
 
 def other_shapes(layouts: tuple[Layout, Layout], held: tuple[Held, Held]) -> bool:
-    """Whether values with these layouts, held so by ranks, are of different shapes."""
+    """Whether two layouts have incompatible shapes.
+
+    Gathered values: other numbers of elements. Equal values on all ranks may be parts of the other.
+    """
     one, two = layouts
     if one.shape == two.shape:
         return False
@@ -246,7 +239,10 @@ def other_shapes(layouts: tuple[Layout, Layout], held: tuple[Held, Held]) -> boo
 
 
 def _parts_of(part: Layout, held: Held, whole: Layout) -> bool:
-    """Whether ranks that all hold an equal value may have another one between them, perhaps several times."""
+    """Whether equal values of `part` on all ranks may be parts of `whole`.
+
+    `whole` has n times the elements, and n divides the number of ranks.
+    """
     joined, ranks = held
     times, rest = divmod(whole.numel, max(part.numel, 1))
     return joined == Joined.ALIKE and rest == 0 < times and ranks % times == 0

@@ -1,8 +1,7 @@
-"""What is known of the things that a divergence rests on.
+"""What is known of the things a divergence rests on.
 
-A sentence like "although its inputs are equal" is true only where both runs recorded them and their checksums agree. A
-value that was not recorded, and one that tolerance let pass, are not equal. So for each thing there is one of four
-answers, and decisions ask which thing it is and which answer there is, never how either is worded.
+"Although its inputs are equal" is true only where both runs recorded them with equal checksums: unrecorded values, and
+values within tolerance, are not equal.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Known(Enum):
-    """What is known of a thing in both runs."""
+    """State of a thing in both runs; `least` orders the states."""
 
     EQUAL = "equal"
     WITHIN = "within tolerance"
@@ -30,7 +29,7 @@ class Known(Enum):
 
 
 class Thing(Enum):
-    """What a divergence can rest on: its noun, whether that takes a plural verb, whether a module or tensor has it."""
+    """What a divergence can rest on: (noun, whether plural, whether a module or tensor owns it)."""
 
     RANDOM_AT_START = "the random state at the start of the step", False, False
     DRAWN_FROM = "the random state", False, False
@@ -63,7 +62,7 @@ RANDOM = frozenset({Thing.RANDOM_AT_START, Thing.DRAWN_FROM})
 
 @dataclass(frozen=True)
 class Evidence:
-    """One thing that a divergence rests on.
+    """One thing that a divergence rests on, and what is known of it.
 
     Attributes:
         needed: whether nothing can be concluded where it was not seen.
@@ -79,12 +78,12 @@ class Evidence:
 
 
 def those(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
-    """The evidence with this answer."""
+    """The evidence whose state is `known`."""
     return [fact for fact in evidence if fact.known is known]
 
 
 def answer(states: Codes, *, every: bool = False) -> Known:
-    """What is known of several sites together, given what is known of each.
+    """Joint state of several sites: the first of DIFFERS, UNSEEN (if `every`), FORM, WITHIN, EQUAL; UNSEEN for none.
 
     Args:
         states: of each site, as `Table.state_of` gives them.
@@ -102,7 +101,7 @@ def answer(states: Codes, *, every: bool = False) -> Known:
 
 
 def least(answers: Sequence[Known]) -> Known:
-    """The answer for several things together: the one that says least for them."""
+    """The worst of several states, in the order DIFFERS, UNSEEN, FORM, WITHIN, EQUAL; EQUAL for none."""
     return next(
         (states for states in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if states in answers), Known.EQUAL
     )
@@ -110,7 +109,7 @@ def least(answers: Sequence[Known]) -> Known:
 
 @dataclass(frozen=True)
 class Cause:
-    """What made a divergence.
+    """Role and reason of a divergence, with its evidence.
 
     Attributes:
         role: origin or propagated.
@@ -134,9 +133,9 @@ class Cause:
 
     @property
     def grown(self) -> bool:
-        """Whether it may have grown from what tolerance let pass."""
+        """Whether any evidence is WITHIN, so that the divergence may have grown from a tolerated difference."""
         return bool(those(self.evidence, Known.WITHIN))
 
     def rests_on(self, *things: Thing) -> list[Evidence]:
-        """The evidence of these things."""
+        """The evidence on these things, in order."""
         return [fact for fact in self.evidence if fact.thing in things]

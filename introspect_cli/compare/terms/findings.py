@@ -1,6 +1,6 @@
-"""What a comparison finds beside divergences and settings: each kind of finding as plain data.
+"""Findings of a comparison besides divergences and settings, as plain data.
 
-`render/findings.py` has the forms of each type.
+`render/findings.py` renders each type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Certainty(str, Enum):
-    """How sure an explanation is."""
+    """How certain an explanation is."""
 
     PROVED = "on record"
     """The records of both runs show it."""
@@ -26,7 +26,7 @@ class Certainty(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the records show of the first divergence, and that explains it.
+    """An explanation of the first divergence, from the records.
 
     Attributes:
         code: what it is; `say.py` has the words of each.
@@ -43,7 +43,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class StructureChange:
-    """Something that differs besides numbers and settings: a name, a module, a call, a random state.
+    """A difference besides numbers and settings: a name, module, call or random state.
 
     Attributes:
         change: `renamed`, `only` (one run has it), `merged`, `split`, `calls` or `random`.
@@ -64,7 +64,7 @@ class StructureChange:
 
 @dataclass(frozen=True)
 class StepReach:
-    """The site of a step at which b is furthest from a, in what rounding makes there.
+    """The site of a step with the largest distance relative to the perturbed runs' noise.
 
     Attributes:
         times: its distance over that.
@@ -79,7 +79,7 @@ class StepReach:
 
 @dataclass(frozen=True)
 class Reach:
-    """Whether b stays within what one rounding of the initial parameters does to a.
+    """How far b is from a, relative to runs perturbed by one rounding (`--perturb`).
 
     Attributes:
         seeds: of the perturbed runs.
@@ -97,7 +97,7 @@ class Reach:
 
 
 class Restored(str, Enum):
-    """What became of a part of a checkpoint."""
+    """Whether a part of a checkpoint was restored."""
 
     YES = "restored"
     NO = "not restored"
@@ -106,7 +106,7 @@ class Restored(str, Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of what a resumed run goes on with.
+    """One part of a checkpoint, and whether the resumed run restored it.
 
     Attributes:
         part: its name: `parameters`, `random state of torch`.
@@ -130,7 +130,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a resumed run goes on with.
+    """A resumed run, and which parts of the checkpoint it restored.
 
     Attributes:
         run: `a` or `b`, the resumed run.
@@ -148,15 +148,15 @@ class Resumption:
 
     @property
     def whole(self) -> str:
-        """`b` or `a`, the other run."""
+        """`a` or `b`: the run that was not resumed."""
         return "a" if self.run == "b" else "b"
 
     @property
     def unseen(self) -> tuple[Part, ...]:
-        """The parts that were not recorded and on which something may rest."""
+        """Parts that were not recorded and matter."""
         return tuple(part for part in self.parts if part.state is Restored.UNSEEN and part.matters)
 
     @property
     def lost(self) -> tuple[Part, ...]:
-        """The parts that were not restored and on which something may rest."""
+        """Parts that were not restored and matter."""
         return tuple(part for part in self.parts if part.state is Restored.NO and part.matters)

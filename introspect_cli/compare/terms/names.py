@@ -1,8 +1,6 @@
-"""Names of modules and parameters: what contains what, wrappers stripped, renamed; and trees of modules by their looks.
+"""Names of modules and parameters: ancestors, wrappers, renamings, and module trees.
 
-Capture strips wrappers already; stores imported from elsewhere or written by older versions may not.
-
-Modules that one run only has and that look like one of the other are suggested as renamed: no proof.
+Capture strips wrappers; stores that were imported or written by older versions may hold them.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ FORWARD = frozenset({Phase.FORWARD, Phase.EVAL, Phase.RECOMPUTE})
 
 
 def owner_of(fqn: str) -> str:
-    """The module a parameter or buffer belongs to, or the parent of a module; "" for a root."""
+    """The name without its last component, the parent module: `a.b` for `a.b.c`; "" for a root."""
     return fqn.rpartition(".")[0]
 
 
 def ancestors(fqn: str) -> list[str]:
-    """All modules that contain this name, innermost first."""
+    """All prefixes of a name, innermost first: `a.b`, `a` for `a.b.c`."""
     names = []
     head = fqn.rpartition(".")[0]
     while head:
@@ -42,7 +40,7 @@ def ancestors(fqn: str) -> list[str]:
 
 
 def with_ancestors(names: Iterable[str]) -> set[str]:
-    """These names and those of all modules that contain them."""
+    """The names and all their ancestors."""
     all_names = set(names)
     level = all_names
     while level:  # a level at once: of a million names that is twice as fast as name by name
@@ -53,7 +51,7 @@ def with_ancestors(names: Iterable[str]) -> set[str]:
 
 
 def generator_of(site: Site) -> str:
-    """The random generator that an `rng` record is of: named by its path within a step, by its name at the start."""
+    """Name of the random generator of an `rng` site: its path within a step, else its FQN."""
     return site.path.removesuffix(DRAWN_BEFORE) or site.fqn
 
 
@@ -68,7 +66,7 @@ EVICTED = "(a)"
 
 
 class Source(Enum):
-    """Where it is known from which name of b a name of a is.
+    """How a renaming was found.
 
     Attributes:
         ROOT: of several models of one class, the one that holds the same, or that the same variable holds.
@@ -82,7 +80,7 @@ class Source(Enum):
 
 
 class Renamed(NamedTuple):
-    """The name of b that a module or tensor of a has.
+    """The name in b of a module or tensor of a, and how it was found.
 
     Attributes:
         name: the name in b, of it and of all inside it.
@@ -96,22 +94,21 @@ class Renamed(NamedTuple):
 
 
 def strip_wrappers(fqn: str) -> str:
-    """An FQN without the attributes that compile, FSDP and checkpointing insert.
+    """An FQN without `_orig_mod`, `_fsdp_wrapped_module` and `_checkpoint_wrapped_module`.
 
-    DDP's `.module` is a name that models use too, so that one is stripped directly below a root whose class is
-    a known wrapper only, which capture does.
+    DDP's `.module` is a name that models use too: capture strips it below a known wrapper.
     """
     return _WRAPPED.sub("", fqn) if "._" in fqn else fqn
 
 
 class Renaming(NamedTuple):
-    """A pattern in the FQNs of run a, and what stands for it in run b."""
+    """A pattern of FQNs of a, and its replacement in b."""
 
     old: str
     new: str
 
     def __str__(self) -> str:
-        """As an option of `diff`."""
+        """The option of `diff`: `--rename 'old=new'`."""
         return f"--rename '{self.old}={self.new}'"
 
 
@@ -145,6 +142,7 @@ def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) ->
     compiled = [(re.compile(old), new) for old, new in patterns]
 
     def rename(fqn: str) -> str:
+        """The name after wrappers, patterns in turn, and the longest prefix."""
         name = strip_wrappers(fqn)
         for pattern, new in compiled:
             name = pattern.sub(new, name)
@@ -159,7 +157,7 @@ def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) ->
 
 
 def renamer_of(prefixes: Mapping[str, str]) -> Rename:
-    """The function from run a's FQNs to run b's that such prefixes make; the names as they are where there are none."""
+    """Function that replaces the longest prefix found in `prefixes`; the identity where there are none."""
     return renamer((), prefixes) or str
 
 
@@ -172,7 +170,7 @@ def class_of_root(root: str) -> str:
 
 
 def ambiguous(*runs: Iterable[str]) -> set[str]:
-    """Classes of which a run has more than one root, so that the class says nothing of which is which."""
+    """Classes of which any run has several roots (`Net`, `Net#2`)."""
     counts = [Counter(map(class_of_root, roots)) for roots in runs]
     return {name for count in counts for name, number in count.items() if number > 1}
 
@@ -181,26 +179,26 @@ def ambiguous(*runs: Iterable[str]) -> set[str]:
 
 
 def numbered_children(names: Iterable[str]) -> Counter[str]:
-    """How many children that are named by number each parent has, by the parent's name."""
+    """Number of children with a numeric name (`blocks.0`), by parent."""
     every = (name.rpartition(".") for name in with_ancestors(names))
     return Counter(parent for parent, _, last in every if last.isdecimal())
 
 
 class Tree:
-    """Names in order, so that what is below one of them is a slice."""
+    """Sorted names, where all names below a prefix are one slice."""
 
     def __init__(self, names: Iterable[str]) -> None:
         """Take the names; in the order of recording they are nearly sorted."""
         self._sorted = sorted(names)
 
     def __contains__(self, top: str) -> bool:
-        """Whether a name is there, or one below it."""
+        """Whether `top` or a name below it is there."""
         places = bisect_left(self._sorted, top), bisect_left(self._sorted, f"{top}.")
         following = [self._sorted[place] for place in places if place < len(self._sorted)]
         return any(name == top or name.startswith(f"{top}.") for name in following)
 
     def below(self, top: str) -> list[str]:
-        """The names below a name."""
+        """The names strictly below `top`, sorted."""
         low = bisect_left(self._sorted, f"{top}.")
         return self._sorted[low : bisect_left(self._sorted, f"{top}/", low)]  # "/" comes after "."
 
@@ -211,9 +209,9 @@ Signature = tuple[tuple[str, str, tuple[str, ...]], ...]
 
 
 def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[ModuleInfo]:
-    """The module tree as it is at a step (at first, where None); a module that changes has a row a change.
+    """The modules as they are at `step`, or as first recorded where None.
 
-    An attribute that changes within the step has each of its values, in their order.
+    An attribute that changes within the step has all its values in order: `train, then eval`.
     """
     tree: dict[str, ModuleInfo] = {}
     for module in modules:
@@ -228,7 +226,7 @@ THEN = ", then "
 
 
 def _both(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
-    """A module that is changed within a step, with what it was before."""
+    """The later module, with attributes that changed joined by `THEN`."""
     held, texts = dict(before.attributes), dict(after.attributes)
     for name, text in after.attributes:
         if name in held and held[name].split(THEN)[-1] != text:
@@ -237,7 +235,7 @@ def _both(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
 
 
 class _ModuleTree:
-    """A run's modules as they were recorded first, under the names by which they are compared."""
+    """A run's modules as first recorded, under renamed FQNs."""
 
     def __init__(self, reader: Reader, rename: Rename | None = None) -> None:
         change = rename or str
@@ -249,7 +247,7 @@ class _ModuleTree:
                 self.children.setdefault(module.fqn.rpartition(".")[0], []).append(module)
 
     def signature(self, module: ModuleInfo, *, with_class: bool = True) -> Signature:
-        """A module with all inside it, named relative to it: what it looks like, wherever it is."""
+        """Key by which two modules look alike: relative names, classes and parameters of all modules inside."""
         parts: list[tuple[str, str, tuple[str, ...]]] = []
         stack = [module]
         while stack:
@@ -261,7 +259,7 @@ class _ModuleTree:
 
 
 def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[Renaming, ...]:
-    """Renamings that would align subtrees that only one run has and that look the same."""
+    """Up to five renamings that pair one-sided modules with equal signatures."""
     tree_a, tree_b = _ModuleTree(a, rename), _ModuleTree(b)
     lost, new = _tops_of_one(tree_a, tree_b), _tops_of_one(tree_b, tree_a)
     suggestions = []
@@ -276,7 +274,7 @@ def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[Renami
 
 
 def _tops_of_one(tree: _ModuleTree, other: _ModuleTree) -> list[ModuleInfo]:
-    """Modules that one run only has, and whose parent both have, or that have none."""
+    """One-sided modules without a one-sided parent."""
     tops = []
     for module in tree.modules:
         parent = module.fqn.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""What may change the answer of a comparison; what changes only its look is the renderer's."""
+"""Options that can change the answer of a comparison."""
 
 from __future__ import annotations
 
@@ -45,11 +45,10 @@ class DiffOptions(Selection):
     evaluation: bool | None = None
 
     def between_layouts(self, *, coarse: bool, throughout: bool = False) -> DiffOptions:
-        """The options with the tolerance that different layouts need, where none was asked for.
+        """Options with a default tolerance for runs of different layouts; unchanged if a tolerance is set.
 
-        Between layouts of one training, parameters after AdamW were seen to differ by 2e-5, and by 1e-2 where both runs
-        compute in bfloat16 or float16 (`coarse`): so much may another order of summation change. Where no record says
-        what is computed so, all of it may be (`throughout`).
+        rtol 1e-4; 3e-2 if both runs compute partly (`coarse`, with 1e-4 before) or wholly (`throughout`) in bfloat16 or
+        float16.
         """
         if self.tolerant:
             return self
@@ -58,5 +57,5 @@ class DiffOptions(Selection):
 
     @property
     def tolerant(self) -> bool:
-        """Whether differing checksums may still count as agreeing."""
+        """Whether rtol or atol is above 0."""
         return self.rtol > 0 or self.atol > 0

@@ -40,7 +40,7 @@ _OF_A_SUM = 256**0.5 / ROUNDING_FACTOR
 
 
 def farther(learned: Learned, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> Learned:
-    """Note how far b is from a in a step, in what perturbed runs are, before any of it is let pass."""
+    """`learned` with the step's largest ratio of distance to perturbed noise, and the first over ROUNDING_FACTOR."""
     if not rounded or not len(table.differing):
         return learned
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -55,7 +55,7 @@ def farther(learned: Learned, table: Table, layouts: tuple[Layouts, Layouts], ro
 
 
 class NoiseFloor:
-    """What a run that should equal a differs from it by, per site of a, growing from step to step.
+    """Largest relative distance of a noise run from a so far, per site of a.
 
     Attributes:
         alignment: the sites of a and of that run.
@@ -69,7 +69,7 @@ class NoiseFloor:
         self.unmeasured: Mask = np.zeros(sites, dtype=np.bool_)
 
     def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts) -> None:
-        """Take in one step of a noise run: `table` is run a against it."""
+        """Raise the floor by one step; `table` compares a with the noise run."""
         rel, union = relative(*table.distances((layouts_a, layouts_n))), table.unions
         if self.seed is not None and not _begins_beside(table, rel, _units(table, layouts_a)):
             self.seed = None  # it is no run that begins a rounding beside a
@@ -79,9 +79,9 @@ class NoiseFloor:
         self.unmeasured[table.sites_a[table.only_a]] = True
 
     def of(self, table: Table, layouts_a: Layouts) -> Floats:
-        """The floor of each differing row; where rounding is what is measured, no less than one of its dtype.
+        """Floor of each differing row; for a perturbed run at least one rounding of the dtype.
 
-        A sum over samples is rounded in itself, whatever goes into it: there the least is more.
+        Losses, gradients and states: at least the rounding of a sum over 256 terms.
         """
         floor = np.asarray(self.floor[table.unions])
         if self.seed is None:
@@ -90,7 +90,7 @@ class NoiseFloor:
         return np.asarray(np.maximum(floor, least))
 
     def within(self, table: Table, layouts_a: Layouts, rel: Floats, factor: float) -> Mask:
-        """Differing rows that do not stand out of the noise, by a factor; a perturbed run has one of its kind."""
+        """Mask of rows with `rel` at most `factor` times the floor; a perturbed run uses ROUNDING_FACTOR."""
         factor = factor if self.seed is None else ROUNDING_FACTOR
         floor = self.of(table, layouts_a)
         with np.errstate(invalid="ignore"):
@@ -99,19 +99,19 @@ class NoiseFloor:
 
 
 def _units(table: Table, layouts: Layouts) -> Floats:
-    """One rounding of each differing row's dtype in a."""
+    """Rounding unit of a's dtype for each DIFFERENT row."""
     return np.asarray(layouts.unit[table.a.layout[table.rows_a]])
 
 
 def _begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
-    """Whether no parameter that a step begins with is further from a's than one rounding moves it."""
+    """Whether all start parameters are within `_BESIDE` roundings of a's."""
     alignment, sites = table.alignment, table.unions
     start = (table.kinds == kind_code(Kind.PARAM)) & (alignment.phase[sites] == phase_code(Phase.START))
     return bool((rel[start] <= _BESIDE * units[start]).all())
 
 
 def within_words(reach: Reach) -> str:
-    """That b stays within what rounding does to a, in words: how long, and how near it came to leaving it."""
+    """Clause that b stays within the perturbed noise, over how many steps, and the largest ratio."""
     far, over = reach.furthest, f"over {count(reach.measured, 'step')}"
     if reach.measured < reach.compared:
         over = f"over the {reach.measured:,} of {reach.compared:,} steps that are on record of the perturbed run"
@@ -120,7 +120,7 @@ def within_words(reach: Reach) -> str:
 
 
 def leaves_words(reach: Reach, first: Divergence) -> str:
-    """Where b leaves what rounding does to a, as a sentence to stand before the divergence's; "" where it does not."""
+    """Sentence naming the step at which b exceeds the perturbed noise; "" where it never does."""
     at = reach.left
     if at is None:
         return ""
@@ -132,7 +132,7 @@ def leaves_words(reach: Reach, first: Divergence) -> str:
 
 
 def measured_by_one(reach: Reach) -> str:
-    """That b left what a single perturbed run measured; "" where there are several, or b stays within it."""
+    """Note that a single perturbed run measured the noise b exceeded; "" otherwise."""
     if len(reach.seeds) > 1 or reach.left is None:
         return ""
     return (
@@ -142,7 +142,7 @@ def measured_by_one(reach: Reach) -> str:
 
 
 def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, foreign: bool) -> list[str]:
-    """Sentences on runs whose initial parameters were moved; `foreign` where one among the noise is none of a."""
+    """Notes on perturbed runs; `foreign`: one given as noise does not start a rounding beside a."""
     seeds = (("a", perturbed_by(manifest_a)), ("b", perturbed_by(manifest_b)))
     notes = [
         f"Run {name} is not an ordinary run: its initial parameters were moved by one rounding (--perturb {seed})."
@@ -158,6 +158,6 @@ def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, f
 
 
 def furthest_of(reaches: Iterable[Reach | None]) -> Reach | None:
-    """What was measured on the rank where b goes furthest; None without perturbed runs."""
+    """The reach with the largest ratio; None without any."""
     every = [reach for reach in reaches if reach is not None]
     return max(every, key=lambda reach: reach.furthest.times if reach.furthest is not None else 0.0, default=None)

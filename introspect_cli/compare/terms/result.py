@@ -1,7 +1,6 @@
-"""The answer of a comparison, as plain data.
+"""The answer of a comparison, as plain frozen dataclasses.
 
-A comparison is asserted on by tests, scripts and drawn by several renderers, so its answer knows nothing of
-terminals, stores or arrays: frozen dataclasses all the way down.
+Tests, scripts and several renderers use it, so it knows nothing of terminals, stores or arrays.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ RESOLUTION = 1e-7
 
 
 class Verdict(str, Enum):
-    """What came out of it."""
+    """The verdict of a comparison."""
 
     SAME = "same"
     DIVERGED = "diverged"
@@ -35,14 +34,14 @@ class Verdict(str, Enum):
 
 
 class Role(str, Enum):
-    """Whether a divergence began here or arrived from elsewhere."""
+    """Whether a divergence is an origin or follows from another."""
 
     ORIGIN = "origin"
     PROPAGATED = "propagated"
 
 
 class Size(str, Enum):
-    """How large a divergence is, as a class; `size.py` has the rule."""
+    """Size class of a divergence; `size.py` has the rule."""
 
     ROUNDING = "rounding"
     MORE = "more than rounding"
@@ -106,13 +105,13 @@ class Divergence:
 
     @property
     def step_words(self) -> str:
-        """The step as its framework calls it, too; of both runs, where they differ."""
+        """The step with framework labels, in both runs where they differ: `step 3 (epoch 1)`."""
         return both_words(self.step, self.labels, self.step_b, self.labels_b)
 
 
 @dataclass(frozen=True)
 class SettingChange:
-    """A setting that differs.
+    """A setting that differs, and how well it explains the first divergence.
 
     Attributes:
         source: where it was found: `hyperparameter`, `command`, `environment`, `packages`, `sources`, ...
@@ -133,7 +132,7 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that the first divergence rests on.
+    """One thing the first divergence rests on, and what is known of it.
 
     Attributes:
         thing: what it is: `inputs`, `parameters`, `random_at_start`, ...
@@ -152,7 +151,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What may have caused the first divergence: a changed statement, or a setting that differs.
+    """A possible cause of the first divergence: a changed statement or setting.
 
     Attributes:
         kind: `statement` or `setting`.
@@ -173,7 +172,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Counts:
-    """How much was compared.
+    """Number of steps and records compared, by outcome.
 
     Attributes:
         steps_a: steps in run a, all ranks' largest.
@@ -204,7 +203,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class DivergenceMap:
-    """Modules by steps.
+    """Largest relative distances by module and step.
 
     Attributes:
         modules: FQNs in execution order.
@@ -226,7 +225,7 @@ class DivergenceMap:
 
 @dataclass(frozen=True)
 class TreeNode:
-    """A module and how it fared at the first diverging step.
+    """A module and its state in the first diverging step.
 
     Attributes:
         fqn: fully qualified name.
@@ -261,7 +260,7 @@ class StripCell:
 
 @dataclass(frozen=True)
 class Separate:
-    """What came out for training alone, or for evaluation alone.
+    """The answer for training alone, or for evaluation alone.
 
     Attributes:
         verdict: same, diverged or undecided.
@@ -278,7 +277,7 @@ class Separate:
 
 @dataclass(frozen=True)
 class Origin:
-    """A value that differs and rests on nothing that differs.
+    """A divergence that rests on nothing that differs.
 
     Attributes:
         sentence: what differs and why, as a clause.
@@ -299,7 +298,7 @@ F = TypeVar("F", bound=Beside)
 
 @dataclass(frozen=True)
 class DiffResult:
-    """Everything a comparison found.
+    """The complete answer of a comparison.
 
     Attributes:
         a: path of run a, as given.
@@ -356,38 +355,38 @@ class DiffResult:
     subject: str = "runs"
 
     def every(self, kind: type[F]) -> tuple[F, ...]:
-        """Its findings of a type, in order."""
+        """Findings of type `kind`, in order."""
         return tuple(one for one in self.findings if isinstance(one, kind))
 
     def with_findings(self, kind: type[F], findings: Iterable[F]) -> DiffResult:
-        """The answer with these findings of a type and no others of it."""
+        """The answer with `findings` as the only ones of type `kind`."""
         return replace(self, findings=(*(one for one in self.findings if not isinstance(one, kind)), *findings))
 
     def unexplained(self) -> DiffResult:
-        """The answer without what explains its first divergence, where another one takes its place."""
+        """The answer without head, evidence, findings and causes of the first divergence."""
         return replace(self, head="", also=(), rests_on=(), explains=(), causes=())
 
     @property
     def structure(self) -> tuple[StructureChange, ...]:
-        """What differs besides numbers and settings."""
+        """Structural changes: names, modules, calls and random states."""
         return self.every(StructureChange)
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """All that differs and rests on nothing that differs, in the first diverging step; the first leads."""
+        """All origins of the first diverging step, the first divergence first."""
         return self.every(Origin)
 
     @property
     def code(self) -> CodeChanges | None:
-        """How the source files differ; None where either run has no digests of them."""
+        """Changes of source files; None where either run has no digests."""
         return next(iter(self.every(CodeChanges)), None)
 
     @property
     def resumed(self) -> Resumption | None:
-        """What a resumed run goes on with; None where neither is resumed."""
+        """What a resumed run restored; None where neither run is resumed."""
         return next(iter(self.every(Resumption)), None)
 
     @property
     def reach(self) -> Reach | None:
-        """How far rounding carries run a, and b beside it; None without perturbed runs given as noise."""
+        """Distance of b from a relative to runs perturbed by one rounding; None without such runs as noise."""
         return next(iter(self.every(Reach)), None)

@@ -1,8 +1,7 @@
-"""Two ranks' site tables put side by side.
+"""Site tables of two ranks under one numbering.
 
-Each run interns its sites in the order they came up, so the same site has two numbers. Both are mapped once onto
-one numbering, the *union*: a's own numbers, then the sites only b has. From there on every step is matched with
-integer arrays alone. What a site is called is looked up only for the few that are shown or reasoned about.
+Each run numbers its sites in order of appearance. Both are mapped once onto the *union*: a's numbers, then the sites of
+b alone. Steps are then matched with integer arrays; names are looked up only for what is shown or reasoned about.
 """
 
 from __future__ import annotations
@@ -40,23 +39,23 @@ _PHASE_CODE = {phase.value: code for code, phase in enumerate(PHASES)}
 
 
 def kind_code(kind: Kind) -> int:
-    """The small integer that stands for a kind in arrays."""
+    """Integer code of a kind in arrays."""
     return KIND_CODES[kind.value]
 
 
 def phase_code(phase: Phase) -> int:
-    """The small integer that stands for a phase in arrays."""
+    """Integer code of a phase in arrays."""
     return _PHASE_CODE[phase.value]
 
 
 def of_kinds(codes: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> Mask:
-    """Which kind codes are of some kinds."""
+    """Mask of codes that are of any of `kinds`."""
     return np.isin(codes, [kind_code(kind) for kind in kinds])
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Sites, column by column, names as they are compared."""
+    """Sites as columns, under compared names."""
 
     keys: npt.NDArray[np.uint64]
     phase: npt.NDArray[np.uint8]
@@ -71,16 +70,16 @@ class Columns:
 
     @cached_property
     def text(self) -> str:
-        """All FQNs, a line each: a million are looked through at once."""
+        """All FQNs joined by newlines, for a fast search."""
         return "\n".join(self.fqn)
 
     def of(self, names: AbstractSet[str]) -> Ids:
-        """The sites that have one of the names."""
+        """Numbers of sites with one of the names."""
         return np.flatnonzero(np.fromiter(map(names.__contains__, self.fqn), np.bool_, len(self.fqn)))
 
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
-    """The columns of a store's site table, FQNs renamed and keys recomputed where a name changed.
+    """Columns of a store's site table, with FQNs renamed and keys recomputed where a name changed.
 
     Raises:
         StoreError: a phase or kind is not one.
@@ -137,29 +136,29 @@ class Alignment(Columns):
 
     @property
     def size(self) -> int:
-        """How many sites there are in all."""
+        """Number of sites in the union."""
         return len(self)
 
     @cached_property
     def ids(self) -> tuple[Ids, Ids]:
-        """Site number to union number, of a and of b."""
+        """Maps from site number to union number, of a and of b."""
         return np.arange(len(self.a), dtype=np.int64), self.b_ids
 
     @cached_property
     def evaluating(self) -> Mask:
-        """Which sites belong to evaluation, by union number."""
+        """Mask of sites of evaluation (`evaluating`)."""
         return evaluating(self.phase, self.fqn)
 
     @cached_property
     def in_both(self) -> Mask:
-        """Which sites both runs have, at any step, by union number."""
+        """Mask of sites that both runs have in any step."""
         shared = np.zeros(self.size, dtype=np.bool_)
         shared[self.b_ids[self.b_ids < len(self.a)]] = True
         return shared
 
     @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
-        """Union numbers of every FQN."""
+        """Union numbers by FQN."""
         by_name: dict[str, list[int]] = {}
         for index, name in enumerate(self.fqn):
             by_name.setdefault(name, []).append(index)
@@ -170,11 +169,7 @@ class Alignment(Columns):
         return {}
 
     def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
-        """Union numbers of what a call of a module has of a kind, on all paths.
-
-        A module that is called thousands of times in a step is asked for thousands of times, so its calls are looked
-        through once.
-        """
+        """Union numbers of one call's sites of a kind, over all paths; cached per module."""
         calls = self._by_call.get(fqn)
         if calls is None:
             calls = self._by_call[fqn] = {}
@@ -195,12 +190,12 @@ class Alignment(Columns):
 
     @cached_property
     def around(self) -> tuple[set[str], set[str]]:
-        """The FQNs that a has, and b, at any step, with all that is around them."""
+        """FQNs of a, and of b, with all ancestors."""
         return with_ancestors(self.names_a), with_ancestors(self.names_b)
 
     @cached_property
     def b_class(self) -> dict[int, str]:
-        """Union number to the class run b has there, where it differs from run a's."""
+        """Class in b by union number, where it differs from the class in a."""
         classes = {}
         for index, union in enumerate(self.b_ids):
             if union < len(self.a) and self.b.module_class[index] != self.a.module_class[union]:
@@ -218,13 +213,13 @@ class Alignment(Columns):
         )
 
     def mask(self, kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
-        """Which sites count: never settings, and only what was selected."""
+        """Mask of selected sites (`selected`), settings left out."""
         counted = selected(self.kind, self.fqn, kinds, modules)
         return counted & ~of_kinds(self.kind, SETTING_KINDS)
 
 
 def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
-    """Which sites are of the kinds (all where empty) and match a glob (all where empty), given their columns."""
+    """Mask of sites of any of `kinds` (empty: all) whose name matches any glob in `modules` (empty: all)."""
     mask = np.full(len(fqn), True)
     if kinds:
         mask &= of_kinds(kind, kinds)
@@ -235,7 +230,7 @@ def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind]
 
 
 def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
-    """Which sites belong to evaluation, given their columns: its calls and batches, and what its own copies hold."""
+    """Mask of sites in the evaluation phase, or of evaluation copies of a model."""
     mask = phase == phase_code(Phase.EVAL)
     copies = {name for name in set(fqn) if EVALUATED in name.partition(".")[0]}
     if copies:
@@ -255,7 +250,7 @@ def align(a: Columns, b: Columns) -> Alignment:
 
 
 def _numbers(a: Columns, b: Columns) -> tuple[Ids, Ids]:
-    """Of each site of b its union number, and b's numbers of those that only b has."""
+    """(union number of each site of b, numbers of sites of b alone)."""
     count, every = len(a), np.arange(len(b), dtype=np.int64)
     if not count:
         return every, every

@@ -36,7 +36,7 @@ tolerance, different, not seen by a run, only in a, or b, different though nothi
 
 
 class Because(IntEnum):
-    """Which rule gave a row its state, as far as anybody asks."""
+    """The rule that gave a row its state, where anything asks."""
 
     RECORDS = 0
     """The records themselves, or a rule that nobody asks for."""
@@ -51,19 +51,19 @@ class Because(IntEnum):
 
 
 class Learned(NamedTuple):
-    """What a walk over the steps has learned.
+    """Knowledge passed from step to step.
 
     Attributes:
         coarse: the first step that may begin with what was rounded to bfloat16 or float16; None while none may.
         unsettled: parameters whose gradient was seen to be nothing but rounding, each with the step since when, and
             whether that was so of some elements only.
-        let_pass: those of which something beyond the tolerance was let pass.
+        let_pass: those parameters for which a difference beyond the tolerance was marked WITHIN.
         factor: how many times smaller than those of a the gradients inside the backward pass of b are (negative: how
             many times larger), where ranks or microbatches are put together; None while that was not seen.
         units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
         flows_back: whether gradients that were chosen are compared by that factor.
-        furthest: where b is furthest from a, in what rounding makes.
-        left: where b first leaves that.
+        furthest: site with the largest distance of b relative to the perturbed noise.
+        left: first site at which b exceeds it; None while it does not.
     """
 
     coarse: int | None = None
@@ -77,17 +77,17 @@ class Learned(NamedTuple):
 
     @property
     def smaller(self) -> float:
-        """By what the gradients of b are smaller, as far as that was seen."""
+        """Factor by which b's backward gradients have to be multiplied to match a's; 1.0 while unknown."""
         return 1.0 if self.factor is None else self.factor if self.factor > 0 else -1.0 / self.factor
 
     @property
     def times(self) -> float | None:
-        """How many times those of a these gradients of b are; None where that was not seen."""
+        """Ratio of b's backward gradients to a's; None while unknown."""
         return None if self.factor is None else 1 / self.smaller
 
 
 class Half(NamedTuple):
-    """What one run recorded in a step.
+    """One run's records of a step.
 
     Attributes:
         batch: its records, as the store's columns.
@@ -113,8 +113,8 @@ class Table:
         state: int8 (n,), `EQUAL` and so on.
         because: int8 (n,), which pass decided the state; see `Because`.
         chosen: bool (n,), whether it was selected to be compared.
-        cause: bool (n,), whether it diverges as a cause, which explains and decides nothing.
-        left: sites of tensors at the start of the step of which one run has only what the step before left.
+        cause: bool (n,), whether it diverges but does not count as a divergence (random states, one-sided names).
+        left: sites of start values that were copied from the end of the previous step in one run.
     """
 
     alignment: Alignment
@@ -137,18 +137,18 @@ class Table:
     # --- other tables
 
     def marked(self, rows: Ids | Mask, state: int, because: Because = Because.RECORDS) -> Table:
-        """The table with another state of some rows."""
+        """The table with `state` and `because` set for some rows."""
         states, reasons = self.state.copy(), self.because.copy()
         states[rows], reasons[rows] = state, because
         return replace(self, state=states, because=reasons)
 
     def of(self, rows: Ids | Mask) -> Table:
-        """Only some rows, in this order."""
+        """The table with only these rows, in this order."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return replace(self, **columns)
 
     def keeping(self, rows: Mask) -> Table:
-        """The table in which only these rows can diverge: of the others, nothing is known."""
+        """The table where other diverging rows become NOT_SEEN (both runs) or ABSENT (one-sided)."""
         others = self.diverging & ~rows
         if not others.any():
             return self
@@ -159,73 +159,73 @@ class Table:
 
     @cached_property
     def diverging(self) -> Mask:
-        """Rows that differ, or that one run alone has."""
+        """Mask of rows that are DIFFERENT, ONLY_A or ONLY_B."""
         return np.asarray((self.state == DIFFERENT) | (self.state == ONLY_A) | (self.state == ONLY_B))
 
     @property
     def diverged(self) -> int:
-        """How many records diverge, one-sided ones included."""
+        """Number of diverging rows."""
         return int(self.diverging.sum())
 
     @cached_property
     def one_sided(self) -> Mask:
-        """Rows that one run alone has."""
+        """Mask of rows without a record of a, or of b."""
         return np.asarray((self.row_a < 0) | (self.row_b < 0))
 
     @cached_property
     def differing(self) -> Ids:
-        """Rows of both runs that differ."""
+        """Rows that are DIFFERENT."""
         return np.flatnonzero(self.state == DIFFERENT)
 
     @property
     def rows_a(self) -> Ids:
-        """Rows of a's records that differ from their partners."""
+        """Rows in a's batch of the DIFFERENT rows."""
         return np.asarray(self.row_a[self.differing])
 
     @property
     def rows_b(self) -> Ids:
-        """Those partners, in the same order."""
+        """Rows in b's batch of the DIFFERENT rows, in the same order."""
         return np.asarray(self.row_b[self.differing])
 
     @property
     def unions(self) -> Ids:
-        """The sites of the rows that differ."""
+        """Sites of the DIFFERENT rows."""
         return np.asarray(self.site[self.differing])
 
     def distances(self, layouts: tuple[Layouts, Layouts]) -> tuple[Floats, Floats]:
-        """The estimated L2 distance of each of them, and the larger of both L2 norms; NaN where that is not known."""
+        """Estimated L2 distance of each DIFFERENT row, and the larger L2 norm; NaN where unknown."""
         return distances(self.a, self.b, self.rows_a, self.rows_b, *layouts)
 
     @property
     def halves(self) -> tuple[Half, Half]:
-        """What a and b recorded."""
+        """Records of a and of b."""
         return Half("a", self.a, self.sites_a, self.only_a), Half("b", self.b, self.sites_b, self.only_b)
 
     @property
     def pairs(self) -> tuple[tuple[StepBatch, Ids], tuple[StepBatch, Ids]]:
-        """Of a and of b, its records and the rows of those that differ from their partners."""
+        """(batch, rows of the DIFFERENT records), of a and of b."""
         return (self.a, self.rows_a), (self.b, self.rows_b)
 
     @cached_property
     def kinds(self) -> npt.NDArray[np.uint8]:
-        """Kind codes of the rows that differ."""
+        """Kind codes of the DIFFERENT rows."""
         return np.asarray(self.alignment.kind[self.unions])
 
     @cached_property
     def only_a(self) -> Ids:
-        """Rows of a's records that b should have and has not."""
+        """Rows in a's batch that are ONLY_A."""
         return np.asarray(self.row_a[self.state == ONLY_A])
 
     @cached_property
     def only_b(self) -> Ids:
-        """Rows of b's records that a should have and has not."""
+        """Rows in b's batch that are ONLY_B."""
         return np.asarray(self.row_b[self.state == ONLY_B])
 
     # --- order
 
     @cached_property
     def order(self) -> npt.NDArray[np.float64]:
-        """Each row's place in a's sequence; what b alone has stands before the next record that both have."""
+        """Place of each row in a's sequence; rows of b alone come just before the next common record."""
         sequence_a = self.a.sequence.astype(np.float64)
         order = np.where(self.row_a >= 0, sequence_a[self.row_a] if len(sequence_a) else np.inf, np.inf)
         alone_b = self.row_b[self.row_a < 0]
@@ -244,7 +244,7 @@ class Table:
 
     @cached_property
     def in_order(self) -> Ids:
-        """The diverging rows, the earliest first."""
+        """Diverging rows sorted by `order`, then by b's sequence."""
         rows = np.flatnonzero(self.diverging)
         sequence_b = self.b.sequence
         of_b = self.row_a[rows] < 0
@@ -253,31 +253,31 @@ class Table:
 
     @cached_property
     def divergences(self) -> Table:
-        """A table of the diverging rows alone, the earliest first."""
+        """Table of the diverging rows, in order."""
         return self.of(self.in_order)
 
     # --- by site
 
     @cached_property
     def sites_a(self) -> Ids:
-        """Sites of a's records, by their row."""
+        """Site of each row of a's batch."""
         return self.a.site.astype(np.int64)
 
     @cached_property
     def sites_b(self) -> Ids:
-        """Sites of b's records, by their row."""
+        """Site of each row of b's batch, in union numbers."""
         return np.asarray(self.alignment.b_ids[self.b.site])
 
     @cached_property
     def state_of(self) -> Codes:
-        """What is known of every site of the alignment; DIFFERENT for what one run alone has."""
+        """State by site; DIFFERENT for ONLY_A and ONLY_B, ABSENT for sites not in the step."""
         states = np.full(self.alignment.size, ABSENT, dtype=np.int8)
         states[self.site] = np.where((self.state == ONLY_A) | (self.state == ONLY_B), DIFFERENT, self.state)
         return states
 
     @cached_property
     def order_of(self) -> npt.NDArray[np.float64]:
-        """When each site was recorded in run a; infinity where it was not."""
+        """Order by site in run a; infinity where a has no record."""
         order = np.full(self.alignment.size, np.inf)
         order[self.sites_a] = self.a.sequence
         return order
@@ -288,14 +288,14 @@ class Table:
         return {side: {site: row for row, site in enumerate(sites.tolist())} for side, sites in sides}
 
     def rows_of(self, side: str) -> dict[int, int]:
-        """A side's row of each site that it recorded, in its order."""
+        """Batch row by site, of one run."""
         return self._rows_of[side]
 
     def _record(self, site: int, side: str) -> tuple[int | None, StepBatch]:
         return self._rows_of[side].get(site), self.a if side == "a" else self.b
 
     def status(self, site: int, side: str) -> Status | None:
-        """How much of a site was seen; None where the side has no record of it."""
+        """Status of a site in one run; None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else Status(int(batch.status[row]))
 
@@ -305,12 +305,12 @@ class Table:
         return None if row is None else int(batch.checksum[row])
 
     def sequence(self, site: int, side: str) -> int | None:
-        """When a side recorded a site; None where it did not."""
+        """Sequence number of a site in one run; None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else int(batch.sequence[row])
 
     def sketch(self, site: int, side: str) -> Any:
-        """A site's sketch, float64 (16,); None where there is none, or where it is not finite."""
+        """Sketch of a site in one run as float64 (16,); None without one, or where not finite."""
         row, batch = self._record(site, side)
         sketch = None if row is None or batch.sketch is None else batch.sketch[row].astype(np.float64)
         return sketch if sketch is not None and np.isfinite(sketch).all() else None
@@ -321,7 +321,7 @@ class Table:
         return None if a is None or b is None else (a, b)
 
     def plain(self, site: int, side: str) -> str | None:
-        """A value's text, or a scalar tensor's value."""
+        """Text of a value, or mean of a tensor as text; None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else plain_of(batch, row)
 
@@ -334,14 +334,14 @@ _COLUMNS = ("site", "row_a", "row_b", "state", "because", "chosen", "cause")
 
 
 def plain_of(batch: StepBatch, row: int) -> str | None:
-    """A value's text, or a scalar tensor's value."""
+    """Text of a value, or mean of a tensor as text (`0.1`); None where both are missing."""
     if batch.text[row] or "mean" not in batch.floats:
         return _short(batch.text[row]) or None
     return f"{float(batch.floats['mean'][row]):g}"
 
 
 def _short(text: str) -> str:
-    """A number without the digits that float repr adds; other texts as they are."""
+    """A decimal number with at most six digits; other texts unchanged."""
     try:
         return f"{float(text):.6g}" if re.match(r"^-?[\d.]", text) and "." in text else text
     except ValueError:

@@ -1,8 +1,7 @@
-"""What a capture was told to watch, as its manifest says: which sites that means, and the notes on it.
+"""What a capture was told to record, by its manifest: the sites concerned, and notes.
 
-A site that only one run has may mean that the model changed, or just that the other capture was told not to look.
-The manifests tell which. A run that was made of somebody's arrays lists some values, and need not know which came
-first: that it lacks one says only that nobody wrote it there.
+A one-sided site may be a change of the model, or a kind the other capture left out; the manifests tell. A run made from
+a list of arrays proves nothing by what it lacks.
 """
 
 from __future__ import annotations
@@ -41,35 +40,35 @@ _CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env"
 
 
 def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
-    """Kinds a run watched for; empty where it does not say."""
+    """Kinds a run was told to record; empty where its manifest names none."""
     return frozenset(map(str, manifest.get("observed", ())))
 
 
 def chooses_modules(manifest: dict[str, Any]) -> bool:
-    """Whether a capture was told to leave modules out."""
+    """Whether a capture was limited to some modules (`modules`, `exclude`, `max_depth`)."""
     options = manifest.get("options", {})
     return any(options.get(name) not in (None, []) for name in _FILTERS)
 
 
 def lists(manifest: dict[str, Any]) -> bool:
-    """Whether a run lists values that were written elsewhere, so that what it lacks means nothing."""
+    """Whether a run is a list of values written elsewhere, whose gaps mean nothing."""
     return manifest.get("listed") is True
 
 
 def ordered(manifest: dict[str, Any]) -> bool:
-    """Whether the order of a run's records is that in which they were computed."""
+    """Whether a run's records are in the order of computation."""
     return manifest.get("ordered") is not False
 
 
 def passes_over(manifest: dict[str, Any], step: int) -> bool:
-    """Whether an evaluation ran in a step that a capture was not asked to record."""
+    """Whether an evaluation ran in this step and was not recorded."""
     spans = manifest.get("passed_over")
     pairs = [span for span in spans if isinstance(span, list) and len(span) == 2] if isinstance(spans, list) else []
     return any(isinstance(low, int) and isinstance(high, int) and low <= step <= high for low, high in pairs)
 
 
 def ran_unseen(manifest: dict[str, Any], phase: Phase) -> list[str]:
-    """What of the models ran in a phase without being seen, in words: methods of the outermost modules, or modules."""
+    """Methods and modules that ran unobserved in a phase: `Net.generate()`; outermost only."""
     unseen = manifest.get("ran_unseen")
     entries = {name: of for name, of in unseen.items() if isinstance(of, dict)} if isinstance(unseen, dict) else {}
     ran = {name: of[phase.value] for name, of in entries.items() if isinstance(of.get(phase.value), list)}
@@ -82,30 +81,30 @@ def ran_unseen(manifest: dict[str, Any], phase: Phase) -> list[str]:
 
 
 def stopped_within(manifest: dict[str, Any]) -> bool:
-    """Whether a run was stopped within its last step: by an interrupt, or an exit code that is no success."""
+    """Whether a run was cut off in its last step by an interrupt or an exit code other than 0."""
     how, code = manifest.get("how"), manifest.get("exit_code")
     failure = how == "exit" and isinstance(code, int) and code != 0
     return manifest.get("remainder") is True and (how == "interrupt" or failure)
 
 
 def failed(manifest: dict[str, Any]) -> bool:
-    """Whether part of the capture itself failed, so that the run lacks what it would have recorded."""
+    """Whether part of the capture failed."""
     return bool(manifest.get("failures"))
 
 
 def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Options that narrow what is observed and differ, where both manifests name them."""
+    """Names of narrowing options that both manifests have with other values."""
     one, two = (manifest.get("narrowing", {}) for manifest in (manifest_a, manifest_b))
     return [name for name in one if name in two and one[name] != two[name]]
 
 
 def notices_all_draws(manifest: dict[str, Any]) -> bool:
-    """Whether a capture noticed every draw from a default generator, and by the right module."""
+    """Whether every draw from a default generator was recorded: draws recorded, and no module left out."""
     return draws_recorded(manifest) and not chooses_modules(manifest)
 
 
 def draws_recorded(manifest: dict[str, Any]) -> bool:
-    """Whether a capture looked for draws wherever it recorded something of the forward pass."""
+    """Whether a capture recorded draws within steps, and random states."""
     return manifest.get("draws") is True and Kind.RNG.value in observed_kinds(manifest)
 
 
@@ -115,9 +114,11 @@ def draws_recorded(manifest: dict[str, Any]) -> bool:
 def covered(
     alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, same_start: bool
 ) -> tuple[Mask, Mask]:
-    """By site, whether it is a divergence that a alone has it, and that b alone has it.
+    """Masks of sites that are divergences if a alone, or b alone, has them.
 
-    Where the captures did not begin at the same step, what `start` recorded has no partner.
+    None are if a capture failed or a run lists values. Left out are kinds that the other run did not record,
+    recomputation, draws, accelerator states, sites that differing options explain, and start values if `same_start` is
+    False.
     """
     masks = []
     broken = failed(manifest_a) or failed(manifest_b)
@@ -142,7 +143,7 @@ def covered(
 
 
 def _hidden_by(alignment: Alignment, option: str) -> Mask:
-    """Sites that one run may have alone because an option differs; all of them for an option that is not known."""
+    """Mask of sites that may be one-sided because this option differs; all for an unknown option."""
     kinds = _CONCERNS.get(option)
     if kinds is None:
         return np.full(alignment.size, option not in _CONCERN_NO_SITES)
@@ -157,9 +158,9 @@ def _hidden_by(alignment: Alignment, option: str) -> Mask:
 
 
 def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
-    """Random states within a step, where the captures looked at the generators at different moments; else none.
+    """Mask of random states within a step, if the captures recorded them at other moments; else all False.
 
-    What is recorded is the state at the look before: with fewer looks, the same name holds an earlier state.
+    A recorded state is that at the previous check: with fewer checks the same name holds an earlier state.
     """
     hiding = {*_FILTERS, "compile"} | ({"eval"} if alignment.evaluating.any() else set())
     alike = hiding.isdisjoint(narrowed(manifest_a, manifest_b))
@@ -175,13 +176,13 @@ _LOOKS = (MODULE_KINDS, (Kind.BATCH,), (Kind.LOSS,))
 
 
 def _draws(alignment: Alignment) -> Mask:
-    """Random states within a step, which only a run that draws there has: they explain what differs, if anything."""
+    """Mask of random states within a step."""
     within = alignment.phase != phase_code(Phase.START)
     return np.asarray((alignment.kind == kind_code(Kind.RNG)) & within)
 
 
 def _accelerator_rng(alignment: Alignment) -> Mask:
-    """Random states of devices that one machine only may have, and of variables that one script only may have."""
+    """Mask of random states of accelerators (`cuda:0`) and of script variables."""
     mask = alignment.kind == kind_code(Kind.RNG)
     for site in np.flatnonzero(mask):
         mask[site] = (
@@ -194,7 +195,7 @@ def _accelerator_rng(alignment: Alignment) -> Mask:
 
 
 def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Sentences on what the captures were told to watch, where that differs."""
+    """Notes on options of the captures that differ, or that a run is a list."""
     listing = [name for name, manifest in (("a", manifest_a), ("b", manifest_b)) if lists(manifest)]
     if listing:
         text = "lists values that were written elsewhere: what it does not list is not compared."
@@ -225,7 +226,7 @@ def _asked(value: object) -> object:
 
 
 def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """What the captures themselves say they could not see."""
+    """Notes on what each manifest says could not be observed."""
     notes = []
     unseen_a, unseen_b = (
         [str(text) for text in manifest.get("not_observed") or [] if isinstance(text, str)]

@@ -1,4 +1,4 @@
-"""Sites, distances and evidence in plain words."""
+"""Wording of sites, distances and evidence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def far(divergence: Divergence) -> str:
-    """How far apart a and b are, in units people know; "" where unknown."""
+    """Distance of a and b: shapes, dtypes, NaN counts, relative L2 with rounding units; "" where unknown."""
     rel, a, b = divergence.rel_l2, divergence.a, divergence.b
     if a is None or b is None:
         return ""
@@ -41,7 +41,7 @@ _PERMUTED = 1e-3
 
 
 def same_values(divergence: Divergence) -> bool:
-    """Whether b holds the values of a in another order, as far as extrema and moments tell: rows, channels, samples."""
+    """Whether b has a's values in another order, by equal layout, extrema, zeros and moments."""
     a, b, rel = divergence.a, divergence.b, divergence.rel_l2
     if a is None or b is None or rel is None or rel < _PERMUTED or a.layout != b.layout or a.layout.numel < 2:
         return False
@@ -63,13 +63,13 @@ def same_values(divergence: Divergence) -> bool:
 
 
 def how_far(divergence: Divergence) -> str:
-    """How far apart a and b are, in brackets after a blank, for the middle of a sentence; "" where unknown."""
+    """`far` in brackets after a blank; "" where unknown."""
     distance = far(divergence)
     return f" ({distance})" if distance else ""
 
 
 def what_diverges(divergence: Divergence) -> str:
-    """That a record differs, and by how much, or that one run alone has it, as a clause."""
+    """Clause: `x differs (distance)`, or `only a has x`."""
     name = what(divergence.site, divergence.module_class)
     if divergence.only:
         return f"only {divergence.only} has {name}"
@@ -77,7 +77,7 @@ def what_diverges(divergence: Divergence) -> str:
 
 
 def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
-    """A relative distance in words; `coarser` where the rounding of a coarser dtype than these is worth a thought."""
+    """A relative L2 in words; `coarser` allows rounding units of a dtype coarser than both."""
     if rel < RESOLUTION:
         return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
     unit = rounding(rel, dtype_a, dtype_b)
@@ -100,7 +100,7 @@ def key_of(path: str) -> str:
 
 
 def is_kept(site: Site) -> bool:
-    """Whether it is a copy of what is trained that the script keeps, and nothing that it saves."""
+    """Whether a site is a copy of trained tensors that the script keeps (EMA), not a saved file."""
     return site.kind is Kind.PRODUCT and site.phase is Phase.OPTIMIZER
 
 
@@ -145,6 +145,7 @@ def _collective(site: Site) -> str:
 
 
 def _random_state(site: Site, call: str) -> str:
+    """A random state in words, by whether a module drew from it or it was recorded before a draw."""
     if not site.path:
         return f"the random state of {site.fqn}"
     generator = site.path.removesuffix(DRAWN_BEFORE)
@@ -164,12 +165,12 @@ def _operator(site: Site) -> str:
 
 
 def named(site: Site, module_class: str) -> str:
-    """A module and its class."""
+    """`GPT.head (Linear)`; the name alone without a class or where both are equal."""
     return f"{site.fqn} ({module_class})" if module_class and module_class != site.fqn else site.fqn
 
 
 def both_values(divergence: Divergence) -> str:
-    """Both values of a scalar, for a sentence."""
+    """` (1 in a, 2 in b)` for scalars; "" for tensors, or where the texts are equal."""
     a, b = divergence.a, divergence.b
     if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
         return ""
@@ -178,7 +179,7 @@ def both_values(divergence: Divergence) -> str:
 
 
 def _value(summary: Summary) -> str:
-    """A single number; of those of several calls or ranks, their mean."""
+    """Text of a scalar; of gathered ones their mean."""
     mean = f"{summary.stats['mean']:.6g}" if "mean" in summary.stats else ""
     if summary.joined is Joined.GATHERED and mean:
         return f"{mean} as the mean of {summary.text.removesuffix(' together')}"
@@ -189,7 +190,7 @@ def _value(summary: Summary) -> str:
 
 
 def thing(fact: Evidence) -> tuple[str, bool]:
-    """A thing in words, and whether it takes a plural verb."""
+    """(a thing in words, whether its verb is plural)."""
     words, plural, is_held = fact.thing.value
     if fact.thing is Thing.RAN_UNSEEN:
         return f"what {fact.of} computes", plural
@@ -220,13 +221,13 @@ def listed(names: Sequence[str]) -> str:
 
 
 def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
-    """The first of some names, and how many more there are."""
+    """The first `most` names, and the number of others: `a, b, c and 2 more`."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{between.join(names[:most])}{rest}"
 
 
 def although(evidence: Sequence[Evidence]) -> str:
-    """` although its inputs are equal`, and what is not known, for the middle of a sentence; "" for none."""
+    """` although its inputs are equal (its buffers were not recorded)`; "" for no evidence."""
     clauses = [
         f"{things(facts, 'is', 'are')} {state.value}"
         for state in (Known.EQUAL, Known.WITHIN, Known.FORM)
@@ -238,7 +239,7 @@ def although(evidence: Sequence[Evidence]) -> str:
 
 
 def lines(evidence: Sequence[Evidence]) -> list[str]:
-    """The evidence as lines under the sentence."""
+    """Lines of evidence, one per state: `Equal: its inputs and its parameters`."""
     return [
         f"{state.value.capitalize()}: {listed([thing(fact)[0] for fact in facts])}."
         for state in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)

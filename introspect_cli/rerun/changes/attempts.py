@@ -39,7 +39,7 @@ class OutOfRunsError(Exception):
 
 
 class Attempt(NamedTuple):
-    """What came of an attempt: the verdict on it, the comparison with a, and its run; None where there is none."""
+    """Result of an attempt: verdict, comparison with a, and its run; None for what could not be made."""
 
     verdict: Verdict
     result: DiffResult | None = None
@@ -48,7 +48,7 @@ class Attempt(NamedTuple):
 
 @dataclass
 class Attempts:
-    """Attempts, and what came of them.
+    """Runs of a with some of b's changes, and the result of each.
 
     Attributes:
         sides: both runs.
@@ -81,7 +81,7 @@ class Attempts:
     runs: int = 0
 
     def verdict(self, chosen: frozenset[int], name: str) -> Verdict:
-        """Whether a with these of b's changes is the same as a, diverges from it, or cannot be told.
+        """Run a with the changes `chosen` (positions in `elements`), once; SAME as a, DIVERGED, or UNDECIDED.
 
         Raises:
             OutOfRunsError: no more runs are allowed.
@@ -105,11 +105,11 @@ class Attempts:
 
     @property
     def undecided(self) -> int:
-        """How many runs answered nothing."""
+        """Number of runs whose verdict was UNDECIDED."""
         return sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values())
 
     def why(self, chosen: frozenset[int]) -> str:
-        """Why an attempt that was made tells nothing."""
+        """The reason, in words, for the verdict UNDECIDED of an attempt."""
         _, result, done = self.answers[chosen]
         if done is None:
             return "a file cannot be read by python, or uses a name that nothing defines"
@@ -119,7 +119,7 @@ class Attempts:
 
     @property
     def narrowed(self) -> bool:
-        """Whether a was asked to record something else than the attempts were, which records what is so by default."""
+        """Whether a was captured with another selection of records (`narrowing`) than the attempts."""
         asked = []
         made = (one.done.run for one in self.answers.values() if one.done is not None)
         for path in (self.reference.run, next(made, self.reference.run)):
@@ -128,6 +128,11 @@ class Attempts:
         return asked[0] != asked[1]
 
     def _answer(self, chosen: frozenset[int]) -> Attempt:
+        """Run an attempt and judge it; UNDECIDED without a run where the changed files cannot be made.
+
+        Raises:
+            OutOfRunsError: no more runs are allowed.
+        """
         elements = [self.elements[place] for place in sorted(chosen)]
         try:
             sources = sources_with(elements, self.sides)
@@ -140,7 +145,7 @@ class Attempts:
         return Attempt(*self._judged(done), done)
 
     def _judged(self, done: Rerun) -> tuple[Verdict, DiffResult | None]:
-        """What a run tells: nothing where it fails in another way than a and b do."""
+        """Verdict on a run: UNDECIDED where it fails otherwise than a and b; where `by_end`, by whose end it shares."""
         end = _end_of(done)
         as_a, as_b = (end.is_as(other) for other in self.ends)
         if end.failed and not (as_a or as_b):
@@ -153,13 +158,14 @@ class Attempts:
         return Verdict.DIVERGED if as_b else Verdict.UNDECIDED, result
 
     def ends_as(self, side: int, chosen: frozenset[int]) -> bool:
-        """Whether an attempt that was made ended by the exception that ended a (0) or b (1), and not both of them."""
+        """Whether an attempt ended by the exception of a (side 0) or b (side 1), and the other side did not."""
         end, attempt = self.ends[side], self.answers.get(chosen)
         done = attempt.done if attempt is not None else None
         differs = end.error is not None and not end.is_as(self.ends[1 - side])
         return differs and done is not None and _end_of(done).is_as(end)
 
     def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
+        """Capture a with these changes and source files, in a directory named by a hash of all that goes in."""
         recipe, set_as_in_b, python = self._started(elements)
         files = {item.name: item.a for item in on_axes(self.elements, "file")}
         files |= {item.name: item.b for item in on_axes(elements, "file")}
@@ -185,7 +191,7 @@ class Attempts:
         return done
 
     def _started(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None], str]:
-        """How a is started with b's settings among these, the variables that it takes, and the interpreter."""
+        """The recipe of a with b's settings among `elements`, the environment variables to set, and the interpreter."""
         recipe = self.sides.recipe
         named, variables, options = arguments(recipe.arguments), dict(recipe.environment), list(recipe.options)
         for item in on_axes(elements, *SETTINGS):
@@ -204,7 +210,7 @@ class Attempts:
         return replace(recipe, options=tuple(options), arguments=words), variables, python
 
     def _check(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
-        """Make sure that the files with changes were those that ran.
+        """Check that the changed files were the ones imported.
 
         Raises:
             UsageError: another version of one was imported, from elsewhere.
@@ -224,7 +230,7 @@ class Attempts:
 
 
 def _end_of(done: Rerun) -> End:
-    """How an attempt ended."""
+    """How an attempt's script ended; only the exit code where it made no run."""
     try:
         with open_run(done.run) as run:
             return replace(end_of(run), exit_code=done.exit_code)
@@ -233,10 +239,10 @@ def _end_of(done: Rerun) -> End:
 
 
 def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
-    """Make a's source files, with these of b's changes.
+    """A's source files with the changes among `elements`, as bytes by name.
 
     Raises:
-        ValueError: a file cannot be made, or uses a name that nothing in it defines: it would not run.
+        ValueError: a file cannot be parsed then, or uses a name that neither version leaves undefined.
     """
     texts = {**sides.inert, **sides.a}
     changes = [item for item in elements if isinstance(item, Change)]

@@ -34,7 +34,7 @@ _MOST_CHANGES = 400
 
 
 class Edit(NamedTuple):
-    """Lines of a's from `low` (counted from 0) up to `high` become those of b's from `start` up to `stop`."""
+    """Replacement of lines `low` to before `high` of a (from 0) by lines `start` to before `stop` of b."""
 
     low: int
     high: int
@@ -43,7 +43,7 @@ class Edit(NamedTuple):
 
 
 def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
-    """The changes of a file, in its order; None where it is not there."""
+    """The changes of a file, in its order; a text that is None stands for a missing file."""
     if text_a == text_b:
         return []
     if text_a is None or text_b is None:
@@ -52,7 +52,7 @@ def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
 
 
 def with_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str | None) -> str | None:
-    """Make a's text with some of the changes that lead to b's; None where the file is not there then.
+    """A's text with the changes `chosen` applied; None where the file does not exist then.
 
     Raises:
         ValueError: no text that can be read comes out.
@@ -72,7 +72,7 @@ def with_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str
 
 
 def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edit, ...]]]:
-    """Each change, and how it is made in a's text; nothing for the whole file."""
+    """Each change of a file with its edits; the whole file as one change, without edits, where it cannot be split."""
     a, b = _read(file, text_a), _read(file, text_b)
     whole: list[tuple[Change, tuple[Edit, ...]]] = [(changed_file(file, text_a, text_b), ())]
     if a is None or b is None:
@@ -100,7 +100,7 @@ def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edi
 
 
 def _read(file: str, text: str) -> Any:
-    """What a text means; None where it cannot be read."""
+    """A comparable form of a text: syntax tree without docstrings, or parsed data; None where it cannot be parsed."""
     if not file.endswith(".py"):
         return parsed(text, PurePath(file).suffix.lower())
     tree = tree_of(text)
@@ -113,13 +113,14 @@ def _read(file: str, text: str) -> Any:
 
 
 def _lines(file: str, text: str) -> list[str]:
-    """A text in lines; of JSON one value a line, however it was written."""
+    """The lines of a text; JSON is formatted first, with one value a line."""
     if file.endswith(".json"):
         text = json.dumps(json.loads(text), indent=1, ensure_ascii=False)
     return text.replace("\r\n", "\n").split("\n")
 
 
 def _with(one: Sequence[str], two: Sequence[str], edits: Iterable[Edit]) -> str:
+    """The text of lines `one` with `edits` from lines `two` applied."""
     lines, done = [], 0
     for edit in sorted(edits):
         lines += [*one[done : edit.low], *two[edit.start : edit.stop]]
@@ -128,7 +129,7 @@ def _with(one: Sequence[str], two: Sequence[str], edits: Iterable[Edit]) -> str:
 
 
 def _pairs(hunk: Edit) -> list[Edit]:
-    """A hunk line by line, where both versions have as many."""
+    """A hunk as one edit per line where both versions have as many lines; else as it is."""
     low, high, start, stop = hunk
     if high - low != stop - start:
         return [hunk]
@@ -136,6 +137,7 @@ def _pairs(hunk: Edit) -> list[Edit]:
 
 
 def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[Edit], values: Any) -> Change:
+    """The change made by `edits`, with the lines of both versions and the function or the keys it is in."""
     sides = _side(one, edits[0].low, edits[-1].high), _side(two, edits[0].start, edits[-1].stop)
     if not file.endswith(".py"):
         return Change(file, ", ".join(_paths(*values)), *sides, "value")
@@ -149,7 +151,7 @@ def _side(lines: Sequence[str], first: int, last: int) -> Side | None:
 
 
 def _scope(tree: ast.AST, side: Side, prefix: str = "", name: str = "") -> str:
-    """The innermost function or class in which lines stand, or that they are."""
+    """Qualified name of the innermost function or class that holds the lines of `side`; "" for the module."""
     for node in ast.iter_child_nodes(tree):
         first, last = (first_line(node), node.end_lineno or 0) if isinstance(node, ast.stmt) else (0, 1 << 30)
         if first <= side.first and side.last <= last:

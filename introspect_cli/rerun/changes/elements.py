@@ -32,7 +32,7 @@ _MOST = 5
 
 @dataclass(frozen=True)
 class Sides:
-    """Two runs as what they were made of.
+    """Both runs' source texts and recipes, and the differences between them.
 
     Attributes:
         recipe: how a can be run again.
@@ -64,12 +64,12 @@ class Sides:
 
     @property
     def inert(self) -> dict[str, str]:
-        """Source files that only b has: they do nothing until a statement imports them."""
+        """Text of source files that only b has, by name; without effect until imported."""
         return {name: text for name, text in self.b.items() if name not in self.a}
 
 
 def sides_of(a: Run, b: Run) -> Sides:
-    """What two runs were made of, and what of it differs.
+    """Collect the source texts of two runs and everything that differs between them.
 
     Raises:
         UsageError: a cannot be run again from what it recorded.
@@ -126,7 +126,7 @@ def sides_of(a: Run, b: Run) -> Sides:
 
 
 def _not_imported(names: AbstractSet[str], recipe: Recipe, root: Path) -> dict[str, str]:
-    """Text of the files that b imports and that only lie in a's directory."""
+    """Text by name of those files `names` that exist in a's project, though a did not import them."""
     places = {name: place_of_source(name, recipe, root) for name in names}
     texts = {name: decoded(path.read_bytes()) for name, path in places.items() if path.is_file()}
     return {name: text for name, text in texts.items() if text is not None}
@@ -135,7 +135,7 @@ def _not_imported(names: AbstractSet[str], recipe: Recipe, root: Path) -> dict[s
 def _changed_sources(
     texts_a: Mapping[str, str], texts_b: Mapping[str, str], differing: AbstractSet[str]
 ) -> list[Change]:
-    """What differs, in units that run one without the other; first what computes something else."""
+    """The changes of differing source files, grouped by `units`; those that change what is computed first."""
     names = sorted(differing & texts_b.keys() & texts_a.keys())
     one, two = ({name: texts[name] for name in names} for texts in (texts_a, texts_b))
     edits = [edit for name in names for edit in edits_of(name, one[name], two[name])]
@@ -145,7 +145,7 @@ def _changed_sources(
 
 
 def _recipe_for_texts(run: Run) -> Recipe:
-    """How a run can be run again; where it cannot, as much as its source files are found by."""
+    """The recipe of a run; where it cannot be run again, only directory, script and sources."""
     try:
         return recipe_of(run)
     except UnrepeatableError:
@@ -156,7 +156,7 @@ def _recipe_for_texts(run: Run) -> Recipe:
 
 
 def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, str]:
-    """The name in a of b's script, where the two have other names."""
+    """B's script name mapped to a's, where the two differ; {} otherwise."""
     if not a.script or not b.script:
         return {}
     name_a, name_b = (
@@ -170,12 +170,13 @@ _LAST = 1 << 30
 
 
 def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tuple[Element, ...], int]:
-    """The elements in the order in which the comparison weighs settings and statements; how many it calls likely."""
+    """`elements` sorted by how likely `recorded` finds each the cause, and how many of the first are called likely."""
     settings = {change.name: place for place, change in reversed([*enumerate(recorded.settings)])}
     code = recorded.code.ranked if recorded.code is not None else ()
     ranked = list(enumerate(code))
 
     def order(element: Element) -> tuple[int, int]:
+        """Sort key of an element: its rank among the likely causes, `_LAST` for others."""
         if isinstance(element, Change) and element.unit != "value":
             found = ((place, one.likely) for place, one in ranked if overlap(element, one.change))
             place, likely = next(found, (_LAST, False))
@@ -192,7 +193,7 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
 
 
 def _name(element: Element) -> str:
-    """What the comparison calls it among the settings."""
+    """The element's name among the comparison's settings: key, file, option or variable; "" for the interpreter."""
     if isinstance(element, Change):
         return element.place if element.unit == "value" else element.file
     return "" if element.axis == "python" else element.name

@@ -30,7 +30,7 @@ SETTINGS = tuple(_DOCUMENTS)
 
 @dataclass(frozen=True)
 class Difference:
-    """What is no text, and differs between the two runs.
+    """A difference between the runs that is not a text: setting, other file or interpreter.
 
     Attributes:
         axis: one of `SETTINGS`; `file`, one that is no source; or `python`, another interpreter with other packages.
@@ -50,7 +50,7 @@ Element: TypeAlias = "Change | Difference"
 
 
 def on_axes(elements: Iterable[Element], *axes: str) -> list[Difference]:
-    """The differences on some axes."""
+    """The `Difference`s whose axis is one of `axes`, in order."""
     return [element for element in elements if isinstance(element, Difference) and element.axis in axes]
 
 
@@ -73,7 +73,7 @@ def counted(elements: Collection[Element]) -> str:
 
 
 def kind_of(element: Element) -> str:
-    """What an element is, in one word."""
+    """`statement`, `value`, ... (a change's unit), `setting`, `other file` or `python`."""
     if isinstance(element, Change):
         return element.unit
     return {"python": "python", "file": "other file"}.get(element.axis, "setting")
@@ -83,7 +83,7 @@ Item = TypeVar("Item")
 
 
 def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Sequence[Item]:
-    """A smallest set, in that no single item can be left out, on which `fails` is still true.
+    """A subset on which `fails` is true and of which no single item can be left out (delta debugging).
 
     Args:
         items: a set on which `fails` is true; the likeliest first, since these are asked about first.
@@ -127,7 +127,7 @@ def differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
 
 
 def command_line(chosen: dict[str, Any]) -> list[str]:
-    """Words that `arguments` reads as these: what stands by itself first, where no option takes it for its value."""
+    """Command-line words that `arguments` reads back as `chosen`; positional words first."""
     line = [str(value) for name, value in chosen.items() if name.startswith(ARGUMENT) and value is not None]
     for name, value in chosen.items():
         if name.startswith(ARGUMENT) or value is None:

@@ -24,7 +24,7 @@ b's does; None where one directory alone has it."""
 
 
 def in_directories(around_a: Around, around_b: Around) -> tuple[OtherFile, ...]:
-    """Files that are others in the project of b, where that is another directory."""
+    """(name, path in a, path in b) of files that differ between the projects of a and b; None for a missing file."""
     one, two = (_by_name(around) for around in (around_a, around_b))
     return tuple(
         (name, one.get(name), two.get(name))
@@ -34,7 +34,7 @@ def in_directories(around_a: Around, around_b: Around) -> tuple[OtherFile, ...]:
 
 
 def _younger(around: Around, name: str) -> Path | None:
-    """A file that is left out as younger than the run: it may be the same in both directories."""
+    """Path of a file that exists but was left out as newer than the run; None where there is none."""
     path = around.tops[0] / name
     return path if path.is_file() else None
 
@@ -45,7 +45,10 @@ def _by_name(around: Around) -> dict[str, Path]:
 
 
 def _equal(one: Path | None, two: Path | None) -> bool:
-    """Whether two files hold the same; where they are too large to be read, whether they are as long."""
+    """Whether two files have equal bytes (above `_LARGEST`, equal sizes).
+
+    False where one is missing, True if unreadable.
+    """
     if one is None or two is None:
         return False
     try:
@@ -58,7 +61,7 @@ def _equal(one: Path | None, two: Path | None) -> bool:
 def at_commits(
     root: Path, commits: tuple[str, str], sources: Collection[Path], around: Around, place: Path
 ) -> tuple[OtherFile, ...]:
-    """Files that are none of the sources and differ between the commits of the runs, written out below a directory.
+    """Files, not sources, that differ between the runs' commits, written below `place`; () for equal commits.
 
     Raises:
         OSError: they cannot be written.
@@ -81,6 +84,7 @@ def at_commits(
 
 
 def _written(repository: Repository, blob: str, path: Path) -> Path | None:
+    """Write a git blob to `path`; None where the commit has no such file."""
     data = repository.blob(blob)
     if data is None:
         return None

@@ -119,13 +119,13 @@ def prove(
 
 
 def _step_after(runs: tuple[Run, Run], ends: tuple[End, End]) -> int:
-    """The step in which a run that ended by an exception did so, at the latest."""
+    """The step after the last one recorded by the runs that ended by an exception."""
     last = [run.last_step for run, end in zip(runs, ends, strict=True) if end.error is not None]
     return 1 + max((step for step in last if step is not None), default=-1)
 
 
 def _around(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Around, ...], tuple[Element, ...]]:
-    """What lies around a: without what is younger than its run, and with it; and files that are others around b."""
+    """Surveys around a, without and with files newer than its run, and the other files that differ for b."""
     began, began_b = _began(a), _began(b)
     elsewhere = os.path.realpath(sides.root) != os.path.realpath(sides.root_b)
     if not elsewhere:
@@ -150,7 +150,7 @@ def _began(run: Run) -> float | None:
 
 @dataclass
 class _Search:
-    """The questions, and the way from answer to answer.
+    """Search for the smallest set of changes that makes the runs diverge.
 
     Attributes:
         attempts: runs a with some changes.
@@ -171,7 +171,7 @@ class _Search:
         return frozenset(range(len(self.attempts.elements)))
 
     def run(self) -> Proof:
-        """Ask until the smallest set is left, or no more runs are allowed."""
+        """Try the likeliest changes alone, else check both ends and minimise; stops where no more runs are allowed."""
         try:
             core = self._quick()
             if core is None:
@@ -184,7 +184,7 @@ class _Search:
             return self._out_of_runs()
 
     def _quick(self) -> frozenset[int] | None:
-        """The likeliest change, if it is the cause."""
+        """The first likely change without which b is the same as a; None where none of the few tried is."""
         half = max(len(self.everything) // 2, 1)
         few = 1 if len(self.everything) == 1 else min(self.likely, _TRIED, half)
         for place in range(few):
@@ -193,7 +193,7 @@ class _Search:
         return None
 
     def _needed(self, part: frozenset[int]) -> bool:
-        """Whether b without these changes is the same as a."""
+        """Whether b without the changes `part` is the same as a; keeps the smallest such set."""
         rest = self.everything - part
         name = f"b without {self._names(part)}" if rest else "a again, unchanged"
         same = self.attempts.verdict(rest, name) is Verdict.SAME
@@ -202,13 +202,16 @@ class _Search:
         return same
 
     def _enough(self, part: frozenset[int]) -> bool:
-        """Whether a with these changes alone diverges from a."""
+        """Whether a with only the changes `part` diverges from a."""
         every = part == self.everything
         name = "a with all of b's changes" if every else f"a with {self._names(part)} alone"
         return self.attempts.verdict(part, name) is Verdict.DIVERGED
 
     def _controls(self) -> str:
-        """Whether a runs again as it did, and all changes make it diverge; "" if so, else why not."""
+        """Why the search cannot begin: a unchanged does not repeat itself, or a with all changes does not diverge.
+
+        "" where it can.
+        """
         attempts = self.attempts
         nothing: frozenset[int] = frozenset()
         if not self._needed(self.everything) and attempts.around != self.around[1]:
@@ -227,13 +230,13 @@ class _Search:
         return "" if self._enough(self.everything) else self._all_do_not()
 
     def _all_do_not(self) -> str:
-        """Why all changes do not make a diverge."""
+        """The reason, in words, that a with all changes was not seen to diverge."""
         if self.attempts.answers[self.everything].verdict is Verdict.SAME:
             return "running a with all of b's changes does not diverge from a: something else differs between the runs"
         return f"a with all of b's changes cannot be judged: {self.attempts.why(self.everything)}"
 
     def _sufficient(self, core: frozenset[int]) -> Proof:
-        """Add what a set needs to make the runs diverge by itself, and say what came of it."""
+        """Add the partners that `core` needs to make a diverge, by `ddmin`, and make the proof."""
         if self._enough(core):
             each = len(core) > 1 and all(self._enough(frozenset({place})) for place in sorted(core))
             return self._proof(core, self._proven(core, core, each=each), proven=True, each=each)
@@ -246,6 +249,7 @@ class _Search:
         return self._proof(both, self._proven(core, both, each=False), proven=True)
 
     def _proven(self, core: frozenset[int], both: frozenset[int], *, each: bool) -> str:
+        """The sentence of a proof: how many changes, which, and what the runs without and with them showed."""
         several = len(both) > 1
         make = "one makes" if not several else f"{len(both)} make" if each else f"{len(both)} together make"
         them = "them" if several else "it"
@@ -257,7 +261,7 @@ class _Search:
         )
 
     def _by_itself(self, both: frozenset[int], *, each: bool) -> str:
-        """Which of several changes were seen to make the runs diverge alone: the others then need not."""
+        """A clause on changes that make the runs diverge alone; "" where none of several was seen to."""
         answers = self.attempts.answers
         asked = {one: answers[frozenset({one})] for one in both if frozenset({one}) in answers}
         alone = [one for one, attempt in asked.items() if attempt.verdict is Verdict.DIVERGED]
@@ -266,14 +270,14 @@ class _Search:
         return f"; enough alone: {self._names(frozenset(alone))}" if alone and len(both) > 1 else ""
 
     def _same(self, rest: frozenset[int]) -> str:
-        """How b without the cause is as a."""
+        """A clause: the runs are the same up to a step, or b ends by a's exception."""
         if self.attempts.ends_as(0, rest):
             return "b ends by a's exception"
         narrowed = " in what a recorded" if self.attempts.narrowed else ""
         return f"the runs are the same up to step {self.attempts.reference.until}{narrowed}"
 
     def _diverges(self, chosen: frozenset[int]) -> str:
-        """How a with the cause alone differs from a: whether in the same place as b."""
+        """A clause on how a with only the cause differs: at b's first divergence, elsewhere, or by its exception."""
         result, recorded, by_end = self.attempts.answers[chosen].result, self.recorded.first, self.attempts.by_end
         if self.attempts.ends_as(1, chosen):
             return "a ends by b's exception"
@@ -286,6 +290,7 @@ class _Search:
         return f"they diverge, but first elsewhere than b (at step {result.first.step}: {result.first.site.fqn})"
 
     def _out_of_runs(self) -> Proof:
+        """The unproven result once no more runs are allowed, with the smallest set so far."""
         attempts = self.attempts
         sentence = f"not finished after {count(attempts.runs, 'run')} (--max-runs)"
         if self.smallest is not None and self.smallest != self.everything:
@@ -298,6 +303,7 @@ class _Search:
         return some(names, _NAMED) if len(names) > _NAMED else listed(names)
 
     def _proof(self, chosen: frozenset[int], sentence: str, *, proven: bool = False, each: bool = False) -> Proof:
+        """The result for the changes `chosen`."""
         attempts = self.attempts
         answer = attempts.answers.get(chosen)
         return Proof(

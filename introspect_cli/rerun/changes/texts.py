@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Texts:
-    """The source files of a run.
+    """Texts of a run's source files.
 
     Attributes:
         root: the project they are named in.
@@ -49,7 +49,7 @@ class Texts:
 
 
 def texts_of(run: Run, recipe: Recipe) -> Texts:
-    """The text of each source file that a run recorded.
+    """Collect the text of each source file: from the run, from disk or from git, wherever the digest fits.
 
     Raises:
         StoreError: one that the run keeps is damaged.
@@ -74,7 +74,10 @@ def texts_of(run: Run, recipe: Recipe) -> Texts:
 
 
 def project_root(recipe: Recipe) -> Path:
-    """The directory to which a run's source files are named relative."""
+    """The directory that source names are relative to: the nearest git root above the script.
+
+    The script's own directory where there is none.
+    """
     script = Path(os.path.realpath(recipe.directory / recipe.script)) if recipe.script else None
     start = script.parent if script is not None else Path(os.path.realpath(recipe.directory))
     for directory in (start, *start.parents):
@@ -85,7 +88,7 @@ def project_root(recipe: Recipe) -> Path:
 
 
 def place_of_source(name: str, recipe: Recipe, root: Path) -> Path:
-    """Where a source file lies: in the project, or where python found its module; in the project where it is gone.
+    """Path of a source file: in the project, else where python finds its module, else its place in the project.
 
     A file from elsewhere is named by its module, a package `pkg` as `pkg.py`.
     """
@@ -124,7 +127,7 @@ def _installed(name: str) -> list[Path]:
 
 
 def decoded(data: bytes) -> str | None:
-    """A source file as python reads it; None where it cannot."""
+    """The text of a source file in its declared encoding; None where it cannot be decoded."""
     try:
         return decode_source(data)
     except (SyntaxError, UnicodeDecodeError):
@@ -132,7 +135,7 @@ def decoded(data: bytes) -> str | None:
 
 
 def encoded(text: str) -> bytes:
-    """A text as a source file, in the encoding that it declares."""
+    """The bytes of a source text in the encoding that it declares; UTF-8 where that fails."""
     data = text.encode("utf-8", "surrogateescape")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -142,6 +145,7 @@ def encoded(text: str) -> bytes:
 
 
 def _on_disk(path: Path, digest: str) -> bytes | None:
+    """The bytes of a file; None where it is missing or has another digest."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -150,6 +154,7 @@ def _on_disk(path: Path, digest: str) -> bytes | None:
 
 
 def _in_git(recipe: Recipe, name: str, digest: str) -> bytes | None:
+    """The bytes of a file at the recipe's commit; None where it is missing or has another digest."""
     repository = Repository.around(recipe.directory) if recipe.commit else None
     data = None if repository is None else repository.blob(f"{recipe.commit}:{name}")
     return data if data is not None and source_digest(data) == digest else None
@@ -160,7 +165,7 @@ _LARGEST_TEXT = 1 << 20
 
 @dataclass(frozen=True)
 class OpenedText:
-    """A configuration file that both scripts opened and that held something else for b.
+    """A configuration file that both scripts opened, with different contents.
 
     Attributes:
         name: as the runs name it.
@@ -176,7 +181,7 @@ class OpenedText:
 
 
 def opened_files(run: Run) -> dict[str, str]:
-    """Digest by name of the files that a script opened, where one was taken."""
+    """Digest by name of the files that a script opened; those without a digest are left out."""
     files = run.settings.document("files")
     digests = {str(name): about.get("digest") for name, about in files.items() if isinstance(about, dict)}
     return {name: digest for name, digest in digests.items() if isinstance(digest, str)}
@@ -211,7 +216,7 @@ def opened_texts(
 
 
 def _held(run: Run, digest: str, place: Path) -> str | None:
-    """The text of a file that a run opened; None where it is not all there, or no text."""
+    """The text of an opened file, from the run or from disk; None where the digest does not fit or it is no UTF-8."""
     data = run.source(digest) if digest in run.kept_sources else None
     if data is None or source_digest(data) != digest:
         try:
@@ -230,10 +235,9 @@ _OF_MODULES = frozenset({"__file__", "__name__", "__doc__", "__spec__", "__packa
 
 @functools.lru_cache(maxsize=256)
 def undefined(text: str | None) -> frozenset[str]:
-    """Names that a file reads where nothing in it binds them, and `self.x` of classes that bind no x.
+    """Names that a file reads and does not bind, and `self.x` of classes that never bind x.
 
-    None where that cannot be known. Another file may bind an attribute, in a base class: what a version of somebody's
-    file reads so is no fault.
+    Empty where the text is None or cannot be parsed. A base class in another file may bind `self.x`.
     """
     try:
         top, tree = symtable.symtable(text or "", "", "exec"), ast.parse(text or "")
@@ -254,13 +258,14 @@ def undefined(text: str | None) -> frozenset[str]:
 
 
 def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    """The symbol table and all below it."""
     yield table
     for inner in table.get_children():
         yield from _scopes(inner)
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:
-    """`self.x` for each attribute that a class reads of itself, and that nothing in it binds or names."""
+    """`self.x` for each attribute that a class reads and never assigns, defines or names in a string."""
     read: set[str] = set()
     bound: set[str] = set()
     for inner in ast.walk(node):

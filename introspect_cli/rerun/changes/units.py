@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def units(
     edits: Sequence[Change], texts_a: Mapping[str, str], texts_b: Mapping[str, str], computes: Sequence[Change]
 ) -> list[Change]:
-    """Edits that need each other as one change, named by the statement of them that computes something else.
+    """Join changes that do not run one without the other, named by the one that changes what is computed.
 
     Args:
         edits: the statements that differ as texts.
@@ -52,7 +52,7 @@ def units(
 
 
 def overlap(edit: Change, other: Change) -> bool:
-    """Whether two changes, or pieces of the first, are of the same lines of a version."""
+    """Whether `other` has a line, in a or in b, in common with `edit` or one of its pieces."""
     pieces: tuple[Change | Piece, ...] = edit, *edit.pieces
     for each in pieces:
         sides = ((each.a, other.a, other.file_a or other.file), (each.b, other.b, other.file))
@@ -63,7 +63,7 @@ def overlap(edit: Change, other: Change) -> bool:
 
 
 class _Version:
-    """The names of a version: all of them, those that functions bind, and the parameters of each function."""
+    """Names in one version's files: `words` (all), `bound` (by file and function), `parameters` (of each function)."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.words: set[str] = set()
@@ -77,6 +77,7 @@ class _Version:
                 self._read(file, tree, "")
 
     def _read(self, file: str, node: ast.AST, prefix: str, scope: str = "") -> None:
+        """Collect the names below a node; `scope` is the function around it, `prefix` begins its inner names."""
         bound = self.bound.setdefault((file, scope), set())
         for child in ast.iter_child_nodes(node):
             self.words |= {name for field in ("id", "attr", "arg", "name") if (name := getattr(child, field, None))}
@@ -97,7 +98,7 @@ class _Version:
                 self._read(file, child, prefix, scope)
 
     def binds(self, file: str, scope: str, name: str) -> str | None:
-        """The function around that binds a name; "" for the file, None for none."""
+        """The innermost function from `scope` outwards that binds `name`; "" for the module, None where none does."""
         while name not in self.bound.get((file, scope), ()):
             if not scope:
                 return None
@@ -110,7 +111,10 @@ _BINDS = r"(?m)^(?:(?:from|import)\b.*\b{0}\b|(?:async )?(?:def|class) {0}\b|{0}
 
 
 def _needs(edit: Change, versions: tuple[_Version, _Version]) -> Iterator[Hashable]:
-    """What an edit shares with others that it does not run without."""
+    """Keys of an edit; edits with a key in common are joined.
+
+    Moved lines, names bound or used in only one version, module-level names, and functions with changed parameters.
+    """
     if edit.a is None or edit.b is None:  # what left one place may have come to another
         yield edit.file, "moved", (edit.b or edit.a or Side(0, 0, "")).text.strip()
     for side, (here, other) in zip((edit.a, edit.b), (versions, versions[::-1]), strict=True):
@@ -127,7 +131,7 @@ def _needs(edit: Change, versions: tuple[_Version, _Version]) -> Iterator[Hashab
 
 
 def _takes_others(file: str, name: str, versions: tuple[_Version, _Version]) -> bool:
-    """Whether a function, or what a class is made with, has other parameters in the other version."""
+    """Whether the function `name`, or the class's `__init__`, has other parameters in the other version."""
     forms = [(file, name), (file, f"{name}.__init__")]
     return any(form in one.parameters and form in two.parameters and one.parameters[form] != two.parameters[form]
                for form in forms for one, two in [versions])  # fmt: skip

@@ -93,7 +93,7 @@ class DamageError(StoreError):
 
 
 class Appended(Handle):
-    """A file of the store that grows.
+    """A file of the store that is only appended to.
 
     Attributes:
         length: bytes written.
@@ -107,7 +107,7 @@ class Appended(Handle):
             take_lock(self.fd)
 
     def append(self, *pieces: bytes | memoryview) -> None:
-        """Write at the end of what was written, wherever the descriptor stands, in as few calls as can be."""
+        """Write `pieces` at byte `length`, whatever the descriptor's position, in as few system calls as possible."""
         self.secure()
         rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         check_size(self.length + sum(map(len, rest)))
@@ -122,7 +122,11 @@ class Appended(Handle):
         self.length = end
 
     def secure(self) -> None:
-        """Make sure that the descriptor is still this file's, opening the file again where the script closed it."""
+        """Open the file again, and lock it again, where the script closed its descriptor.
+
+        Raises:
+            StoreError: the file was removed.
+        """
         status = status_of(self.fd)
         if status is None or (status.st_dev, status.st_ino) != self._file:
             self.open_again(os.O_WRONLY)
@@ -132,7 +136,7 @@ class Appended(Handle):
             raise StoreError("its files were removed")
 
     def shorten(self, length: int) -> None:
-        """Take back what was written from a place on."""
+        """Truncate the file to `length` bytes."""
         self.secure()
         os.ftruncate(self.fd, length)
         self.length = length
@@ -149,7 +153,7 @@ class Directory(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """What the directory holds, sorted."""
+        """Names of all entries of the directory, sorted."""
 
     @abstractmethod
     def __contains__(self, name: str) -> bool:
@@ -198,14 +202,14 @@ class Directory(ABC):
 
     @property
     def remote_size(self) -> int:
-        """Bytes of its files where they are not on disk."""
+        """Bytes of the directory's files in object storage; 0 on disk."""
         return 0
 
     def expect(self, names: Iterable[str]) -> None:  # noqa: B027 - on disk there is nothing to do beforehand
-        """Hear which directories are looked into next: one that is far away fetches what it can at once."""
+        """Prefetch the directories `names`, which are read next; on disk nothing is done."""
 
     def close(self) -> None:  # noqa: B027 - of some nothing is open
-        """Close what is open; again is harmless."""
+        """Close open descriptors; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -215,11 +219,11 @@ class Directory(ABC):
 
 
 class Folder(Descriptor, Directory):
-    """A directory that is open."""
+    """A directory on disk, held by an open descriptor."""
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """The directory at `path`, which may be a link: a person named it."""
+        """Open the directory at `path`; a symbolic link is followed here, and nowhere below it."""
         return cls(os.open(path, _DIRECTORY), path)
 
     def secure(self) -> Folder:
@@ -253,7 +257,7 @@ class Folder(Descriptor, Directory):
         return handle
 
     def names(self) -> list[str]:
-        """What the directory holds, sorted."""
+        """Names of all entries of the directory, sorted."""
         return sorted(os.listdir(self.fd))  # noqa: PTH208 -- pathlib has no directory descriptors
 
     def __contains__(self, name: str) -> bool:
@@ -265,17 +269,17 @@ class Folder(Descriptor, Directory):
         return True
 
     def make_folder(self, name: str, mode: int = 0o777) -> Folder:
-        """The directory `name` inside this one, made where there is none."""
+        """Open the directory `name` inside this one; create it with `mode` where it does not exist."""
         with suppress(FileExistsError):
             os.mkdir(name, mode, dir_fd=self.fd)
         return self.folder(name)
 
     def create(self, name: str, mode: int = 0o666) -> int:
-        """A descriptor of the new file `name`, for writing; it must not exist."""
+        """Create the file `name` for writing and return its descriptor; FileExistsError where it exists."""
         return os.open(name, _CREATE, mode, dir_fd=self.fd)
 
     def replace(self, name: str, pieces: Iterable[bytes | memoryview], mode: int, *, durable: bool = False) -> int:
-        """Write the file `name` so that readers see the old content or the new, never a part; bytes written."""
+        """Write the file `name` atomically, by a temporary file and a rename; returns bytes written."""
         # Threads of a script may come here at once: each has a file of its own.
         temporary = f".{name}.{os.getpid()}{threading.get_native_id()}"
         with suppress(FileNotFoundError):
@@ -297,9 +301,9 @@ class Folder(Descriptor, Directory):
 
 
 def check_size(size: int) -> None:
-    """Raise what the system would, where a file may not become that large.
+    """Raise OSError(EFBIG) where `size` is over the process's file size limit (RLIMIT_FSIZE).
 
-    It also sends a signal, which python ignores: but a script may have taken it (`SIGXFSZ`), or be ended by it.
+    The write itself would also send SIGXFSZ, which a script may handle or be ended by.
     """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and size > limit:
@@ -307,7 +311,7 @@ def check_size(size: int) -> None:
 
 
 def write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> int:
-    """Write `pieces` one after another in as few calls as the system allows; bytes written."""
+    """Write all of `pieces`, joined, to `fd`; returns bytes written."""
     data = memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
     total = len(data)
     check_size(total)
@@ -323,7 +327,7 @@ _DAMAGE = {
 
 
 def unreadable(path: str, error: OSError) -> StoreError:
-    """The error of a file that could not be read: damage, or what says nothing of the file."""
+    """The error for a failed read: StoreError for a cause outside the file (`outside_cause`), else DamageError."""
     why = outside_cause(error)
     if why:
         return StoreError(f"cannot read {path}: {why}")
@@ -331,12 +335,15 @@ def unreadable(path: str, error: OSError) -> StoreError:
 
 
 def outside_cause(error: OSError | ValueError) -> str:
-    """Why a sound file can fail to be read: something has run out, or the reader may not; "" for anything else."""
+    """The cause of a failed read that is not the file's fault: no memory, disk or descriptors left, or no permission.
+
+    "" for every other error.
+    """
     return scarcity(error) or (reason(error) if isinstance(error, PermissionError) else "")
 
 
 def reason(error: OSError | StoreError) -> str:
-    """What the system says of an error, or the store, to follow a colon."""
+    """The message of an error to follow a colon: an OSError's `strerror` in lower case, or the StoreError's text."""
     return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
 
 
@@ -348,20 +355,20 @@ LARGEST = 64 << 20
 
 
 def shared_name(name: str, digest: bytes) -> str:
-    """What a file with content of this digest is called among those that ranks share."""
+    """File name under `shared/`: `<name>-<hex digest of the content>`."""
     return f"{name}-{digest.hex()}"
 
 
 def launch_of_rank(rank: Folder) -> Folder:
-    """The directory of the launch that a rank is of."""
+    """Open the parent directory of a rank's directory: the launch's."""
     return Folder(os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=rank.fd), f"{rank.path}/..")
 
 
 def read_shared(run: Directory, name: str, length: int, asked_by: str) -> bytes:
-    """What ranks share under a name.
+    """The bytes of `shared/<name>` of a run, at most `length`; checked against the digest in the name.
 
     Raises:
-        DamageError: it is missing, or is not what its name says.
+        DamageError: the file is missing, or its content has another digest.
         StoreError: it cannot be read.
     """
     path = f"{run.path}/{SHARED}/{name}"
@@ -376,7 +383,7 @@ def read_shared(run: Directory, name: str, length: int, asked_by: str) -> bytes:
 
 
 def checked_shared(data: bytes, name: str, path: str) -> bytes:
-    """The bytes of a file that ranks share, if they are what its name says."""
+    """`data` itself; DamageError where its digest is not the one that ends `name`."""
     if content_digest(data) != name.rpartition("-")[2]:
         raise DamageError(path, "it is not what its digest says")
     return data
@@ -386,7 +393,7 @@ def checked_shared(data: bytes, name: str, path: str) -> bytes:
 
 
 def any_lock_held(run: Directory) -> bool:
-    """Whether any rank of a run that several processes write is being written."""
+    """Whether a `rank*` directory, directly in `run` or in one of its `attempt*` directories, is locked by a writer."""
     for name in run.names():
         if not name.startswith(("rank", "attempt")):
             continue
@@ -397,7 +404,7 @@ def any_lock_held(run: Directory) -> bool:
 
 
 def is_locked(folder: Directory, *names: str) -> bool:
-    """Whether a capture holds the run, or the rank of one, in `folder`."""
+    """Whether any of the files `names` in `folder` (default: the lock file and the log) is locked by a writer."""
     for name in names or (LOCK, LOG):
         with suppress(FileNotFoundError), folder.file(name) as handle:
             if handle.is_locked():

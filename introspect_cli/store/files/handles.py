@@ -27,7 +27,7 @@ _PAUSE = 0.01  # seconds; a reader that asks holds the lock for microseconds
 
 
 def status_of(fd: int) -> os.stat_result | None:
-    """What is behind a descriptor; None where nothing is."""
+    """`os.fstat` of a descriptor; None where it is not open."""
     try:
         return os.fstat(fd)
     except OSError:
@@ -35,13 +35,16 @@ def status_of(fd: int) -> os.stat_result | None:
 
 
 def _identity(fd: int) -> tuple[int, int] | None:
-    """The file behind a descriptor; None where there is none."""
+    """(device, inode) of the file behind a descriptor; None where it is not open."""
     status = status_of(fd)
     return None if status is None else (status.st_dev, status.st_ino)
 
 
 def _away(fd: int) -> int:
-    """The descriptor under a high number: a script that opens files gets the numbers that it would get alone."""
+    """Move a descriptor to a number of `_HIGH` or above, so that low numbers stay as the script expects them.
+
+    The same descriptor where that fails.
+    """
     if fd >= _HIGH:
         return fd
     try:
@@ -56,41 +59,41 @@ class Source(ABC):
     """Bytes that are read by ranges: a file, or pieces in object storage.
 
     Attributes:
-        path: where they are, for messages.
+        path: the file's path or URL, for messages.
     """
 
     path: str
 
     @abstractmethod
     def size(self) -> int:
-        """How many there are now."""
+        """Number of bytes at this moment."""
 
     @abstractmethod
     def read(self, begin: int, end: int) -> bytes:
-        """The bytes from `begin` to before `end`, fewer where they end before."""
+        """The bytes from `begin` to before `end`; fewer where the source ends earlier."""
 
     @property
     def unfinished(self) -> float:
-        """When they were sent to object storage, in seconds since 1970, if more was to follow; else 0."""
+        """Time of an upload that was to be continued, in seconds since 1970; 0 where complete, or on disk."""
         return 0.0
 
     def is_locked(self) -> bool:
-        """Whether more may still come."""
+        """Whether a writer may still append."""
         return False
 
     def place(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
-        """Where a byte lies, for messages."""
+        """Path or URL of the object that holds the byte at `offset`, for messages."""
         return self.path
 
     def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
-        """The bytes from `begin` to `end`, at most so many at once, fewer where the file ends before."""
+        """The bytes from `begin` to `end` (None: the end of the source), in blocks of at most `most` bytes."""
         end = self.size() if end is None else end
         while begin < end and (data := self.read(begin, min(begin + most, end))):
             yield data
             begin += len(data)
 
     def on_disk(self) -> Handle:
-        """A file with these bytes, to be mapped into memory; without a name, where they are in none."""
+        """A file with the same bytes that can be mapped into memory: itself, or an unnamed temporary copy."""
         import tempfile
 
         with tempfile.TemporaryFile() as file:
@@ -99,7 +102,7 @@ class Source(ABC):
             return Handle(os.dup(file.fileno()), self.path)
 
     def close(self) -> None:  # noqa: B027 - of some nothing is open
-        """Close what is open; again is harmless."""
+        """Close open descriptors; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +112,7 @@ class Source(ABC):
 
 
 class Descriptor:
-    """An open descriptor that closes with its owner, or at the end of a `with`.
+    """An open file descriptor that closes with its owner, or at the end of a `with`.
 
     A script may close descriptors that are not its own (`os.closerange(3, 100)`, as daemons do) and get the numbers for
     its files: what is behind a number is asked before it is written to or closed.
@@ -124,16 +127,16 @@ class Descriptor:
         self._file = _identity(fd)
 
     def is_ours(self) -> bool:
-        """Whether the descriptor is still the file that was opened."""
+        """Whether the descriptor still refers to the file it was opened on (same device and inode)."""
         return self.fd >= 0 and _identity(self.fd) == self._file
 
     def is_at(self, folder: Descriptor, name: str) -> bool:
-        """Whether the file that was opened is the one of a name."""
+        """Whether `name` in `folder` is this file (same device and inode)."""
         status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
         return (status.st_dev, status.st_ino) == self._file
 
     def open_again(self, flags: int) -> None:
-        """Open the file again under its descriptor, by path."""
+        """Open `path` again with `flags`; FileNotFoundError where another file is there by now."""
         fd = _away(os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW))
         if _identity(fd) != self._file:
             os.close(fd)
@@ -141,7 +144,7 @@ class Descriptor:
         self.fd = fd
 
     def close(self) -> None:
-        """Close; again is harmless."""
+        """Close the descriptor, unless the script has closed and reused its number; a second call does nothing."""
         ours, fd, self.fd = self.is_ours(), self.fd, -1
         if ours:
             os.close(fd)
@@ -158,14 +161,14 @@ class Descriptor:
 
 
 class Handle(Descriptor, Source):
-    """A file that is open."""
+    """An open file on disk, for reading."""
 
     def on_disk(self) -> Handle:
-        """Itself."""
+        """The handle itself."""
         return self
 
     def is_locked(self) -> bool:
-        """Whether a process is writing it, as far as its lock tells."""
+        """Whether another process holds the exclusive lock; False where the file system has no locks."""
         try:
             fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(self.fd, fcntl.LOCK_UN)
@@ -187,7 +190,7 @@ class Handle(Descriptor, Source):
 
 
 def take_lock(fd: int) -> bool:
-    """Take the lock until `fd` is closed; False where another process has it."""
+    """Take the exclusive lock until `fd` is closed; False where another process has it after `_ATTEMPTS` tries."""
     for _ in range(_ATTEMPTS):
         if _try_lock(fd):
             return True
@@ -196,6 +199,7 @@ def take_lock(fd: int) -> bool:
 
 
 def _try_lock(fd: int) -> bool:
+    """Take the lock at once; False where another process has it, True also where the file system has no locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

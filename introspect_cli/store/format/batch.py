@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class GivenColumns:
-    """What the operators of a step were given: columns of n records; see `records.Given`.
+    """Inputs of the operators of a step: columns of n records; see `records.Given`.
 
     Attributes:
         inputs: n lists of site numbers, -1 where no recorded operator wrote an input. Empty where nothing is known.
@@ -41,12 +41,12 @@ class GivenColumns:
     node: Sequence[str]
 
     def within(self, sites: int) -> bool:
-        """Whether every number is one of so many sites, or -1."""
+        """Whether every number in `inputs` and `forward` is -1 or a site number below `sites`."""
         every = (np.asarray(self.inputs.values), self.forward)
         return all(not len(numbers) or (int(numbers.min()) >= -1 and int(numbers.max()) < sites) for numbers in every)
 
     def row(self, row: int) -> Given | None:
-        """What one record's operator was given; None where nothing is known."""
+        """The inputs of the operator of one record; None where none are known."""
         start, end = self.inputs.offsets[row : row + 2]
         given = Given(tuple(np.asarray(self.inputs.values)[start:end].tolist()), int(self.forward[row]), self.node[row])
         return None if given == _NOTHING else given
@@ -56,7 +56,7 @@ _NOTHING = Given()
 
 
 def given_columns(given: Mapping[int, Given], rows: int) -> GivenColumns:
-    """The columns of `rows` records, of which `given` has what is known of some."""
+    """Columns of `rows` records from `given`, which maps a row to its inputs; rows without an entry are empty."""
     forward = np.full(rows, -1, np.int32)
     if not given:
         return GivenColumns(Lists(np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)), forward, sparse_texts(rows, {}))
@@ -115,7 +115,7 @@ class StepBatch:
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], schema: Schema) -> StepBatch:
-        """The block of a step that was read: numbers that no capture writes are absent, texts are harmless."""
+        """Make the batch of a step that was read: impossible statistics become NaN, texts are bounded and cleaned."""
         counts, floats = statistics(
             {column.name: columns[column.name] for column in schema if column.role == STATISTIC}
         )
@@ -141,7 +141,7 @@ class StepBatch:
         )
 
     def columns(self, schema: Schema) -> dict[str, ColumnData]:
-        """The columns of a stream; what the block lacks is absent in every row."""
+        """The columns to write for `schema`; a column that the batch lacks is filled with "absent" (-1, NaN, "")."""
         rows = len(self)
         columns: dict[str, ColumnData] = {
             **{name: getattr(self, name) for name in ("site", "sequence", "layout", "status", "checksum")},
@@ -166,7 +166,7 @@ class StepBatch:
 
 
 def short_texts(values: Sequence[str], rows: int) -> Texts:
-    """A column of texts, cut where they are longer than a store holds; `values` may be empty where all texts are."""
+    """A column of texts, each cut to LIMIT_TEXT characters; an empty `values` stands for `rows` empty texts."""
     if (
         isinstance(values, Texts)
         and not values.limit
@@ -179,9 +179,9 @@ def short_texts(values: Sequence[str], rows: int) -> Texts:
 
 
 def fitted(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
-    """C where c * a is nearest to b, and what is then left, relative to b; NaN where one is zero or not finite.
+    """The least-squares factor c of c * a to b, and |b - c a| / |b|; both NaN where one is zero or not finite.
 
-    A sketch is linear, so that this tells of two sketches whether one tensor is a multiple of the other.
+    Sketches are linear: a residual near 0 means that one tensor is c times the other.
     """
     a, b = a.astype(np.float64), b.astype(np.float64)
     size_a, size_b = float(a @ a), float(b @ b)
@@ -192,7 +192,7 @@ def fitted(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
 
 
 def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array | None = None) -> StepBatch:
-    """Some records of several blocks as one block, copied; without what operators were given.
+    """Copy some rows of several batches into one batch, without the inputs of operators (`given`).
 
     Args:
         batches: the blocks.
@@ -205,6 +205,7 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
         place[order] = np.arange(ends[-1])
 
     def column(values: Sequence[Array | None]) -> Any:
+        """One column of all batches; None where any batch lacks it."""
         kept = [column[rows] for column, rows in zip(values, which, strict=True) if column is not None]
         if len(kept) < len(values):
             return None
@@ -232,13 +233,13 @@ _PLAIN = ("site", "sequence", "layout", "status", "checksum", "sketch", "how", "
 
 
 def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
-    """Records of one rank after some of another of its steps, which get other sites.
+    """`batch` with rows of `other` put before its own, under other site numbers.
 
     Args:
-        batch: the records.
-        other: those that some are taken of.
-        rows: int64 (k,), which.
-        sites: int64 (k,), ids of the sites that they get.
+        batch: records of a step.
+        other: a batch of the same rank.
+        rows: int64 (k,), the rows of `other` to put first.
+        sites: int64 (k,), the site numbers they get.
     """
     return replace(
         rows_of([other, batch], [rows, np.arange(len(batch))]),
@@ -249,17 +250,17 @@ def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites:
 
 
 def _after(given: GivenColumns, count: int) -> GivenColumns:
-    """What operators were given, after so many records that are no operators'."""
+    """`given` with `count` empty rows put before its own."""
     offsets = np.concatenate([np.zeros(count, np.int32), np.asarray(given.inputs.offsets)])
     forward = np.concatenate([np.full(count, -1, np.int32), np.asarray(given.forward)])
     return GivenColumns(Lists(offsets, given.inputs.values), forward, [*[""] * count, *given.node])
 
 
 def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64]], dict[str, Array]]:
-    """A step's counts and its other statistics, out of its columns.
+    """Split a step's statistics into counts (integer columns) and floats, both by name.
 
-    Where there is any, those that every version keeps are there too, absent in every row if the store has not got them:
-    who computes with them need not ask.
+    Where there is any, every statistic that is always kept is present: one that the store lacks is absent in every row.
+    Infinite or negative values that no capture writes become NaN.
     """
     counts: dict[str, NDArray[np.int64]] = {}
     floats: dict[str, Array] = {}
@@ -281,7 +282,7 @@ NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
 
 
 def _all_possible(floats: Mapping[str, Array]) -> bool:
-    """Whether no column has a number that no capture writes; every step that is read comes by here, so all at once."""
+    """Whether no column has an infinite value, nor one of `NOT_NEGATIVE` a negative one; checks all at once."""
     if not floats:
         return True
     first = [column for name, column in floats.items() if name in NOT_NEGATIVE]
@@ -291,10 +292,7 @@ def _all_possible(floats: Mapping[str, Array]) -> bool:
 
 
 def _possible(name: str, column: Array) -> Array:
-    """The column without numbers that no capture writes: they are absent, so that nobody computes with them.
-
-    Counts may be anything: whoever counts asks for 0 and more.
-    """
+    """The column with infinite values, and negative ones of `NOT_NEGATIVE`, replaced by NaN."""
     wrong = np.isinf(column)
     if name in NOT_NEGATIVE:
         wrong |= column < 0
@@ -302,5 +300,5 @@ def _possible(name: str, column: Array) -> Array:
 
 
 def absent(kind: str, rows: int) -> Array:
-    """A column of a statistic of which nothing is known."""
+    """A statistic's column of `rows` absent values: -1 for integers, NaN for floats."""
     return np.full(rows, -1 if np.dtype(kind).kind == "i" else np.nan, kind)

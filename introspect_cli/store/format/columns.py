@@ -45,17 +45,17 @@ class Column:
 
     @property
     def dtype(self) -> str:
-        """Of an array or a vector, the numpy type of its values; of texts and lists, that of their offsets."""
+        """Type of the values of an array or vector (`<f4` for `vector`); of the offsets of texts and lists (`<i4`)."""
         return "<f4" if self.type == "vector" else "<i4" if self.is_variable else self.type
 
     @property
     def is_variable(self) -> bool:
-        """Whether rows differ in size."""
+        """Whether rows differ in size: `utf8` and `list<...>`."""
         return self.type == "utf8" or self.type.startswith("list<")
 
     @property
     def item(self) -> Column:
-        """What a list holds, as a column."""
+        """The column of a list's items: `utf8` for `list<utf8>`."""
         return Column(self.name, self.type[5:-1])
 
 
@@ -100,7 +100,7 @@ class Texts(Sequence[str]):
         return bounded(text, self.limit) if self.limit else text
 
     def tolist(self) -> list[str]:
-        """All texts; nearly always all are harmless, which one look at all of them tells."""
+        """All texts, decoded; each is bounded and cleaned unless all are short, printable ASCII."""
         if not len(self.data):
             return [""] * len(self)
         data, offsets = bytes(self.data), self.offsets.tolist()
@@ -113,7 +113,7 @@ class Texts(Sequence[str]):
         return [bounded(text, self.limit) for text in texts]
 
     def sanitized(self, limit: int) -> Texts:
-        """The same texts, given harmless."""
+        """The same texts, each bounded to `limit` characters and cleaned when read."""
         return Texts(self.offsets, self.data, limit)
 
 
@@ -153,14 +153,14 @@ def texts(values: Sequence[str]) -> Texts:
 
 
 def filled(column: Sequence[str]) -> Array:
-    """Rows of a column of texts that are not empty: nearly none, so nothing is decoded to find them."""
+    """int64 row numbers of the non-empty texts of a column; decodes none."""
     if isinstance(column, Texts):
         return np.flatnonzero(np.diff(column.offsets)) if len(column.data) else np.zeros(0, np.int64)
     return np.array([row for row, text in enumerate(column) if text], np.int64)
 
 
 def sparse_texts(rows: int, values: Mapping[int, str]) -> Texts:
-    """A column of so many texts, of which `values` has those that are not empty, by row: nearly none."""
+    """A column of `rows` texts, empty but for those in `values`, by row."""
     if not values:
         return Texts(np.zeros(rows + 1, np.int32), b"")
     encoded = {row: values[row].encode("utf-8", "backslashreplace") for row in sorted(values)}
@@ -175,7 +175,7 @@ def storable(text: str) -> str:
 
 
 def integer_lists(values: Sequence[Sequence[int]], kind: type[np.signedinteger[Any]] = np.int64) -> Lists[int]:
-    """A column of lists of integers."""
+    """A column of lists of integers of type `kind`."""
     flat = [item for row in values for item in row]
     return Lists(_offsets(values), np.array(flat, kind))
 
@@ -190,7 +190,7 @@ def _offsets(items: Sequence[Sequence[Any] | bytes]) -> Offsets:
 
 
 def concatenated(parts: Sequence[ColumnData]) -> ColumnData:
-    """One column out of columns of one type, in order."""
+    """One column from several of the same type, end to end."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -206,6 +206,7 @@ def concatenated(parts: Sequence[ColumnData]) -> ColumnData:
 
 
 def _joined_offsets(parts: Sequence[Offsets]) -> Offsets:
+    """int32 offsets of columns put end to end: each part's are raised by the total length before it."""
     starts = np.cumsum([0, *(int(part[-1]) for part in parts)])
     moved = [part[1:] + start for part, start in zip(parts, starts[:-1], strict=True)]
     return np.concatenate([np.zeros(1), *moved]).astype(np.int32)
@@ -215,7 +216,7 @@ def _joined_offsets(parts: Sequence[Offsets]) -> Offsets:
 
 
 def padded(length: int) -> int:
-    """A length rounded up to 8."""
+    """`length` rounded up to a multiple of 8."""
     return -(-length // 8) * 8
 
 
@@ -270,13 +271,17 @@ class Message:
             self._rest[name] = (column, data, encoded_column(column, data))
 
     def largest(self, name: str) -> int:
-        """The largest number of a column that nothing but `put` has filled in; -1 where there are no rows."""
+        """The largest number of an integer column that only `put` fills; -1 where there are no rows."""
         if name not in self._largest:
             self._largest[name] = int(self.columns[name].max()) if self.rows else -1
         return self._largest[name]
 
     def pieces(self) -> Pieces:
-        """The bytes of the body, of which the first piece is where the columns lie; every column must be filled in."""
+        """The bytes of the body, the fixed-size columns as the first piece.
+
+        Raises:
+            ValueError: a column was not filled in.
+        """
         missing = [name for name, (_, data, _) in self._rest.items() if data is None]
         if missing:
             raise ValueError(f"the column {missing[0]} was not filled in")
@@ -284,12 +289,12 @@ class Message:
 
 
 def encode_rows(schema: Schema, columns: Mapping[str, ColumnData]) -> bytes:
-    """The body of a table."""
+    """The bytes of a table: its columns in the order of `schema`."""
     return b"".join(piece for column in schema for piece in encoded_column(column, columns[column.name]))
 
 
 def encoded_column(column: Column, data: ColumnData) -> Pieces:
-    """The bytes of a column."""
+    """The bytes of a column, padded to 8: offsets before data for texts and lists."""
     if isinstance(data, Texts):
         return [*_filled(data.offsets), *_filled(data.data)]
     if isinstance(data, Lists):
@@ -317,7 +322,11 @@ def decode_rows(schema: Schema, data: memoryview, rows: int) -> dict[str, Column
 
 
 def _decoded(column: Column, data: memoryview, rows: int, at: int) -> tuple[ColumnData, int]:
-    """A column that begins at a place, and the place after it."""
+    """The column that begins at byte `at`, and the byte after it.
+
+    Raises:
+        Malformed: it is cut short, or its offsets fall or do not begin at 0.
+    """
     dtype = np.dtype(column.dtype)
     size = rows + 1 if column.is_variable else rows * (column.width or 1)
     end = at + size * dtype.itemsize

@@ -46,7 +46,7 @@ class PlainDumper(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML
     """A safe dumper that writes no anchors."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 -- the signature is PyYAML's
-        """Write what comes twice twice."""
+        """Always True: a value that occurs twice is written twice, without a YAML anchor."""
         return True
 
 
@@ -86,7 +86,7 @@ def dump(value: object, name: str, run_id: str) -> bytes:
 
 
 def check(data: bytes, name: str, run_id: object, path: str) -> None:
-    """Make sure that the document is as it was written, for this run and by this name, by the comment at its end."""
+    """Raise DamageError unless the comment at the document's end fits its bytes, its `name` and `run_id`."""
     end = len(data) - len(_check_line(b"", name, "0" * 32))
     if end < 0 or data[end:] != _check_line(data[:end], name, str(run_id)):
         raise DamageError(path, "it was altered or cut short, or belongs elsewhere")
@@ -120,6 +120,7 @@ def load(data: bytes, path: str) -> Any:
 
 
 def _document(data: bytes, path: str) -> Any:
+    """Parse the document with libyaml's or PyYAML's events, and free the loader."""
     loader = _Loader(data)
     try:
         return _Builder(loader, path).document()
@@ -128,7 +129,7 @@ def _document(data: bytes, path: str) -> Any:
 
 
 class _Builder:
-    """Turns one document's events into plain data."""
+    """Builds plain data from the events of one YAML document; refuses anchors, aliases, tags and repeated keys."""
 
     def __init__(self, loader: Any, path: str) -> None:
         self._loader = loader
@@ -140,7 +141,7 @@ class _Builder:
             yield self._loader.get_event()
 
     def document(self) -> Any:
-        """The only document of the stream; None where it is empty."""
+        """The stream's only document; None where the stream is empty, DamageError where it holds more than one."""
         root: list[Any] = []
         stack: list[list[Any]] = [root]
         documents = 0
@@ -166,6 +167,7 @@ class _Builder:
         return root[0] if root else None
 
     def _check(self, event: Any, depth: int) -> None:
+        """Raise DamageError beyond `_MAX_DEPTH` levels or `_MAX_NODES` values, and for a tag or an anchor."""
         self._nodes += 1
         if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
             raise DamageError(self._path, "it is nested too deeply or holds too many values")
@@ -173,6 +175,7 @@ class _Builder:
             raise DamageError(self._path, "it uses YAML tags or anchors, which a store never does")
 
     def _mapping(self, items: list[Any]) -> dict[Any, Any]:
+        """A dict from alternating keys and values; DamageError for a key that is a list or dict, or comes twice."""
         keys, values = items[::2], items[1::2]
         if any(isinstance(key, (list, dict)) for key in keys):
             raise DamageError(self._path, "it has a list or a mapping as a key")
@@ -182,6 +185,7 @@ class _Builder:
         return out
 
     def _scalar(self, event: Any) -> Any:
+        """A number, boolean, None or text, by YAML's rules; DamageError for a number over `_MAX_DIGITS` digits."""
         tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
         if tag in _NUMBERS and len(event.value) > _MAX_DIGITS:
             raise DamageError(self._path, "it holds a number of too many digits")
@@ -201,7 +205,7 @@ def gpu_names(gpus: Sequence[Mapping[str, Any]]) -> str:
 
 
 def encode_labels(labels: Labels) -> bytes:
-    """The labels of a step, in JSON."""
+    """The labels of a step (the framework's names for it, such as epoch and batch) as JSON."""
     return json.dumps(labels, separators=(",", ":")).encode()
 
 
@@ -221,7 +225,7 @@ def decode_labels(data: bytes, path: str) -> dict[str, Label]:
 
 
 def _label(name: str, value: Any) -> Label | None:
-    """A label as a capture writes it; None for anything else."""
+    """`value` where a capture could have written it as the label `name`; None for anything else."""
     if name not in NUMBERED:
         return value if isinstance(value, str) and _WORD.fullmatch(value) else None
     if isinstance(value, list):

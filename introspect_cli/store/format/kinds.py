@@ -8,17 +8,16 @@ from introspect_cli.records import KIND_CODES, Kind
 
 
 class Share(NamedTuple):
-    """What each of several ranks has of the values of a kind.
+    """How the values of a kind are spread over several ranks.
 
     Attributes:
-        copied: equal copies, or parts that add up.
-        state: what training leaves, of which a part that is missing is missing in the model.
-        first: where copies differ, the first rank's counts: DDP gives its buffers to the others before each forward
-            pass, as they all begin.
-        own: a value that no other rank need have: samples, and what is computed of them.
-        flows: what flows through modules, of which data-parallel ranks have their own samples.
-        by_call: a value for each call, so for each microbatch.
-        left_out: nothing that a comparison of layouts takes for a value.
+        copied: ranks hold equal copies, or parts or summands of one value.
+        state: what training leaves (parameters, optimizer state); a missing part is missing in the model.
+        first: where copies differ, the first rank's counts: DDP broadcasts its buffers before each forward pass.
+        own: each rank may have its own value: samples, and what is computed of them.
+        flows: activations and their gradients, of which data-parallel ranks have their own samples.
+        by_call: one value per call, so per microbatch.
+        left_out: ignored where layouts are compared.
     """
 
     copied: bool = False
@@ -53,10 +52,10 @@ SHARES: dict[Kind, Share] = {
 
 
 def kinds_that(are: str) -> frozenset[Kind]:
-    """The kinds of which a field of the table says so."""
+    """The kinds whose `Share` has the field named `are` set, such as `flows`."""
     return frozenset(kind for kind, share in SHARES.items() if getattr(share, are))
 
 
 def codes_that(are: str) -> list[int]:
-    """The codes of these kinds, in order."""
+    """Codes of the kinds whose `Share` has the field named `are` set, sorted."""
     return sorted(KIND_CODES[kind] for kind in kinds_that(are))

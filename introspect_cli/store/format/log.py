@@ -113,14 +113,14 @@ _MOST_STEPS = 1 << 62
 
 @dataclass(frozen=True)
 class Thinned:
-    """Steps that were recorded and are no longer there.
+    """Steps that were recorded and dropped afterwards, for one reason.
 
     Attributes:
-        why: what dropped them, a key of `OPTIONS`.
-        count: how many.
-        first: the first of them.
-        last: the last of them.
-        times: in how many goes.
+        why: the reason, a key of `OPTIONS`.
+        count: number of steps.
+        first: the lowest step.
+        last: the highest step.
+        times: how often steps were dropped for this reason.
     """
 
     why: str
@@ -137,7 +137,7 @@ class Thinned:
 
 
 class StepEntry(NamedTuple):
-    """Where one step is, and what it digests to.
+    """Position, size and digests of one step in a rank's log.
 
     Attributes:
         step: number of the step.
@@ -157,7 +157,7 @@ class StepEntry(NamedTuple):
 
 
 def begin_log(rank: int, run_id: bytes) -> bytes:
-    """What a log begins with."""
+    """The first bytes of a log: magic, format, rank, run id and their CRC-32."""
     start = START.pack(MAGIC, FORMAT, rank, run_id, 0)[:-4]
     return start + zlib.crc32(start).to_bytes(4, "little")
 
@@ -165,7 +165,17 @@ def begin_log(rank: int, run_id: bytes) -> bytes:
 def head_of(
     kind: bytes, body: tuple[int, int], crc: int, *, rows: int, step: int, digest: bytes, chain: bytes
 ) -> tuple[bytes, int]:
-    """A frame's head and its CRC-32, given length and CRC-32 of its body and the CRC-32 of the head before."""
+    """Encode a frame's head; returns its bytes and its CRC-32.
+
+    Args:
+        kind: of the frame.
+        body: length and CRC-32 of its body.
+        crc: CRC-32 of the head before.
+        rows: of the table in the body.
+        step: of the frame.
+        digest: 16 bytes.
+        chain: 16 bytes.
+    """
     head = HEAD.pack(kind, rows, body[0], step, digest, chain, body[1], 0)[:-4]
     crc = zlib.crc32(head, crc)
     return head + crc.to_bytes(4, "little"), crc
@@ -221,6 +231,12 @@ class Frames:
             raise unreadable(path, error) from None
 
     def _begin(self, start: bytes, rank: int) -> int:
+        """Check the log's first bytes, set `run_id` and return their CRC-32.
+
+        Raises:
+            DamageError: another file, another rank's log, or altered.
+            StoreError: a newer version wrote it.
+        """
         magic, number, rank_of_file, self.run_id, crc = START.unpack(start)
         if magic != MAGIC:
             raise DamageError(self.path, "it is not a log")
@@ -233,7 +249,7 @@ class Frames:
         return int(crc)
 
     def _take(self, cached: bytes, size: int, before: int) -> bool:
-        """Take the heads from the file of heads, if it is that of this log."""
+        """Take the heads from the cached file of heads; False where it is damaged or of another log."""
         if len(cached) < CACHE.size:
             return False
         magic, crc, count = CACHE.unpack_from(cached)
@@ -253,7 +269,11 @@ class Frames:
         return True
 
     def _scan(self, source: Source, size: int, crc: int) -> None:
-        """Go through the heads from the last one that is known."""
+        """Read the heads after the last known one, up to the last frame that is whole.
+
+        Raises:
+            DamageError: a head's CRC-32 does not fit, unless all its bytes are 0, or there are more than LIMIT_FRAMES.
+        """
         at, chunk, first = int(self.at[-1]) or START.size, b"", 0
         heads: list[bytes] = []
         try:
@@ -279,6 +299,7 @@ class Frames:
             self._set(np.concatenate([self.heads, np.frombuffer(b"".join(heads), HEADS)]))
 
     def _set(self, heads: NDArray[np.void]) -> None:
+        """Take `heads`, and compute where frames begin; DamageError for an unknown kind or a length over the limit."""
         kinds = heads["kind"]
         if not np.isin(kinds, KINDS).all():
             raise DamageError(self.path, "a frame is of a kind that no version writes")
@@ -287,17 +308,17 @@ class Frames:
         self.heads, self.at = heads, _places(heads)
 
     def encoded(self, count: int | None = None) -> bytes:
-        """The file of heads, of so many; all, where it is None."""
+        """The bytes of the file of heads, for the first `count` frames; for all where None."""
         heads = self.heads[:count]
         small = np.flatnonzero(_is_small(heads)).tolist()
         rest = heads.tobytes() + b"".join(map(self.body, small))
         return CACHE.pack(_CACHE_MAGIC, zlib.crc32(rest), len(heads)) + rest
 
     def body(self, number: int) -> bytes:
-        """A frame's body, checked.
+        """The bytes of frame `number`, checked by CRC-32.
 
         Raises:
-            DamageError: it was altered.
+            DamageError: they were altered.
         """
         head = self.heads[number]
         length, at = int(head["length"]), int(self.at[number]) + HEAD.size
@@ -315,20 +336,20 @@ class Frames:
         return data
 
     def of(self, *kinds: bytes, counting: bool = True) -> list[int]:
-        """The numbers of frames of some kinds; of `counting` ones, those that were not taken back."""
+        """Numbers of the frames of these kinds; with `counting`, only of those after the last BACK frame."""
         first = self.back if counting else 0
         found: list[int] = (np.flatnonzero(np.isin(self.heads["kind"][first:], kinds)) + first).tolist()
         return found
 
     @cached_property
     def back(self) -> int:
-        """The first frame after the last that takes back all steps before it."""
+        """Number of the frame after the last BACK frame, which takes back all steps before it; 0 without one."""
         taken = np.flatnonzero(self.heads["kind"] == BACK)
         return int(taken[-1]) + 1 if len(taken) else 0
 
     @property
     def ended(self) -> bool:
-        """Whether the writer closed the log itself."""
+        """Whether the log has an END frame: its writer closed it."""
         return bool((self.heads["kind"] == END).any())
 
     @cached_property
@@ -350,17 +371,17 @@ class Frames:
 
     @cached_property
     def thinned(self) -> tuple[Thinned, ...]:
-        """Steps that were recorded and then dropped."""
+        """Steps that were recorded and then dropped, one entry per reason."""
         try:
             return tuple(_thinned(row) for each in self.of(DROP)[-1:] for row in json.loads(self.body(each)))
         except (ValueError, TypeError, RecursionError):
             raise DamageError(self.path, "what it says of dropped steps cannot be") from None
 
     def entries(self) -> Entries:
-        """The steps that count, as `ENTRY`.
+        """Steps after the last BACK frame, as an array of `ENTRY`.
 
         Raises:
-            DamageError: they do not rise.
+            DamageError: step numbers do not rise.
         """
         rows = self.of(STEP)
         heads = self.heads[rows]
@@ -376,15 +397,15 @@ class Frames:
         return out
 
     def small(self, kind: bytes) -> Iterator[tuple[int, bytes]]:
-        """Bodies of small frames that count, with the step of each."""
+        """(step, body) of each frame of `kind` after the last BACK frame."""
         for number in self.of(kind):
             yield int(self.heads["step"][number]), self.body(number)
 
     def check_chain(self) -> None:
-        """Make sure that the digests of steps follow from one another.
+        """Compute the chain of step digests again and compare it with each head.
 
         Raises:
-            DamageError: they do not.
+            DamageError: one differs.
         """
         chain = FIRST_CHAIN
         for head in self.heads:
@@ -401,7 +422,7 @@ def _is_small(heads: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def _places(heads: NDArray[np.void]) -> NDArray[np.int64]:
-    """Where frames begin, and where the next one would."""
+    """int64 (n + 1,), byte offsets of the frames and of the next one to come; bodies are padded to 8 bytes."""
     sizes = HEAD.size + (heads["length"].astype(np.int64) + 7) // 8 * 8
     return START.size + np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
@@ -421,7 +442,7 @@ def newer_format(number: int, version: str | None, path: str) -> StoreError:
 
 
 def add_thinned(thinned: tuple[Thinned, ...], why: str, steps: list[int]) -> tuple[Thinned, ...]:
-    """What is to be said once some more steps, at least one, are dropped."""
+    """`thinned` with more dropped `steps` (at least one) added to the entry of the reason `why`."""
     by_reason = {each.why: each for each in thinned}
     before = by_reason.get(why, Thinned(why, 0, min(steps), max(steps), 0))
     first, last = min(before.first, *steps), max(before.last, *steps)
@@ -430,6 +451,7 @@ def add_thinned(thinned: tuple[Thinned, ...], why: str, steps: list[int]) -> tup
 
 
 def _thinned(row: Any) -> Thinned:
+    """Decode one entry of a DROP frame; ValueError for an unknown reason or a number out of range."""
     why, *numbers = row
     if why not in OPTIONS or not all(type(number) is int and 0 <= number < _MOST_STEPS for number in numbers):
         raise ValueError(row)
@@ -445,7 +467,14 @@ Words = NDArray[np.uint64]
 
 
 def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: NDArray[np.bool_]) -> bytes:
-    """The 16-byte digest of a step."""
+    """The 16-byte digest of a step: a sum over its records, so equal in any order.
+
+    Args:
+        keys: uint64 (n,), of the records' sites.
+        checksums: uint64 (n,).
+        statuses: uint8 (n,).
+        setting: bool (n,), records that are left out.
+    """
     seen = statuses.astype(np.uint64)
     seen += np.uint64(1)
     seen *= _STATUS

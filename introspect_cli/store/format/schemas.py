@@ -162,6 +162,7 @@ _OPTIONAL = (SKETCH, *GIVEN_COLUMNS, *WHOLE_COLUMNS)
 
 
 def _column(described: object) -> Column:
+    """Decode `[name, type]` or `[name, type, role]`; ValueError, KeyError or TypeError for anything else."""
     if not isinstance(described, list):
         raise TypeError
     name, kind, *role = described
@@ -172,6 +173,7 @@ def _column(described: object) -> Column:
 
 
 def _check_columns(stream: str, columns: Schema, every: Schema, optional: Schema) -> None:
+    """Raise Malformed unless `columns` has all of `every`, and `optional` ones of the right type, in full groups."""
     by_name = {column.name: column for column in columns}
     if len(by_name) != len(columns) or len(columns) > _MOST_COLUMNS:
         raise Malformed(f"the columns of its {stream} are too many, or one is there twice")
@@ -205,7 +207,15 @@ def record_columns(
     operators: bool = False,
     whole: bool = False,
 ) -> Schema:
-    """The columns of records with what was asked for."""
+    """The schema of records.
+
+    Args:
+        stats: with the statistics that are always kept.
+        sketch: with sketches.
+        sorted_stats: names of statistics on request.
+        operators: with the inputs of operators.
+        whole: with the columns of records put together from several ranks.
+    """
     kept = [
         Column(name, statistic.type, role=STATISTIC)
         for name, statistic in STATISTICS.items()

@@ -113,7 +113,7 @@ class Sources(Mapping[str, Source]):
 
 
 def _stays_inside(name: str) -> bool:
-    """Whether a name, taken as a path below a directory, stays in it."""
+    """Whether `name`, as a path below a directory, stays in it: relative, without `..` and NUL."""
     return bool(name) and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
 
 
@@ -129,13 +129,13 @@ _ROOM = 1 << 16
 
 
 def encode(data: bytes) -> bytes:
-    """A source file as it is kept: the same bytes for the same file."""
+    """`data` compressed as gzip without time or name, so that equal files give equal bytes."""
     packing = zlib.compressobj(6, zlib.DEFLATED, _GZIP)
     return packing.compress(data) + packing.flush()
 
 
 def decode(folder: Directory, name: str) -> bytes:
-    """What a file holds.
+    """Decompress a stored source file.
 
     Args:
         folder: the directory of a run's sources.
@@ -159,10 +159,10 @@ def decode(folder: Directory, name: str) -> bytes:
 
 
 def kept_in(place: Directory) -> frozenset[str]:
-    """Digests of the source files that are kept below a directory.
+    """Digests of the source files in `place`'s directory of sources; empty where there is none.
 
     Raises:
-        StoreError: their directory is damaged.
+        StoreError: the directory is damaged.
     """
     try:
         with place.folder(SOURCES) as folder:
@@ -172,7 +172,7 @@ def kept_in(place: Directory) -> frozenset[str]:
 
 
 def read_from(place: Directory, digest: str) -> bytes | None:
-    """A source file that is kept below a directory; None where it is not.
+    """The source file with `digest` in `place`'s directory of sources; None where it is not kept.
 
     Raises:
         StoreError: it is damaged.

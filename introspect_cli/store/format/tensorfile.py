@@ -66,7 +66,7 @@ NUMPY = {
 
 @dataclass(frozen=True)
 class _Content:
-    """What a file's header says: what the data is, its bytes, and the CRC of both."""
+    """The fields of a tensor file's header: checksum, dtype, shape, bytes of data, CRC-32 of header and data."""
 
     checksum: int
     dtype: str
@@ -76,7 +76,7 @@ class _Content:
 
 
 def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What comes before `data` (raw bytes, row-major) in a file.
+    """The header of a tensor file, which is written before `data` (raw bytes, row-major).
 
     The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and the data's CRC-32.
     """
@@ -84,11 +84,12 @@ def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) 
 
 
 def _crc(checksum: int, dtype: str, shape: Sequence[int]) -> int:
-    """The CRC-32 that the data's continues, so that the header is covered too."""
+    """CRC-32 of checksum, dtype and shape, which the data's CRC-32 continues."""
     return zlib.crc32(f"{checksum:016x} {dtype} {list(shape)} ".encode())
 
 
 def _head(content: _Content) -> bytes:
+    """The safetensors header, padded to 8 bytes; a dtype that safetensors lacks is stored as flat U8."""
     code = CODES.get(content.dtype)
     entry = {
         "dtype": code or "U8",
@@ -107,7 +108,7 @@ def _head(content: _Content) -> bytes:
 
 
 def check(handle: Source, checksum: int) -> None:
-    """Make sure that the file is as it was written, reading it a piece at a time.
+    """Check a tensor file's header and its data's CRC-32, a piece at a time.
 
     Raises:
         StoreError: it is not what `encode` would have written for the tensor with this checksum.
@@ -135,7 +136,11 @@ def decode(handle: Handle, checksum: int) -> Any:
 
 
 def _content(handle: Source, checksum: int) -> tuple[_Content, int]:
-    """What the header says, and where the data begins."""
+    """The header's fields and the byte where the data begins.
+
+    Raises:
+        DamageError: the header is not exactly the one that `encode` writes.
+    """
     size = handle.size()
     head = handle.read(0, 8)
     length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
@@ -155,6 +160,7 @@ def _content(handle: Source, checksum: int) -> tuple[_Content, int]:
 
 
 def _about(header: bytes, path: str) -> tuple[str, tuple[int, ...], int]:
+    """(dtype, shape, CRC-32) from the header's metadata; DamageError where it cannot be parsed."""
     try:
         about = json.loads(header)["__metadata__"]
         shape = json.loads(about["shape"])
@@ -168,7 +174,7 @@ def _about(header: bytes, path: str) -> tuple[str, tuple[int, ...], int]:
 
 
 def widened(array: Any, dtype: str) -> Any:
-    """Elements as numbers: those of a type that numpy does not know as the float32 or complex64 of the same value."""
+    """The array with bfloat16 and fp8 as float32 and complex32 as complex64, exactly; any other dtype unchanged."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "float8_e4m3fn":
@@ -194,7 +200,7 @@ def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, A
 
 
 def read(place: Directory, checksum: int) -> NDArray[Any] | None:
-    """A tensor that is kept below a directory, if it is.
+    """The tensor with `checksum` stored below `place`; None where it is not stored.
 
     Raises:
         StoreError: it cannot be read.

@@ -51,7 +51,7 @@ _SECOND = np.uint64(0xD1B54A32D192ED03)
 
 @lru_cache(maxsize=4096)
 def place_of(layout: Layout) -> int:
-    """A number for where in which whole a layout is; 0 for all of it."""
+    """A hash of a layout's dtype, whole shape and part; 0 for a layout without a part."""
     if layout.part is None:
         return 0
     part = layout.part
@@ -60,12 +60,12 @@ def place_of(layout: Layout) -> int:
 
 
 def keys_of(sites: Array) -> Array:
-    """By what the checksums of sites are multiplied, given their keys: uint64 (n, 2), odd."""
+    """Odd multipliers for the checksums of sites, uint64 (n, 2), derived from the sites' keys."""
     return np.asarray(np.stack([mix(sites), mix(sites ^ _SECOND)], axis=1) | np.uint64(1))
 
 
 class _Arrangement(NamedTuple):
-    """Which of a step's rows are in which share.
+    """The rows of each share of a step, and their multipliers; kept for steps with the same rows.
 
     Attributes:
         site: as below, of the step that it was made for.
@@ -94,25 +94,25 @@ class StepTotals:
     """Adds up the steps that a rank writes, one after the other."""
 
     def __init__(self) -> None:
-        """Begin without names."""
+        """Start without sites and layouts."""
         self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
         self._places, self._heads = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
         self._last: _Arrangement | None = None
 
     def name_sites(self, counted: int, keys: Array, kinds: list[str]) -> None:
-        """Take in the sites that follow the first `counted`."""
+        """Set keys and kinds of the sites from number `counted` on."""
         self._keys = np.concatenate([self._keys[:counted], keys])
         self._kinds = np.concatenate([self._kinds[:counted], np.array([KIND_CODES[kind] for kind in kinds], np.int64)])
 
     def name_layouts(self, counted: int, layouts: list[Layout]) -> None:
-        """Take in the layouts that follow the first `counted`."""
+        """Set the layouts from number `counted` on."""
         places = np.array([place_of(layout) for layout in layouts], np.uint64)
         heads = [0 if layout.part is None else header(layout.dtype, layout.shape) for layout in layouts]
         self._places = np.concatenate([self._places[:counted], places])
         self._heads = np.concatenate([self._heads[:counted], np.array(heads, np.uint64)])
 
     def encoded(self, columns: dict[str, Any]) -> bytes:
-        """The shares of a step, and what each adds up to, given the step's records."""
+        """The bytes of a step's TOTALS frame: its shares, and the total of each, from the step's columns."""
         site, layout, status = (np.asarray(columns[name]) for name in ("site", "layout", "status"))
         last = self._last
         if last is None or not (
@@ -133,6 +133,7 @@ class StepTotals:
         return len(totals).to_bytes(8, "little") + last.form + totals.tobytes()
 
     def _arranged(self, site: Array, layout: Array, status: Array) -> _Arrangement:
+        """Group the rows into shares: by kind and part for state and parts, one for settings, one for the rest."""
         kind, place = self._kinds[site], self._places[layout]
         counts = ~np.isin(kind, LEFT_OUT)
         adds_up = counts & (np.isin(kind, STATE) | (place > 0))
@@ -156,7 +157,7 @@ class StepTotals:
 
 
 def _added(values: Array) -> tuple[int, int]:
-    """A digest of numbers in any order."""
+    """Two 64-bit sums over numbers, independent of their order."""
     return int(values.sum(dtype=np.uint64)), int(mix(values + _SECOND).sum(dtype=np.uint64))
 
 

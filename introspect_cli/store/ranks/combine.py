@@ -43,16 +43,16 @@ _FIRST = np.zeros(1, np.int64)
 
 
 class Combiner:
-    """Puts steps together, and remembers how."""
+    """Combines the records of all ranks step by step, reusing the plan of the last step where the rows are the same."""
 
     def __init__(self, places: LayoutTables, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
         """Start without a plan.
 
         Args:
             places: the ranks' layouts.
-            names: of what is recorded, in the whole.
-            lacking: why the values that each rank has its own of are not all there; "" where they are.
-            complete: whether all ranks were recorded, so that a part of the model that is missing is missing there.
+            names: the common site numbers.
+            lacking: why values that each rank has its own of are not all there; "" where they are.
+            complete: whether all ranks were recorded, so that a missing part of the model is an error.
         """
         self._places, self._names = places, names
         self._lacking, self._complete = lacking, complete
@@ -62,11 +62,11 @@ class Combiner:
 
     @property
     def rows(self) -> Rows | None:
-        """The rows of the step that was put together last; None before."""
+        """`Rows` of the step that was combined last; None before the first."""
         return None if self.plan is None else self.plan.basis
 
     def combine(self, step: StackedStep) -> StepBatch:
-        """The records of a step of all ranks, as one rank's."""
+        """Combine a step of all ranks into one batch, one record per site."""
         plan = self.plan
         if plan is None or plan.basis is not step.rows:
             self.plan = plan = plan_of(step, self._places, self._names.kinds, self._names.left_out(step))
@@ -94,11 +94,11 @@ class Combiner:
         return result.batch()
 
     def _whole_number(self, part: int) -> int:
-        """The number of a whole's layout, by that of a part of it."""
+        """The number of the whole tensor's layout, given the number of a part's."""
         return self._names.layout_number(whole_layout(self._places.layouts[part]))
 
     def _batched_number(self, numbers: Array) -> int:
-        """The number of what tensors of some layouts are together."""
+        """The number of the layout of tensors concatenated along dimension 0, given their layouts' numbers."""
         key = numbers.tobytes()
         if key not in self._batched:
             layouts = [self._places.layouts[number] for number in numbers.tolist()]
@@ -106,11 +106,10 @@ class Combiner:
         return self._batched[key]
 
     def _put_parts(self, result: CombinedStep) -> Array:
-        """Put wholes together out of their parts: each once, whoever else has a copy of it.
+        """Assemble wholes from their parts, each part counted once however many ranks hold a copy.
 
         Returns:
-            groups of which ranks with the same part have different values although these flow through modules: other
-            samples, then.
+            bool (groups,), activations and their gradients that differ between ranks with the same part: other samples.
         """
         step, plan = result.step, result.plan
         unlike = plan.copies
@@ -154,7 +153,7 @@ class Combiner:
         return doubled & plan.flows
 
     def _put_owed(self, result: CombinedStep) -> None:
-        """Add up sums that ranks still owe one another, which only sketches can."""
+        """Add up the sketches of sums (or means) that ranks have not reduced yet; other statistics stay unknown."""
         step, plan = result.step, result.plan
         groups = np.flatnonzero(plan.owed)
         if not len(groups):
@@ -178,7 +177,7 @@ class Combiner:
             result.text[group] = f"{part.owed} over {part.owing} ranks, still owed"
 
     def _put_partless(self, result: CombinedStep, partless: Array) -> None:
-        """Put together what has no parts: equal copies, copies that are not equal, or what each rank has its own of."""
+        """Combine groups without parts: equal copies, unequal copies, or each rank's own values."""
         step, plan = result.step, result.plan
         if not partless.any():
             return
@@ -204,7 +203,7 @@ class Combiner:
         self._put_gathered(result, np.flatnonzero(differ & ~copied & ~random))
 
     def _put_gathered(self, result: CombinedStep, groups: Array) -> None:
-        """Put together values of ranks that differ: their extrema and moments, or their sum."""
+        """Combine differing values of ranks: by their sum where `_are_summed`, else by extrema and moments."""
         step, plan = result.step, result.plan
         if not len(groups):
             return
@@ -235,10 +234,9 @@ class Combiner:
             result.layout[group] = self._batched_number(numbers[parts == parts[0]])
 
     def _are_summed(self, result: CombinedStep, groups: Array) -> Array:
-        """Whether groups are gradients of what is equal on all ranks, such as an embedding of positions: they add up.
+        """Whether each group is a gradient of a value that is equal on all ranks, so that the ranks' gradients add up.
 
-        They are not samples beside one another. Where other outputs of the same layout differ, these are samples that
-        happen to be equal: what a layer of zeros gives, or the embedding of a type that all tokens have.
+        A value counts as equal only where no output of the same layout differs between ranks.
         """
         step, equals = result.step, result.equal()
         here, layouts = step.rows.site[result.row], step.rows.number[result.row]
@@ -253,13 +251,16 @@ class Combiner:
 
 
 def _sketches(step: StackedStep, rows: Array) -> Array:
-    """The sketches of some rows, of ranks that all kept them, to compute with."""
+    """float64 (rows, 16), the sketches of some rows; every rank must have kept them."""
     assert step.block.sketch is not None
     return step.block.sketch[rows].astype(np.float64)
 
 
 def _put_copies(result: CombinedStep, groups: Array) -> None:
-    """Put together copies that are not the same bits: one of them where rounding explains that, and else none."""
+    """Combine unequal copies into the first rank's record, where all sketches are within `_ROUNDING` of it.
+
+    Else only a hash of all checksums is kept, with a text that names the ranks that differ.
+    """
     step = result.step
     if not len(groups):
         return
@@ -282,7 +283,7 @@ def _put_copies(result: CombinedStep, groups: Array) -> None:
 
 
 def _put_summed(result: CombinedStep, groups: Array) -> None:
-    """Put together the sum of what the ranks have; only sketches can be added up."""
+    """Add up the sketches of what ranks hold; not observed where no sketches were kept."""
     if result.sketch is None:
         for group in groups.tolist():
             result.unseen(group, "each rank's share of a sum")

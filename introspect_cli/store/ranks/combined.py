@@ -32,7 +32,7 @@ _EXTREMA = {"min": np.fmin, "max": np.fmax, "absmin": np.fmin}
 
 
 class CombinedStep:
-    """A row for each group of the plan.
+    """One row for each group of the plan, filled in while the ranks' records are combined.
 
     Attributes:
         row: int64, the row of all ranks that a group stands for.
@@ -54,7 +54,7 @@ class CombinedStep:
         self.sketch = None if block.sketch is None else block.sketch[self.row]
 
     def set(self, groups: Array, how: int, status: int) -> None:
-        """Make groups something else than one of their records: nothing is known of them but what is then filled in."""
+        """Set `how` and `status` of groups and clear their statistics and sketches."""
         self.how[groups], self.status[groups] = how, status
         for column in (*self.counts.values(), *self.floats.values()):
             column[groups] = absent(column.dtype.str, 1)[0]
@@ -62,12 +62,19 @@ class CombinedStep:
             self.sketch[groups] = np.nan
 
     def unseen(self, group: int, why: str) -> None:
-        """Make a group one that was not seen."""
+        """Make a group NOT_OBSERVED, with the reason `why` as its text."""
         self.set(np.array([group]), Joined.GATHERED, int(Status.NOT_OBSERVED))
         self.checksum[group], self.text[group] = 0, why
 
     def put_moments(self, groups: Array, rows: Array, starts: Array, sizes: Array) -> None:
-        """Fill in statistics of the elements of rows together: `rows` group after group, each from its start on."""
+        """Fill in counts, extrema and moments over all elements of several rows.
+
+        Args:
+            groups: the groups to fill in.
+            rows: their rows, group after group.
+            starts: where in `rows` each group begins.
+            sizes: elements of each row.
+        """
         block, group = self.step.block, group_of(starts, len(rows))
         finite = sizes.astype(np.float64)
         for name, column in block.counts.items():
@@ -85,6 +92,7 @@ class CombinedStep:
             return values if full else np.where(used, values, other)
 
         def mean(values: Array) -> Array:
+            """Mean over each group, weighted by finite elements; NaN where a group has none."""
             sums = np.add.reduceat(finite * values, starts)
             of_all: Array = np.divide(sums, total, out=np.full(len(starts), np.nan), where=total > 0)
             return of_all
@@ -99,14 +107,14 @@ class CombinedStep:
                 self.floats[name][groups] = mean(of(name) + (means - mean(means)[group]) ** 2)
 
     def mark(self, groups: Array, at: Array, starts: Array, *, ordered: bool) -> None:
-        """Give groups a checksum over those of their members: equal for equal ones, and no tensor's."""
+        """Give each group a hash of its members' checksums as its checksum, with or without regard to their order."""
         sums = np.split(self.step.block.checksum[self.plan.rows[at]], starts[1:])
         for group, members in zip(groups.tolist(), sums, strict=True):
             data = (members if ordered else np.sort(members)).tobytes()
             self.checksum[group] = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
     def members(self, groups: Array) -> tuple[Array, Array, Array]:
-        """Where in the plan's rows some groups' are: places, starts of groups among them, and each one's group."""
+        """Positions in `plan.rows` of some groups' members, starts of groups among them, and each one's group."""
         wanted = np.zeros(self.size, np.bool_)
         wanted[groups] = True
         at = np.flatnonzero(wanted[self.plan.group])
@@ -114,12 +122,12 @@ class CombinedStep:
         return at, starts, group_of(starts, len(at))
 
     def equal(self) -> Array:
-        """Of each group, whether all its checksums are equal."""
+        """Bool (groups,), whether all members of a group have one checksum."""
         sums, plan = self.step.block.checksum[self.plan.rows], self.plan
         return ~any_of(sums != sums[plan.starts][plan.group], plan.starts)
 
     def distinct(self, at: Array, group: Array) -> Array:
-        """Of members, whether no other rank has that value; what two calls of one rank have counts twice."""
+        """Bool (members,), False for a value that another rank has too; equal values of one rank's calls all count."""
         rows = self.plan.rows[at]
         sums, rank = self.step.block.checksum[rows], self.step.rows.rank[rows]
         order = np.lexsort((np.arange(len(at)), rank, sums, group))
@@ -138,7 +146,7 @@ class CombinedStep:
         return out
 
     def of_ranks(self, at: Array, starts: Array) -> list[str]:
-        """Whose each group's values are, in words; a rank that has several of them is one rank."""
+        """For each group `3 ranks`, or `2 calls` where one rank has all its values."""
         every = np.split(self.step.rows.rank[self.plan.rows[at]], starts[1:])
         numbers = [len(np.unique(ranks)) for ranks in every]
         return [
@@ -147,7 +155,7 @@ class CombinedStep:
         ]
 
     def batch(self) -> StepBatch:
-        """The records, for `join_slices`."""
+        """The combined records as a batch, to be given to `join_slices`."""
         return StepBatch(
             site=self.plan.site,
             sequence=self.step.block.sequence[self.row],
@@ -166,7 +174,7 @@ class CombinedStep:
 
 
 def join_slices(slices: Sequence[StepBatch]) -> StepBatch:
-    """A step that was put together in slices of its sites, numbered in the order in which its sites were recorded."""
+    """Join a step's slices into one batch, sorted by site, with `sequence` renumbered from 0 without gaps."""
     batch = slices[0]
     if len(slices) > 1:
         order = np.argsort(np.concatenate([each.site for each in slices]), kind="stable")

@@ -35,13 +35,17 @@ _MOST_FORMS = 16
 def digests(
     names: WholeNames, places: LayoutTables, rows: Array, sample: Callable[[int], Iterable[Plan]]
 ) -> tuple[list[bytes | None], NDArray[np.int64]]:
-    """The digest of each step, None where there is none; and a number for the forms of its ranks, -1 for unknown ones.
+    """Digests of steps that are equal for equal values in any layout.
 
     Args:
         names: of all ranks, in the whole.
         places: the ranks' layouts.
-        rows: where among each rank's entries the steps are that all have; (ranks, steps).
-        sample: how such a step is put together, by its position, in slices of its sites.
+        rows: (ranks, steps), position of each common step among each rank's entries.
+        sample: combines the step at a position, slice by slice, and gives the plans.
+
+    Returns:
+        the digest of each step, None where the ranks' totals do not tell; and int64 (steps,), a number for each
+        combination of the ranks' forms, -1 where unknown.
     """
     totals = [reader.totals for reader in names.readers]
     out: list[bytes | None] = [None] * rows.shape[1]
@@ -74,7 +78,7 @@ def digests(
 
 
 def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
-    """The totals of all ranks together, uint64 (steps, 4), and in which steps copies are equal.
+    """Totals over all ranks, uint64 (steps, 4), and bool (steps,), whether all copies are equal.
 
     Args:
         shares: of each rank.
@@ -100,7 +104,7 @@ def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
 
 
 def _fixed(names: WholeNames, places: LayoutTables, plan: Plan, shares: Sequence[Array]) -> tuple[Array, Array] | None:
-    """What the digests of steps that are put together in one way have in common, of a slice of their sites.
+    """The constant parts of the digests of all steps with one plan, for a slice of their sites.
 
     Returns:
         the keys of sites that were not seen, and what wholes have beside their elements, uint64 (4,); None where the
@@ -132,7 +136,7 @@ def _fixed(names: WholeNames, places: LayoutTables, plan: Plan, shares: Sequence
 
 
 def _share_of(names: WholeNames, places: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
-    """Of each row a number for the share that it is in, the same for shares of copies; -1 for values of each rank."""
+    """For each row a number of its share, equal for shares of the same copies; -1 for values of each rank's own."""
     kind, rank = names.kinds[basis.site[rows]], basis.rank[rows]
     place = np.array([place_of(layout) for layout in places.layouts], np.uint64)[basis.number[rows]]
     adds_up = np.isin(kind, STATE) | (place > 0)
@@ -154,12 +158,12 @@ def _share_of(names: WholeNames, places: LayoutTables, basis: Rows, rows: Array,
 
 
 def _separate(group: Array, part: Array, share: Array) -> bool:
-    """Whether copies are in shares of copies alone, so that one of these stands for all.
+    """Whether no share of copies also holds other values, so that one copy's total stands for all.
 
     Args:
         group: of each row, the number of its site's group.
         part: the number of the part that it holds.
-        share: the share that it is in, see above.
+        share: the number from `_share_of`.
     """
     order = np.lexsort((part, group))
     group, part, share = group[order], part[order], share[order]

@@ -91,7 +91,7 @@ def whole_or_nothing(out: Path) -> Iterator[Path]:
 
 
 def _job(source: str | Path) -> str:
-    """What all runs of a launch have in common."""
+    """The job id of a run's launch; StoreError for a run of one process or one still being written."""
     with open_run(source) as run:
         launch = launch_of(run.manifest)
         if launch is None:
@@ -102,6 +102,7 @@ def _job(source: str | Path) -> str:
 
 
 def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
+    """Copy the files of all sources into `fresh`; StoreError where two have the same rank of the same attempt."""
     source_of: dict[tuple[str, str], str | Path] = {}
     ids: dict[str, tuple[str, Path]] = {}
     with ExitStack() as stack:
@@ -126,7 +127,7 @@ def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
 
 
 def _same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source: str | Path) -> None:
-    """That the ranks of an attempt are of one run."""
+    """Raise StoreError unless the runs that hold ranks of `attempt` have one run id."""
     if attempt in ids and ids[attempt][1] == path:
         return
     with open_store(path / attempt) as folder:
@@ -159,7 +160,7 @@ def reduce_run(
     *,
     texts: bool = True,
 ) -> int:
-    """Write a run of the wholes of a run of several ranks.
+    """Write a run of one rank that holds the combined records of all ranks of `source`.
 
     Args:
         source: the run.
@@ -190,6 +191,7 @@ def reduce_run(
 
 
 def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool) -> int:
+    """Write the combined steps, names, settings and manifest; returns the number of steps."""
     reader = as_one(run)
     assert isinstance(reader, WholeReader)  # of several ranks
     steps = reader.steps_of_all.tolist()
@@ -220,7 +222,7 @@ def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool)
 
 
 def _manifest(run: Run, reader: WholeReader) -> dict[str, Any]:
-    """What the run of wholes says of itself."""
+    """The manifest of the combined run: the source's without what is of single ranks, plus what was lost."""
     manifest = {name: value for name, value in run.manifest.items() if name not in _OF_RANKS}
     size = count(run.world_size, "rank")
     lost = f"what differs between its {size}, which are one here"

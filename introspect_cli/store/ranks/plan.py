@@ -42,22 +42,22 @@ UNPLACED = "where the parts of it lie could not be worked out"
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of the sites of a step, as far as it follows from layouts and from what was seen of them.
+    """How each site of a step is combined, as far as layouts and statuses decide it. A group is one site's rows.
 
     Attributes:
-        basis: the rows it follows from.
-        rows: rows of all ranks, by site and then by rank; those that hold nothing of what others hold left out.
-        starts: where in `rows` each site begins.
-        group: of each of `rows`, the number of its site's group.
-        kind: of each group, the code of its kind.
-        flows: groups of what flows through modules, of which data-parallel ranks have their own samples.
-        unseen: groups that a rank could not see, and the row that says why.
-        mixed: groups of which some ranks hold parts and others what has no known place.
-        owed: groups whose sum is still owed.
-        parts: groups of parts.
-        partless: groups without parts.
-        owner: of each of `rows`, where in `rows` the first rank with the same part stands.
-        unfit: groups whose parts are not the whole, and why.
+        basis: the rows of the step.
+        rows: positions in `basis`, by site and then by rank, without rows that hold nothing others lack.
+        starts: positions in `rows` where each group begins.
+        group: for each of `rows`, its group's number.
+        kind: for each group, the code of its kind.
+        flows: bool (groups,), activations and their gradients.
+        unseen: groups that a rank could not observe, with the row that says why.
+        mixed: bool (groups,), some ranks hold parts and others values without a known place.
+        owed: bool (groups,), sums that ranks have not reduced yet.
+        parts: bool (groups,), to be assembled from parts.
+        partless: bool (groups,), without parts.
+        owner: for each of `rows`, the position in `rows` of the first rank with the same part.
+        unfit: groups whose parts are not exactly the whole, with the reason.
     """
 
     basis: Rows
@@ -76,12 +76,12 @@ class Plan:
 
     @cached_property
     def copies(self) -> Array:
-        """Where in `rows` there is a copy of a part that another rank has."""
+        """Positions in `rows` of parts that an earlier rank also holds."""
         return np.flatnonzero(self.owner != np.arange(len(self.rows)))
 
     @cached_property
     def _of_rank(self) -> Array:
-        """Where in `rows` what one rank has of a group begins."""
+        """Positions in `rows` where the records of one rank in one group begin."""
         rank = self.basis.rank[self.rows]
         new = np.ones(len(rank), np.bool_)
         new[1:] = (rank[1:] != rank[:-1]) | (self.group[1:] != self.group[:-1])
@@ -89,12 +89,12 @@ class Plan:
 
     @cached_property
     def ranks(self) -> Array:
-        """How many ranks have something of each group."""
+        """int64 (groups,), number of ranks with a record in each group."""
         return np.bincount(self.group[self._of_rank], minlength=len(self.starts))
 
     @cached_property
     def calls(self) -> Array:
-        """How many records one rank has of each group, at most: a call each."""
+        """int64 (groups,), the largest number of records (calls) that one rank has in each group."""
         most = np.zeros(len(self.starts), np.int64)
         np.maximum.at(most, self.group[self._of_rank], np.diff(self._of_rank, append=len(self.rows)))
         return most
@@ -106,22 +106,29 @@ class Plan:
 
 
 def starts_of(values: Array) -> Array:
-    """Where in sorted numbers each number begins."""
+    """Positions in sorted `values` where a new value begins."""
     return np.flatnonzero(np.diff(values, prepend=-1)) if len(values) else np.zeros(0, np.int64)
 
 
 def any_of(mask: Array, starts: Array) -> Array:
-    """Of each group, whether any is true."""
+    """Bool (groups,), whether `mask` is true for any row of each group; groups begin at `starts`."""
     return np.logical_or.reduceat(mask, starts) if len(starts) else np.zeros(0, np.bool_)
 
 
 def group_of(starts: Array, size: int) -> Array:
-    """Of each of so many rows, the number of the group that it is in."""
+    """int64 (size,), the group number of each row; groups begin at `starts`."""
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
 
 def plan_of(step: StackedStep, places: LayoutTables, kinds: Array, left_out: Array) -> Plan:
-    """What becomes of the sites of a step, given the code of each site's kind and which rows count for nothing."""
+    """Plan how the sites of a step are combined.
+
+    Args:
+        step: of all ranks.
+        places: the ranks' layouts.
+        kinds: code of each site's kind.
+        left_out: bool, rows that are ignored.
+    """
     basis = step.rows
     rows = np.flatnonzero(~left_out)
     rows = rows[np.argsort(basis.site[rows], kind="stable")]
@@ -173,7 +180,7 @@ def plan_of(step: StackedStep, places: LayoutTables, kinds: Array, left_out: Arr
 
 
 def _unfit(step: StackedStep, places: LayoutTables, rows: Array, starts: Array, parts: Array) -> dict[int, str]:
-    """Groups whose parts leave some of the whole out, or overlap; most have the same layouts as another."""
+    """Groups whose parts leave some of the whole out or overlap, with the reason; computed once per set of layouts."""
     by_layouts: dict[bytes, str] = {}
     unfit = {}
     ends = np.append(starts[1:], len(rows)).tolist()
@@ -189,7 +196,7 @@ def _unfit(step: StackedStep, places: LayoutTables, rows: Array, starts: Array, 
 
 
 def _misfit(layouts: list[Layout], step: StackedStep, rows: Array) -> str:
-    """What is wrong with the parts of one tensor; "" where they are the whole."""
+    """Why the parts of one tensor are not exactly its whole; "" where they are."""
     holders: dict[Part, int] = {}
     for layout, row in zip(layouts, rows.tolist(), strict=True):
         if layout.part is not None:
@@ -214,11 +221,11 @@ _SIMPLE = 64
 
 
 class Covering(NamedTuple):
-    """What parts have of a whole.
+    """How many elements of a whole its parts cover.
 
     Attributes:
-        covered: elements that a part has at least.
-        doubled: elements that more than one part has.
+        covered: elements in at least one part.
+        doubled: elements in more than one part.
         first: positions of two parts that overlap; None where none do.
     """
 
@@ -228,7 +235,10 @@ class Covering(NamedTuple):
 
 
 def covering(parts: Sequence[Part]) -> Covering | None:
-    """What different parts of one tensor have of it; None where that cannot be told."""
+    """How many elements of a tensor its distinct parts cover, and whether they overlap.
+
+    None where the parts differ in their number of dimensions, or cut the tensor into more than `_MOST_CELLS` cells.
+    """
     filled = [number for number, part in enumerate(parts) if part.numel]
     if not filled:
         return Covering(0, 0)
@@ -258,7 +268,7 @@ def covering(parts: Sequence[Part]) -> Covering | None:
 
 
 def _cells(lines: np.ndarray[tuple[int, ...], np.dtype[np.int64]], ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """Numbers of the cells between lines that ranges take in."""
+    """Numbers of the cells between neighbouring `lines` that lie in any of the `ranges` (start, size)."""
     return [
         cell
         for start, size in ranges
@@ -267,7 +277,7 @@ def _cells(lines: np.ndarray[tuple[int, ...], np.dtype[np.int64]], ranges: Seque
 
 
 def same_parts(holders: Iterable[tuple[int, Part | None]]) -> str:
-    """`: ranks 0, 1 hold the same part` of ranks with what each holds; "" where no two hold the same."""
+    """`: ranks 0, 1 hold the same part` for (rank, part) pairs; "" where no two ranks hold the same non-empty part."""
     holders_of: dict[Part, list[int]] = {}
     for rank, part in holders:
         if part is not None and part.numel:
@@ -277,7 +287,7 @@ def same_parts(holders: Iterable[tuple[int, Part | None]]) -> str:
 
 
 def share(of: int, whole: int) -> str:
-    """A share of a whole as people say it: `3/4`, or `1,234 of 5,678 elements` where that is no simple fraction."""
+    """A share in words: `3/4 of it`, or `1,234 of its 5,678 elements` where the denominator is over `_SIMPLE`."""
     common = math.gcd(of, whole) or 1
     if whole // common <= _SIMPLE:
         return f"{of // common}/{whole // common or 1} of it"

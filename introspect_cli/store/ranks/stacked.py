@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 def whole_layout(layout: Layout) -> Layout:
-    """The layout of a whole, given that of a part."""
+    """The layout without its part."""
     return layout if layout.part is None else replace(layout, part=None)
 
 
 def batched_layout(layouts: Sequence[Layout]) -> Layout:
-    """What tensors of some layouts are together: one, as long as all, as wide as the widest."""
+    """The layout of tensors put end to end: dimension 0 summed, others the largest, dtypes joined by " and "."""
     shape = layouts[0].shape
     shapes = [layout.shape for layout in layouts if layout.shape]
     if shape and all(len(other) == len(shape) for other in shapes):
@@ -44,7 +44,7 @@ def batched_layout(layouts: Sequence[Layout]) -> Layout:
 
 
 class LayoutTables:
-    """What the layouts of all ranks say, as tables by a number that means the same on each.
+    """The layouts of all ranks under common numbers, with their properties as arrays.
 
     Attributes:
         layouts: every layout that any rank has.
@@ -58,7 +58,7 @@ class LayoutTables:
     """
 
     def __init__(self, readers: Sequence[RankReader]) -> None:
-        """Take the readers' layouts."""
+        """Number the layouts of all readers, equal ones alike."""
         numbers_of: dict[Layout, int] = {}
         self.numbers = [
             np.array([numbers_of.setdefault(layout, len(numbers_of)) for layout in reader.layouts], np.int64)
@@ -82,7 +82,7 @@ class LayoutTables:
 
 
 class Rows:
-    """Which rows a step of all ranks has, their columns end to end; steps that are alike have the same.
+    """Site, rank, layout and status of each row of a step of all ranks; shared by steps with the same rows.
 
     Attributes:
         site: int64 (n,), numbers of the whole.
@@ -92,7 +92,13 @@ class Rows:
     """
 
     def __init__(self, batches: Sequence[StepBatch], numbers: Sequence[Array], places: Sequence[Array]) -> None:
-        """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
+        """Stack a batch of each rank.
+
+        Args:
+            batches: of each rank.
+            numbers: for each rank, the whole's number of each of its sites.
+            places: for each rank, the common number of each of its layouts.
+        """
         sizes = [len(batch) for batch in batches]
         self._columns = [tuple(np.array(column) for column in _columns(batch)) for batch in batches]
         self.rank = np.repeat(np.arange(len(batches)), sizes)
@@ -101,7 +107,7 @@ class Rows:
         self.status = np.concatenate([np.asarray(batch.status) for batch in batches])
 
     def are_of(self, batches: Sequence[StepBatch]) -> bool:
-        """Whether each rank's batch has the same sites and layouts, and as much was seen of them."""
+        """Whether each rank's batch has the same sites, layouts and statuses, in the same order."""
         return len(batches) == len(self._columns) and all(
             all(map(np.array_equal, columns, _columns(batch)))
             for columns, batch in zip(self._columns, batches, strict=True)
@@ -129,7 +135,15 @@ class StackedStep:
         places: Sequence[Array],
         like: Rows | None = None,
     ) -> None:
-        """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
+        """Stack a batch of each rank.
+
+        Args:
+            batches: of each rank.
+            ranks: their numbers.
+            numbers: for each rank, the whole's number of each of its sites.
+            places: for each rank, the common number of each of its layouts.
+            like: rows of an earlier step, taken over where they are the same.
+        """
         self.batches, self._ranks = batches, list(ranks)
         self.rows = like if like is not None and like.are_of(batches) else Rows(batches, numbers, places)
         self.block = rows_of(batches, [np.arange(len(batch)) for batch in batches])

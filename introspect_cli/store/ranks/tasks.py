@@ -38,15 +38,15 @@ Fold = Mapping[tuple[bool, str], int]
 
 
 class StepsTask(NamedTuple):
-    """Some steps of a run, and a slice of their sites, that are to be put together.
+    """One slice of the sites of some steps of a run, to be combined in any process.
 
     Attributes:
         path: the run.
-        mark: what it has, see `mark_of`.
+        mark: `mark_of` the run; the task fails where it has changed.
         fold: as `WholeNames` takes it.
-        steps: their numbers.
-        which: the slice.
-        of: how many slices there are.
+        steps: numbers of the steps.
+        which: number of the slice, from 0.
+        of: number of slices.
     """
 
     path: str
@@ -65,12 +65,12 @@ MANY = 64
 
 
 class Task(NamedTuple):
-    """Work on some ranks of some runs.
+    """Work on the same ranks of some runs, to be done in any process.
 
     Attributes:
         paths: the runs.
         ranks: the ranks of each that are opened.
-        given: what else the work needs.
+        given: further data for the work.
     """
 
     paths: tuple[str, ...]
@@ -79,13 +79,13 @@ class Task(NamedTuple):
 
     @contextmanager
     def opened(self) -> Iterator[list[Run]]:
-        """The runs with these ranks alone."""
+        """The runs, opened with only these ranks."""
         with ExitStack() as stack:
             yield [stack.enter_context(open_run(path, only=self.ranks)) for path in self.paths]
 
 
 def tasks_of(runs: Sequence[Run], ranks: Sequence[int], given: Any = None, each: int = 0) -> list[Task]:
-    """Work on ranks of runs, so many at a time; `MANY` tasks where that is 0."""
+    """Split `ranks` into tasks of `each` ranks; into about `MANY` tasks where that is 0."""
     paths, each = tuple(run.address for run in runs), each or -(-len(ranks) // MANY) or 1
     return [Task(paths, tuple(ranks[at : at + each]), given) for at in range(0, len(ranks), each)]
 
@@ -97,7 +97,13 @@ _MOST_OPEN = 2
 
 
 def combine_steps(task: StepsTask) -> tuple[list[StepBatch], list[Layout]]:
-    """Some steps of all ranks, combined, and the layouts that they name; the run stays open until `forget`."""
+    """Combine the steps of a task; returns the batches and the layouts that they number.
+
+    The run stays open for the next task, until `forget`.
+
+    Raises:
+        StoreError: the run has changed since the task was made.
+    """
     opened = next((opened for opened in _OPEN if opened[0][:3] == task[:3]), None)
     if opened is None:
         run = open_run(task.path)
@@ -112,13 +118,13 @@ def combine_steps(task: StepsTask) -> tuple[list[StepBatch], list[Layout]]:
 
 
 def forget(but: int = 0) -> None:
-    """Close the runs that tasks left open, but the last so many."""
+    """Close the runs that tasks left open, all but the last `but`."""
     while len(_OPEN) > but:
         _OPEN.pop(0)[1].close()
 
 
 def mark_of(reader: WholeReader) -> bytes:
-    """What is equal where all ranks have the same steps with the same records."""
+    """A hash of each rank's run id, last chain and number of steps: equal while no step is added or dropped."""
     digest = blake2b(digest_size=16)
     for each in reader.readers:
         digest.update(each.run_id + each.entries["chain"][-1:].tobytes() + len(each).to_bytes(8, "little"))
@@ -128,7 +134,7 @@ def mark_of(reader: WholeReader) -> bytes:
 def step_tasks(
     reader: WholeReader, path: str, rows: Sequence[int], fold: Fold, each: int = STEPS_PER_TASK
 ) -> list[tuple[StepsTask, ...]]:
-    """Steps at some positions as tasks, so many each; those of all slices of the same steps beside one another."""
+    """Split steps (positions `rows`) into groups of `each`; for each group a tuple of tasks, one per slice."""
     out, mark = [], mark_of(reader)
     for at in range(0, len(rows), each):
         those = rows[at : at + each]
@@ -141,7 +147,7 @@ def step_tasks(
 def combined_by(
     tasks: Sequence[tuple[StepsTask, ...]], work: Work, number_of: Callable[[Layout], int]
 ) -> Iterator[StepBatch]:
-    """Each step of some tasks, with the numbers that a layout has for who asks."""
+    """Run the tasks with `work` and yield each step's batch, its layouts renumbered by `number_of`."""
     try:
         done = iter(work(combine_steps, [task for slices in tasks for task in slices]))
         for slices in tasks:
@@ -186,7 +192,7 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
 
 
 def ended_unevenly(run: Run) -> bool:
-    """Whether all ranks of a run ended by themselves, after different numbers of steps: what each recorded is sound."""
+    """Whether all ranks ended properly with exit code 0, and after different numbers of steps."""
     readers = [run.rank(rank) for rank in run.ranks if rank not in run.left_out]
     last = {reader.last_step for reader in readers}
     well = all(manifest.get("exit_code") in (None, 0) for manifest in run.manifests.values())

@@ -38,7 +38,7 @@ _VALUE_OF = {gradient.value: value.value for value, gradient in GRADIENT_OF.item
 
 
 class WholeNames:
-    """Sites, modules and layouts of ranks that are read as one.
+    """Sites, modules and layouts of several ranks under common numbers.
 
     Attributes:
         path: the run, for messages.
@@ -53,7 +53,7 @@ class WholeNames:
         fold: Mapping[tuple[bool, str], int] | None = None,
         stages: Mapping[int, Stages] | None = None,
     ) -> None:
-        """Take the ranks' readers, which stay theirs who opened them.
+        """Combine the names of the ranks' readers; closing these stays with their owner.
 
         Args:
             path: the run, for messages.
@@ -67,7 +67,7 @@ class WholeNames:
 
     @cached_property
     def distinct_roots(self) -> frozenset[str]:
-        """Roots whose stages have other parameters under equal names, as stages cut out of a sequence have.
+        """Root modules whose pipeline stages have parameters of equal name and part that start with different values.
 
         One that several stages have begins with equal values on all of them.
         """
@@ -93,16 +93,17 @@ class WholeNames:
 
     @property
     def sites(self) -> SiteTable:
-        """All sites of all ranks, by number: those of the first, then what others have beside."""
+        """All sites of all ranks, by common number: the first rank's, then further ones of the others."""
         return self._numbered[0]
 
     @property
     def numbers(self) -> list[Array]:
-        """For each reader, the whole's number of each of its sites."""
+        """For each reader, int64, the common number of each of its sites."""
         return self._numbered[1]
 
     @cached_property
     def _numbered(self) -> tuple[SiteTable, list[Array]]:
+        """The common site table and, for each reader, the common number of each site."""
         numbers: list[Array] = []
         number_of: dict[int, int] = {}
         by_site: dict[Site, int] = {}
@@ -134,17 +135,17 @@ class WholeNames:
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:
-        """The modules of all ranks: those of the first, then what others have beside."""
+        """The modules of all ranks, one per name: the lowest rank's, then further ones of the others."""
         every = (module for reader in reversed(self.readers) for module in self._named(reader, reader.modules))
         return list({module.fqn: module for module in every}.values())
 
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
-        """All rows of modules of all ranks, each once."""
+        """All distinct rows of modules of all ranks, in order of rank."""
         return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader, reader.module_rows)))
 
     def _named(self, reader: RankReader, modules: list[ModuleInfo]) -> list[ModuleInfo]:
-        """A rank's modules by their names in the whole model."""
+        """A rank's modules under their names in the whole model, pipeline stages resolved."""
         stages = self.stages.get(reader.rank)
         return (
             modules
@@ -154,26 +155,26 @@ class WholeNames:
 
     @cached_property
     def kinds(self) -> Array:
-        """Of each site, the code of its kind."""
+        """int64 (sites,), the code of each site's kind."""
         return np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
 
     @cached_property
     def buffers_at_first(self) -> Array:
-        """Of each site, whether it is of a buffer as a run begins with it."""
+        """Bool (sites,), True for the value of a buffer at the start of a run (START, call 0)."""
         begins = zip(self.sites.kind, self.sites.phase, self.sites.call.tolist(), strict=True)
         first = Kind.BUFFER.value, Phase.START.value, 0
         return np.array([site == first for site in begins], np.bool_)
 
     @cached_property
     def value_of(self) -> Array:
-        """Of each site of a gradient that flows back, the site of the value that it is of; -1 of all others."""
+        """int64 (sites,), for the gradient of an activation the site of that activation; -1 for all others."""
         sites = self.sites
         rows = list(zip(sites.kind, sites.fqn, sites.path, sites.call.tolist(), strict=True))
         values = {row: number for number, row in enumerate(rows) if row[0] in _VALUE_OF.values()}
         return np.array([values.get((_VALUE_OF.get(row[0], ""), *row[1:]), -1) for row in rows], np.int64)
 
     def left_out(self, step: StackedStep) -> Array:
-        """The rows that are not the model's: collectives, and what flows between stages of a pipeline.
+        """Bool (rows,), rows that are ignored: collectives, and what one pipeline stage passes to another.
 
         Every stage of a pipeline has a root of the same name: what goes into the model goes into that of the first,
         what comes out of it out of that of the last.
@@ -188,7 +189,7 @@ class WholeNames:
 
     @cached_property
     def _passed(self) -> list[Array]:
-        """Of each rank's sites, whether it is what a stage of a pipeline is given by another, or gives to one."""
+        """For each rank, bool (sites,), True for a stage's root input or output that is not the whole model's."""
         out = []
         for reader in self.readers:
             stages, sites = self.stages.get(reader.rank), reader.sites
@@ -203,7 +204,7 @@ class WholeNames:
 
     @cached_property
     def layouts(self) -> list[Layout]:
-        """Layouts of wholes, by number; reading a step may add some."""
+        """Layouts of wholes, by number; `layout_number` may append."""
         return list(dict.fromkeys(whole_layout(layout) for reader in self.readers for layout in reader.layouts))
 
     @cached_property
@@ -211,7 +212,7 @@ class WholeNames:
         return {layout: number for number, layout in enumerate(self.layouts)}
 
     def layout_number(self, layout: Layout) -> int:
-        """The number of a layout of wholes, which may be a new one."""
+        """The number of a layout of wholes; an unknown one is appended."""
         number = self._layout_numbers.setdefault(layout, len(self.layouts))
         if number == len(self.layouts):
             self.layouts.append(layout)

@@ -51,7 +51,7 @@ _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 
 class WholeReader(WholeNames, StepReader):
-    """The ranks of a run as one; what it offers is what `RankReader` does.
+    """All ranks of a run, read as one rank.
 
     Attributes:
         rank: the lowest of them.
@@ -70,16 +70,16 @@ class WholeReader(WholeNames, StepReader):
         complete: bool = False,
         combine: Combine | None = None,
     ) -> None:
-        """Take the ranks.
+        """Combine the ranks' readers.
 
         Args:
-            path: as `WholeNames` takes it, like the next three.
-            readers: see there.
-            fold: see there.
-            stages: see there.
-            lacking: why the values of which each rank has its own are not all there; "" where they are.
+            path: the run, for messages.
+            readers: of the ranks, at least one, by rank.
+            fold: as `WholeNames` takes it.
+            stages: as `WholeNames` takes it.
+            lacking: why values that each rank has its own of are not all there; "" where they are.
             complete: whether these are all ranks of the run.
-            combine: puts steps at some positions together, wherever there is a processor; None to do so here.
+            combine: combines steps at some positions in other processes; None to combine here.
         """
         super().__init__(path, readers, fold, stages)
         self.many = len(self.readers)
@@ -99,7 +99,7 @@ class WholeReader(WholeNames, StepReader):
 
     @cached_property
     def steps_of_all(self) -> NDArray[np.int64]:
-        """The steps that all ranks have."""
+        """int64, the numbers of the steps that every rank has, rising."""
         common = self.readers[0].entries["step"]
         for reader in self.readers[1:]:
             if not np.array_equal(common, reader.entries["step"]):
@@ -108,7 +108,7 @@ class WholeReader(WholeNames, StepReader):
 
     @cached_property
     def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
-        """The steps that all ranks have, without numbers of rows, see `rows_in`.
+        """Entries of the steps that every rank has; `rows` is 0, see `rows_in`.
 
         Their digests are the same in any layout where the ranks' totals tell, and else are over the ranks' digests.
         """
@@ -126,14 +126,14 @@ class WholeReader(WholeNames, StepReader):
         return out
 
     def _free_digests(self) -> list[bytes | None]:
-        """Of each step, a digest that is the same in any layout; None where the ranks' totals do not tell."""
+        """For each step a digest that is equal in any layout; None where the ranks' totals do not tell."""
         if self._fold or self.stages or self._lacking or len(self.readers) == 1:
             return [None] * len(self.steps_of_all)
         step_digests, self._forms = digests(self, self._places, self._rows, self._sample)
         return step_digests
 
     def _sample(self, row: int) -> Iterator[Plan]:
-        """How a step is put together, slice by slice."""
+        """Combine the step at a position slice by slice, giving each slice's plan; notes the number of records."""
         size, of = 0, self.slices_of(row)
         for which in range(of):
             combiner = self._combiner(which, of)
@@ -144,7 +144,7 @@ class WholeReader(WholeNames, StepReader):
 
     @property
     def layout_mark(self) -> str:
-        """16 hex digits over what each rank has of which shape: equal for runs that share out tensors alike."""
+        """16 hex digits over each rank's parts and names of parameters and buffers: equal for runs sharded alike."""
         digest = blake2b(digest_size=8)
         for reader in self.readers:
             parts = sorted({str((layout.shape, layout.part)) for layout in reader.layouts if layout.part is not None})
@@ -154,14 +154,14 @@ class WholeReader(WholeNames, StepReader):
 
     @cached_property
     def labels(self) -> dict[int, Labels]:
-        """What the framework calls each step, as the first rank that says so has it."""
+        """Labels by step; where ranks differ, the first rank's."""
         labels: dict[int, Labels] = {}
         for reader in reversed(self.readers):
             labels |= reader.labels
         return labels
 
     def rows_in(self, rows: Array) -> int:
-        """How many records some steps (positions among the entries) have once copies and parts are put together.
+        """Number of combined records in some steps (positions among the entries).
 
         No index says that: a step that was not read before is read, unless one with the same forms was.
         """
@@ -177,9 +177,9 @@ class WholeReader(WholeNames, StepReader):
         return total
 
     def values_of(self, step: int, site: int) -> dict[int, tuple[int, ...]]:
-        """What the ranks recorded of a site in a step: the checksum of each value of it, with its shape.
+        """The ranks' values of a site in a step: shape by checksum.
 
-        Values with a place in the whole, and what a rank could not see, are of no shape.
+        The shape is () for a value that is a part of a whole and for one that was not observed.
         """
         shapes: dict[int, tuple[int, ...]] = {}
         for reader, numbers in zip(self.readers, self.numbers, strict=True):
@@ -193,14 +193,15 @@ class WholeReader(WholeNames, StepReader):
     # --- putting together
 
     def ahead(self, rows: Sequence[int]) -> None:
-        """Which steps are going to be read, in order, for who puts them together beforehand."""
+        """Announce the steps (positions) that will be read, in order, so that several are combined at once."""
         self._ahead = list(rows)
 
     def read_row(self, row: int) -> StepBatch:
-        """The records of the `row`-th step, put together by site."""
+        """The combined records of the `row`-th step."""
         return self._read(row)
 
     def _combined_row(self, row: int) -> StepBatch:
+        """Combine the `row`-th step, with the announced steps after it where `combine` is given."""
         if self._combine is None:
             of = self.slices_of(row)
             batch = join_slices([self.read_slice(row, which, of) for which in range(of)])
@@ -216,12 +217,12 @@ class WholeReader(WholeNames, StepReader):
         return batch
 
     def slices_of(self, row: int) -> int:
-        """In how many slices of the sites a step is put together: one holds as many records as fit into memory."""
+        """In how many slices of sites the step is combined, so that each has at most about `MOST_ROWS` records."""
         rows = sum(int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self._rows[:, row], strict=True))
         return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
 
     def read_slice(self, row: int, which: int, of: int) -> StepBatch:
-        """Of the `row`-th step one of so many slices, for `join_slices`: what is put together follows from one site."""
+        """Combine slice `which` of `of` slices of the `row`-th step, to be given to `join_slices`."""
         return self._combiner(which, of).combine(self._stacked(row, which, of))
 
     def _stacked(self, row: int, which: int, of: int) -> StackedStep:
@@ -236,13 +237,13 @@ class WholeReader(WholeNames, StepReader):
         return StackedStep(batches, ranks, self.numbers, self._places.numbers, self._combiner(which, of).rows)
 
     def _slices(self, of: int) -> Array:
-        """The slice of each site; a gradient is in that of its value, which says what becomes of it."""
+        """int64 (sites,), the slice of each site: its number modulo `of`; a gradient's is that of its value."""
         number = np.arange(len(self.sites))
         return np.where(self.value_of < 0, number, self.value_of) % of
 
     @cached_property
     def _rows(self) -> Array:
-        """Where among each rank's entries the steps are that all have; (ranks, steps)."""
+        """int64 (ranks, steps), position of each common step among each rank's entries."""
         steps = self.steps_of_all
         return np.stack([np.searchsorted(reader.entries["step"], steps) for reader in self.readers])
 
@@ -251,7 +252,7 @@ class WholeReader(WholeNames, StepReader):
         return LayoutTables(self.readers)
 
     def _combiner(self, which: int, of: int) -> Combiner:
-        """What puts a slice together, which remembers how; of one slice at a time."""
+        """The combiner of a slice; kept until another slice is asked for."""
         if self._last_combiner is None or self._last_combiner[0] != (which, of):
             combiner = Combiner(self._places, self, self._lacking, complete=self._complete)
             self._last_combiner = (which, of), combiner

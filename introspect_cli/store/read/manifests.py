@@ -44,11 +44,11 @@ class Settings(Mapping[str, Any]):
     """The settings documents of a run by name, each read when first asked for."""
 
     def __init__(self, path: str, names: Iterable[str], read: Callable[[str], bytes], run_id: object) -> None:
-        """Take them.
+        """Name the documents; none is read yet.
 
         Args:
-            path: where they lie, for messages.
-            names: theirs.
+            path: their directory, for messages.
+            names: of the documents, without `.yaml`.
             read: gives the bytes of one; raises FileNotFoundError where it is gone.
             run_id: of the run.
         """
@@ -57,7 +57,7 @@ class Settings(Mapping[str, Any]):
 
     @classmethod
     def in_folder(cls, folder: Directory, run_id: object) -> Settings:
-        """Those of a directory."""
+        """The settings documents in `folder`, files named `<name>.yaml`."""
         matches = [match[1] for match in map(SETTINGS_NAME.fullmatch, folder.names()) if match]
         return cls(folder.path, matches, lambda name: folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT), run_id)
 
@@ -81,7 +81,7 @@ class Settings(Mapping[str, Any]):
         return self._read[name]
 
     def document(self, name: str) -> dict[str, Any]:
-        """A document that has names; empty where there is none."""
+        """The document `name` where it is a mapping; {} where it is missing or anything else."""
         found = self.get(name)
         return found if isinstance(found, dict) else {}
 
@@ -93,7 +93,7 @@ class Settings(Mapping[str, Any]):
 
 
 def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[int, dict[str, Any]]:
-    """The manifests that ranks of a launch wrote, by number; one that was killed at its very start has none."""
+    """The manifest of each rank in its log, by rank; a rank killed before it wrote one is left out."""
     manifests = {}
     for reader in readers:
         if _NAME_OF_MANIFEST in reader.documents():
@@ -105,13 +105,13 @@ def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[i
 
 
 def rank_settings(reader: RankReader, run_id: object) -> Settings:
-    """The settings in the log of a rank of a launch."""
+    """The settings documents in a rank's log."""
     names = [name for name in reader.documents() if name != _NAME_OF_MANIFEST]
     return Settings(f"{reader.path}/{SETTINGS}", names, reader.document, run_id)
 
 
 def last_attempt(folder: Directory) -> Directory:
-    """The directory of the last attempt of a launch that was restarted; the run's own where it was not."""
+    """The directory of the last `attemptN` that has a manifest; `folder` itself where there is none."""
     attempts = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
     for number in sorted(attempts, reverse=True):
         attempt = folder.folder(f"attempt{number}")
@@ -155,7 +155,12 @@ def read_manifest(folder: Directory) -> dict[str, Any]:
 
 
 def checked_manifest(data: bytes, path: str, run: str) -> dict[str, Any]:
-    """What a manifest says; `run` is whose it is, for messages."""
+    """The plain data of a manifest, cleaned, without keys of unexpected types; `run` is the run's path, for messages.
+
+    Raises:
+        DamageError: it was altered or names no format.
+        StoreError: a newer version wrote it.
+    """
     manifest = documents.load(data, path)
     number = manifest.get("format") if isinstance(manifest, dict) else None
     if type(number) is not int or number < FORMAT:
@@ -175,7 +180,7 @@ def checked_manifest(data: bytes, path: str, run: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a pipeline that a rank ran, and what their modules are called in the whole model.
+    """The pipeline stages that a rank ran, and the names of their modules in the whole model.
 
     The stages of one process are modules of one class, so all but the first have a number in their names: `GPT#2`. They
     are pieces of one model, whose layers have the names that they have in it.
@@ -195,15 +200,15 @@ class Stages:
         return dict(self.roots)
 
     def stage(self, root: str) -> int:
-        """The stage of a root module."""
+        """The stage number of a root module; `last` for an unknown one."""
         return self._by_root.get(root, self.last)
 
     def name(self, fqn: str, distinct: frozenset[str] = frozenset()) -> str:
-        """What a module, parameter or buffer of the rank is called in the whole model.
+        """The name in the whole model of a rank's module, parameter or buffer: `GPT#2.h.0` is `GPT.h.0`.
 
         Args:
             fqn: its name in the rank.
-            distinct: roots whose stages have different things under equal names, which then tell the stage.
+            distinct: roots whose stages have different things under equal names; they keep theirs: `GPT[stage 1].h.0`.
         """
         root, dot, rest = fqn.partition(".")
         base, roots = root.partition("#")[0], self._by_root
@@ -214,12 +219,12 @@ class Stages:
 
 
 def stages_in(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Stages]:
-    """The stages of each rank that names some, given the ranks' manifests."""
+    """The pipeline stages of each rank whose manifest names some, by rank."""
     return {rank: stages for rank, manifest in manifests.items() if (stages := stages_of(manifest)) is not None}
 
 
 def stages_of(manifest: Mapping[str, Any]) -> Stages | None:
-    """The stages that a rank's manifest names; None where it names none."""
+    """The pipeline stages that a rank's manifest names; None where there are none, or they are malformed."""
     pipeline = manifest.get("pipeline")
     if not isinstance(pipeline, dict):
         return None
@@ -238,7 +243,7 @@ _MAX_WORLD = 65536
 
 
 def launch_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a run's manifest says of its launch; None for a run that one process wrote."""
+    """The `launch` mapping of a manifest; None for a run of one process."""
     launch = manifest.get("launch")
     return launch if isinstance(launch, Mapping) else None
 
@@ -251,7 +256,11 @@ def world_size(manifest: Mapping[str, Any]) -> int:
 
 
 def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """One manifest for the run: the lowest rank's, with what any rank says of how it ended and what it did not see."""
+    """One manifest for a run of several ranks: the lowest rank's, with the lists of all ranks joined.
+
+    The exit code and exception are those of the rank that failed first; `steps` is the smallest number, and the status
+    is `complete` only where every rank is there and says so.
+    """
     if not ranks:
         return {**launch_manifest, "status": "running"}
     first = ranks[min(ranks)]
@@ -276,7 +285,7 @@ def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapp
 
 
 def _listed(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
-    """What the ranks list, each entry once; of what only some say, which."""
+    """Entries listed by ranks under `name`, each once; a text listed only by some ends with `(ranks 0, 1)`."""
     sayers: dict[str, list[int]] = {}
     entries: dict[str, Any] = {}
     for number, manifest in sorted(ranks.items()):

@@ -33,7 +33,7 @@ Names = TypeVar("Names")
 
 
 class NameTables:
-    """Sites, layouts and modules, by what tells the bytes that they were read from."""
+    """Tables of sites, layouts and modules, shared by ranks whose frames have the same digests."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[Any, ...], Any] = {}
@@ -46,7 +46,7 @@ class NameTables:
         schema: Schema,
         made: Callable[[dict[str, ColumnData], str], Names],
     ) -> Names:
-        """What is made of the frames of a kind of names of a rank."""
+        """The table that `made` makes of a rank's frames of `kind`; the same object for equal digests."""
         numbers, path = frames.of(kind, counting=False), f"{frames.path} ({TABLES[kind]})"
         heads = frames.heads[numbers]
         key = kind, schema, tuple(heads["rows"].tolist()), heads["digest"].tobytes()
@@ -56,7 +56,7 @@ class NameTables:
 
 
 def _columns(run: Directory, frames: Frames, numbers: list[int], schema: Schema, path: str) -> dict[str, ColumnData]:
-    """The columns of a table that lies in some frames."""
+    """The columns of the table that lies in the frames `numbers`, end to end."""
     parts, size = [], 0
     for number in numbers:
         head = frames.heads[number]
@@ -81,7 +81,7 @@ _MAX_ELEMENTS = (1 << 63) - 1
 
 
 def _part(flat: tuple[int, ...], owed: str, owing: int, source: str, path: str) -> Part | None:
-    """The part that a row of layouts names."""
+    """Decode a row's part, from `[count, start, size, ...]` for each dimension; None where `source` is ""."""
     if not source:
         return None
     dims, at = [], 0
@@ -96,7 +96,7 @@ def _part(flat: tuple[int, ...], owed: str, owing: int, source: str, path: str) 
 
 
 def no_rows(schema: Schema) -> dict[str, ColumnData]:
-    """The columns of a table that holds nothing."""
+    """The columns of an empty table."""
     none = np.zeros(1, np.int32)
 
     def empty(kind: str) -> ColumnData:
@@ -112,7 +112,11 @@ def no_rows(schema: Schema) -> dict[str, ColumnData]:
 
 
 def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
-    """All layouts, by number."""
+    """Decode all layouts, by number.
+
+    Raises:
+        DamageError: a shape is negative, or too large for a tensor.
+    """
     shapes = columns["shape"]
     assert isinstance(shapes, Lists)
     if len(shapes) and int(np.diff(shapes.offsets).max()) > _MAX_DIMS:
@@ -131,6 +135,7 @@ def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
 
 
 def _too_many(shape: tuple[int, ...]) -> bool:
+    """Whether a shape has more than `_MAX_ELEMENTS` elements."""
     elements = 1
     for size in shape if 0 not in shape else ():
         elements *= size
@@ -152,7 +157,7 @@ def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]
 
 
 def plain_values(column: ColumnData) -> list[Any]:
-    """The values of a column, texts made harmless."""
+    """The values of a column as a list, texts bounded and cleaned."""
     if isinstance(column, Texts):
         return column.sanitized(LIMIT_NAME).tolist()
     if isinstance(column, Lists) and isinstance(column.values, Texts):
@@ -166,7 +171,7 @@ _SHORT = 64  # characters of a path that cannot be too deep
 
 
 def _texts(name: str) -> cached_property[list[str]]:
-    """A column of a table of sites that is decoded when it is first asked for."""
+    """A lazily decoded text column `name` of a table of sites."""
     return cached_property(lambda table: plain_values(table.columns[name]))
 
 
@@ -199,7 +204,7 @@ class SiteTable:
 
     @cached_property
     def setting(self) -> NDArray[np.bool_]:
-        """Whether digests leave a site out, bool (n,); True for sites that digests leave out."""
+        """Bool (n,), True for sites of settings, which digests leave out."""
         return np.array([kind in _SETTING for kind in self.kind], np.bool_)
 
     def __len__(self) -> int:

@@ -50,7 +50,7 @@ _MOST_OPEN = 64
 
 
 class Shared:
-    """What the ranks of a run share: thousands of them may neither have a file open each, nor a table of one content.
+    """Resources shared by the readers of a run's ranks: open files, at most `_MOST_OPEN`, and tables of names.
 
     Attributes:
         opened: the readers that have their logs open, the latest last.
@@ -114,17 +114,17 @@ class RankReader(StepReader):
 
     @property
     def began(self) -> bool:
-        """Whether it was about to record anything."""
+        """Whether the log has described its columns, which a writer does before the first step."""
         return bool(self.frames.of(COLUMNS, counting=False))
 
     @property
     def readers(self) -> list[RankReader]:
-        """Itself, as several ranks that are read as one have theirs."""
+        """The reader itself in a list, for the same interface as `WholeReader`."""
         return [self]
 
     @property
     def is_whole(self) -> bool:
-        """Whether its records are those of several ranks, put together."""
+        """Whether its records were combined from several ranks (`merge --whole`)."""
         return self.many > 1
 
     def read_file(self, name: str, limit: int) -> bytes:
@@ -137,13 +137,13 @@ class RankReader(StepReader):
             return folder.read_file(name, limit)
 
     def _log(self) -> Source:
-        """The log, which may have been closed for that of another rank."""
+        """The log, opened again where it was closed in favour of another rank's."""
         self._open()
         assert self.frames.source is not None  # it is there, since it has steps
         return self.frames.source
 
     def _open(self) -> None:
-        """Open the log, where there is one and it was closed."""
+        """Open the log again where it was closed; nothing for a rank without a log."""
         if self.frames.source is None and self.frames.run_id:
             try:
                 with self._run.rank(self.rank) as folder:
@@ -153,7 +153,7 @@ class RankReader(StepReader):
             self._opened()
 
     def _opened(self) -> None:
-        """Close the log of another rank, where too many are open; one that is being written may be replaced."""
+        """Close the logs opened longest ago beyond `_MOST_OPEN`, except those still being written."""
         opened = self._shared.opened
         opened.append(self)
         while len(opened) > _MOST_OPEN:
@@ -176,7 +176,7 @@ class RankReader(StepReader):
 
     @cached_property
     def _documents(self) -> dict[str, tuple[int, bytes]]:
-        """By name the frame of each document, and its body."""
+        """Frame number and body of each document in the log, by name; the last one of a name counts."""
         found = {}
         for number in self.frames.of(DOCUMENT, counting=False):
             data = self.body(number)
@@ -205,19 +205,19 @@ class RankReader(StepReader):
     # --- steps
 
     def rows_in(self, rows: Any) -> int:
-        """How many records some steps (positions among the entries) have."""
+        """Number of records in some steps (positions among the entries)."""
         return int(self.entries["rows"][rows].sum(dtype=np.int64))
 
     @cached_property
     def labels(self) -> dict[int, Labels]:
-        """What the framework calls each step, by number; steps without a name of its own are left out."""
+        """The framework's labels of each step, by step; steps without any are left out."""
         self._open()
         path = self.frames.path
         return {step: decode_labels(data, path) for step, data in self.frames.small(LABELS) if step in self}
 
     @cached_property
     def totals(self) -> Totals:
-        """What the records of each step add up to, where the writer kept that."""
+        """Totals of the records of each step, where the writer kept them; see `format.totals`."""
         self._open()
         return decode_totals(self.frames.small(TOTALS), self.entries, self.frames.path)
 
@@ -239,7 +239,7 @@ class RankReader(StepReader):
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:
-        """The module tree, in the order it was found: each module as it was at first."""
+        """The module tree in the order it was found, one row per module: its first."""
         first: dict[str, ModuleInfo] = {}
         for module in self.module_rows:
             first.setdefault(module.fqn, module)
@@ -253,7 +253,7 @@ class RankReader(StepReader):
     # --- records
 
     def digests(self) -> dict[int, bytes]:
-        """What each step digests to, by number; numpy's bytes would lose zeros at their end."""
+        """The 16-byte digest of each step, by step."""
         data = self.entries["digest"].tobytes()
         pieces = (data[at : at + 16] for at in range(0, len(data), 16))
         return dict(zip(self.entries["step"].tolist(), pieces, strict=True))
@@ -284,7 +284,7 @@ class RankReader(StepReader):
         return out
 
     def ranges(self, rows: Iterable[int]) -> list[Range]:
-        """Where some steps lie in object storage; nothing where the run is on disk."""
+        """Byte ranges of some steps (positions) in object storage; empty where the run is on disk."""
         log = self._log() if len(self) else None
         if not isinstance(log, RemoteFile):
             return []
@@ -293,7 +293,7 @@ class RankReader(StepReader):
 
 
 def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> Iterator[StepBatch]:
-    """A step of each rank; from object storage many at once."""
+    """Yield one step of each rank (`rows`: its position in each); from object storage many are fetched at once."""
     there = 0
     for number, (reader, row) in enumerate(zip(readers, rows, strict=True)):
         if number == there:
@@ -302,7 +302,7 @@ def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> Iterator[St
 
 
 def last_common_step(ranks: Iterable[RankReader]) -> int | None:
-    """Number of the last step that every rank has whole; None where there is none."""
+    """The lowest of the ranks' last steps; None where a rank has no step."""
     last = [rank.last_step for rank in ranks]
     recorded = [step for step in last if step is not None]
     return min(recorded) if recorded and len(recorded) == len(last) else None

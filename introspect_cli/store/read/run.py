@@ -94,10 +94,11 @@ class Run:
         self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
 
     def spawned(self) -> Directory | None:
-        """The launch below a run that recorded no step itself, where there is one: what `mp.spawn` started."""
+        """The only launch among the children of a run without steps of its own (`mp.spawn`); None otherwise."""
         return None if any(map(len, self._ranks.values())) else only_launch(self._folder)
 
     def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
+        """Open the readers of all ranks, or of those in `only`, by rank."""
         matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
         self._all_ranks = sorted(int(match[1]) for match in matches)  # whoever of them is opened
         matches = [match for match in matches if only is None or int(match[1]) in only]
@@ -123,12 +124,12 @@ class Run:
 
     @cached_property
     def last_step(self) -> int | None:
-        """Number of the last step that every rank has whole; None where there is none."""
+        """The last step that every rank has, ranks in `left_out` ignored; None where a rank has no step."""
         return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
 
     @cached_property
     def steps(self) -> int:
-        """How many steps the rank with the most of them has."""
+        """The largest number of steps that a rank has."""
         return max(map(len, self._ranks.values()), default=0)
 
     def time(self, name: str) -> dt.datetime | None:
@@ -151,31 +152,31 @@ class Run:
 
     @property
     def whole_of(self) -> int:
-        """How many ranks were put together in this run's one; 0 where it is no such run."""
+        """How many ranks were combined into this run's one rank (`merge --whole`); 0 for any other run."""
         whole = self.manifest.get("whole")
         size = whole.get("world_size") if isinstance(whole, dict) else None
         return size if isinstance(size, int) and size > 0 else 0
 
     @property
     def address(self) -> str:
-        """Where a process with another working directory finds it."""
+        """The run's URL, or its absolute path."""
         return from_anywhere(self.path)
 
     @cached_property
     def stages(self) -> dict[int, Stages]:
-        """The stages of a pipeline of each rank that names some."""
+        """Pipeline stages by rank, of ranks whose manifests name some."""
         return stages_in(self.manifests)
 
     @property
     def alone(self) -> str:
-        """Which rank of how many the one process of the run was, where the others are not in it; "" else."""
+        """`rank 1 of 8 alone` where one process of a larger job was captured by itself; "" otherwise."""
         alone = self.manifest.get("alone", {})
         rank, world = alone.get("rank"), alone.get("world_size")
         return f"rank {rank} of {world} alone" if isinstance(rank, int) and isinstance(world, int) else ""
 
     @property
     def label(self) -> str:
-        """What somebody wrote of the run; "" where nobody did."""
+        """The user's label of the run (`introspect label`), cleaned; "" where there is none."""
         try:
             data = self._folder.read_file(LABEL, 4 * LONGEST_LABEL)
         except FileNotFoundError:
@@ -184,7 +185,7 @@ class Run:
 
     @cached_property
     def endings(self) -> list[str]:
-        """Sentences on an attempt before this one, on what was not sent, and on `lost_ranks`."""
+        """Sentences on an incomplete upload, an earlier attempt of the launch, and `lost_ranks`."""
         unfinished = [reader.unfinished for reader in self._ranks.values() if reader.unfinished]
         if self.state is RunState.RUNNING:
             then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc) if unfinished else None
@@ -254,7 +255,7 @@ class Run:
 
     @property
     def _with_tensors(self) -> list[int]:
-        """The ranks that hold whole tensors: of thousands, none as a rule."""
+        """Ranks whose directories hold whole tensors."""
         if self._holding is None or self.state is RunState.RUNNING:
             self._holding = [
                 rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place
@@ -262,7 +263,7 @@ class Run:
         return self._holding
 
     def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Directory]:
-        """The directories that hold whole tensors and source files: each rank's, where each has its own."""
+        """Directories that may hold whole tensors and sources: the run's, or those of `ranks` (None: all ranks)."""
         if not self.manifests:
             yield self._folder
             return
@@ -279,7 +280,7 @@ class Run:
         return self._folder.remote_size
 
     def on_close(self, then: Callable[[], None]) -> None:
-        """Call a function when the run is closed."""
+        """Call `then` when the run is closed; the last added is called first."""
         self._on_close.append(then)
 
     def close(self) -> None:
@@ -304,11 +305,11 @@ def run_state(
     *,
     locked: bool,
 ) -> RunState:
-    """How a run with these ranks ended, if it did.
+    """RUNNING where a writer holds a lock; COMPLETE where the manifest says so and every rank ended; else INTERRUPTED.
 
     Args:
         manifest: the run's.
-        manifests: what each rank says for itself, by number; empty where one process wrote the run.
+        manifests: each rank's, by number; empty where one process wrote the run.
         ranks: the readers.
         locked: whether a process holds the run.
     """

@@ -61,7 +61,7 @@ class StepReader(ABC):
         """All records of the `row`-th step."""
 
     def ahead(self, rows: Sequence[int]) -> None:  # noqa: B027 -- who reads one rank has nothing to do beforehand
-        """Which steps are going to be read, in order, for who puts them together beforehand."""
+        """Announce the steps (positions) that will be read, in order; used by readers that combine steps beforehand."""
 
     def read(self, step: int) -> StepBatch:
         """All records of a step.
@@ -139,7 +139,7 @@ def _infs(c: Mapping[str, Array]) -> Array:
 
 
 def l2_norm(mean: Array, var: Array, finite: Array) -> Array:
-    """L2 norm from the moments and the number of finite elements: the others are in no moment."""
+    """The L2 norm from mean, variance and the number of finite elements; non-finite elements are ignored."""
     return np.asarray(np.sqrt((var + mean * mean) * np.maximum(finite, 0)))
 
 

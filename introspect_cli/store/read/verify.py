@@ -65,7 +65,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What checking a run came to.
+    """Result of verifying a run.
 
     Attributes:
         path: the run's directory.
@@ -108,7 +108,7 @@ def verify_run(path: str | Path) -> VerifyReport:
 
 
 class _Check:
-    """Goes through a run and keeps count."""
+    """Checks every part of a run and collects the findings."""
 
     def __init__(self, folder: Directory, *, is_child: bool = False) -> None:
         self._folder = folder
@@ -118,7 +118,7 @@ class _Check:
         self._steps = self._records = self._documents = self._tensors = 0
 
     def report(self) -> VerifyReport:
-        """All of it."""
+        """Check the manifest, all ranks, documents, sources, tensors and child runs."""
         locked = bool(self._try(is_locked, self._folder))
         manifest: dict[str, Any] = self._try(read_manifest, self._folder) or {}
         self._documents += bool(manifest)
@@ -160,7 +160,7 @@ class _Check:
         )
 
     def _children(self) -> None:
-        """Runs of processes that the script started, each a run of its own."""
+        """Check the runs of processes that the script started, and take over their findings."""
         for folder, name in self._inside(self._folder, CHILDREN):
             child = self._try(folder.folder, name)
             if child is not None:
@@ -169,13 +169,18 @@ class _Check:
                         self._note(finding)
 
     def _note(self, sentence: str) -> None:
+        """Add a finding; beyond `_MAX_FINDINGS` it is only counted."""
         if len(self._findings) < _MAX_FINDINGS:
             self._findings.append(sentence)
         else:
             self._omitted += 1
 
     def _try(self, action: Callable[..., Result], *given: Any) -> Result | None:
-        """What `action` gives, or None and a finding."""
+        """The result of `action`; None where it fails, with a finding unless the file is missing.
+
+        Raises:
+            StoreError: the system is out of resources or refuses permission.
+        """
         try:
             return action(*given)
         except DamageError as error:
@@ -189,7 +194,7 @@ class _Check:
         return None
 
     def _top_level(self) -> list[int]:
-        """Numbers of the ranks; whatever else is there and should not be is found."""
+        """Numbers of the ranks, sorted; any entry that is no part of a run is a finding."""
         numbers = []
         for name in self._folder.names():
             match = RANK_NAME.fullmatch(name)
@@ -204,6 +209,7 @@ class _Check:
         return sorted(numbers)
 
     def _rank(self, number: int, manifest: dict[str, Any]) -> RankReader | None:
+        """Check one rank; its reader, or None where its log cannot be opened."""
         reader = self._try(lambda: RankReader(self._folder, number, damaged=True))
         if reader is None:
             return None
@@ -229,7 +235,7 @@ class _Check:
     def _each(
         self, place: Directory, name: str, pattern: re.Pattern[str], check: Callable[[Directory, str], object]
     ) -> int:
-        """How many files of a directory are sound; what is not one of its files is found."""
+        """Number of sound files in a directory by `check`; a name that does not fit `pattern` is a finding."""
         sound = 0
         for folder, file in self._inside(place, name):
             if pattern.fullmatch(file):
@@ -239,6 +245,7 @@ class _Check:
         return sound
 
     def _inside(self, place: Directory, name: str) -> Iterator[tuple[Directory, str]]:
+        """Yield the open directory `name` with each of its entries; nothing where it is missing."""
         folder = self._try(place.folder, name)
         if folder is not None:
             for item in folder.names():
@@ -247,7 +254,7 @@ class _Check:
 
 
 def _check_keys(reader: RankReader) -> np.ndarray[Any, Any]:
-    """Keys of all sites, after computing each again."""
+    """The keys of all sites; DamageError where one differs from the key computed again."""
     sites = reader.sites
     for number in range(len(sites)):
         if sites.key_of(number) != sites.key[number]:
@@ -256,7 +263,7 @@ def _check_keys(reader: RankReader) -> np.ndarray[Any, Any]:
 
 
 def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None) -> int:
-    """Records in a step, after computing its digest again; its CRC and chain were checked on the way."""
+    """Number of records in a step; DamageError where its digest differs from the one computed again."""
     batch = reader.read_row(row)
     if keys is not None:
         digest = step_digest(keys[batch.site], batch.checksum, batch.status, reader.sites.setting[batch.site])
@@ -270,7 +277,7 @@ def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None)
 
 
 def _check_heads(run: Directory, reader: RankReader) -> None:
-    """That the heads beside a log are those in it."""
+    """Raise DamageError unless the file of heads equals the one made from the log."""
     with run.rank(reader.rank) as folder:
         data = folder.read_file(HEADS, LARGEST_HEADS)
     count = CACHE.unpack_from(data)[2] if len(data) >= CACHE.size else 0
@@ -279,6 +286,7 @@ def _check_heads(run: Directory, reader: RankReader) -> None:
 
 
 def _check_document(run_id: object, folder: Directory, name: str) -> None:
+    """Raise DamageError unless a settings document is unaltered, of this run, and valid YAML."""
     data = folder.read_file(name, LIMIT_DOCUMENT)
     documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
     documents.load(data, f"{folder.path}/{name}")

@@ -51,12 +51,12 @@ def is_remote(path: str | Path) -> bool:
 
 
 def below(place: str, name: str) -> str:
-    """The path of what has a name in a place; either may be ""."""
+    """`place/name` without slashes at either end; either may be ""."""
     return f"{place}/{name}".strip("/")
 
 
 class Storage:
-    """What lies below a URL.
+    """The objects below a URL.
 
     Attributes:
         url: without a slash at its end.
@@ -65,10 +65,10 @@ class Storage:
     """
 
     def __init__(self, url: str) -> None:
-        """Find what opens a URL.
+        """Find the fsspec file system for a URL.
 
         Raises:
-            StoreError: nothing does.
+            StoreError: fsspec is not installed, or no file system opens the URL.
         """
         self.url = url.rstrip("/")
         try:
@@ -81,11 +81,11 @@ class Storage:
             raise failure("reach", url, error) from None
 
     def path(self, name: str) -> str:
-        """The path of what has a name below the URL."""
+        """The file system's path of the object `name` below the URL."""
         return f"{self.root}/{name}" if name else str(self.root)
 
     def entries(self, folder: str = "") -> dict[str, int] | None:
-        """Sizes of what is in a folder by name, -1 of folders; None where the URL is that of one object.
+        """Size by name of a folder's entries, -1 for folders; None where the URL is a single object.
 
         Raises:
             NothingThereError: there is no such folder.
@@ -107,7 +107,10 @@ class Storage:
         return {name.rpartition("/")[2]: size for name, size in sizes.items() if name != path.strip("/")}
 
     def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
-        """Ranges of objects (name, first byte, byte after the last), at once where its client can; what failed, why."""
+        """Read ranges (name, first byte, byte after the last), concurrently where possible.
+
+        An error takes a range's place.
+        """
         names, begins, ends = [name for name, _, _ in wanted], [at for _, at, _ in wanted], [at for _, _, at in wanted]
         try:
             got = self.system.cat_ranges([self.path(name) for name in names], begins, ends, on_error="return")
@@ -147,7 +150,10 @@ class Storage:
 
 
 def failure(doing: str, url: str, error: BaseException) -> StoreError:
-    """What a client raised, as a sentence."""
+    """The StoreError for a client's exception.
+
+    RefusedError where a retry is useless, NothingThereError for a missing object.
+    """
     text = " ".join((str(error) or type(error).__name__).split())[:_LONGEST]
     if isinstance(error, ImportError):
         why = f'a package is missing ({text}): `pip install "introspect-cli[remote]"` has what s3:// needs'
@@ -189,7 +195,7 @@ _LATEST = 1e11
 
 
 class Extent(NamedTuple):
-    """Bytes of a file that follow those of the extent before it.
+    """Position of consecutive bytes of a file in an uploaded piece.
 
     Attributes:
         piece: the number of the piece, or `INLINE`.
@@ -206,7 +212,7 @@ class Extent(NamedTuple):
 
 @dataclass
 class Catalogue:
-    """What was sent of a directory.
+    """Index of an uploaded directory: its pieces, and where the bytes of each file lie.
 
     Attributes:
         run_id: of the run; hexadecimal.
@@ -227,18 +233,18 @@ class Catalogue:
     inline: bytes = b""
 
     def encoded(self) -> bytes:
-        """The object."""
+        """The bytes of the catalogue object: header, then compressed JSON and inline bytes."""
         text = json.dumps(vars(self) | {"inline": len(self.inline)}, separators=(",", ":")).encode()
         body = zlib.compress(text + self.inline, 1)
         return _HEADER.pack(_MAGIC, FORMAT, zlib.crc32(body), len(text)) + body
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Bytes of the file `name`."""
         return sum(extent.length for extent in self.files[name])
 
 
 def decode_catalogue(data: bytes, path: str, allowed: re.Pattern[str]) -> Catalogue:
-    """What a catalogue says.
+    """Decode a catalogue and check all its numbers and names.
 
     Args:
         data: the object.
@@ -269,6 +275,7 @@ def decode_catalogue(data: bytes, path: str, allowed: re.Pattern[str]) -> Catalo
 
 
 def _checked(fields: Any, inline: bytes) -> Catalogue:
+    """The catalogue; ValueError, KeyError or TypeError where a field is malformed or an extent is out of its piece."""
     pieces = [(str(name), _number(size)) for name, size in fields["pieces"]]
     if not all(PIECE.fullmatch(name) for name, _ in pieces) or fields["inline"] != len(inline):
         raise ValueError
@@ -286,6 +293,7 @@ def _checked(fields: Any, inline: bytes) -> Catalogue:
 
 
 def _number(value: Any) -> int:
+    """`value` where it is an integer from 0 to below `_MOST`; ValueError otherwise."""
     if type(value) is not int or not 0 <= value < _MOST:
         raise ValueError(value)
     return value

@@ -53,7 +53,7 @@ _MARKS = ("ETag", "etag", "mtime", "LastModified", "updated")  # what tells two 
 
 
 def open_store(path: str | Path) -> Directory:
-    """The directory of a run; of a packed one, which may lie elsewhere, that which it is unpacked into.
+    """Open a run's directory, wherever it lies: on disk, in object storage, or packed (unpacked into the cache).
 
     Raises:
         StoreError: there is nothing, or something that is not a directory with a manifest.
@@ -85,7 +85,7 @@ def open_store(path: str | Path) -> Directory:
 
 @contextmanager
 def local(path: str | Path) -> Iterator[Path]:
-    """A directory with the files of a run, wherever it lies; those in object storage are fetched for the while."""
+    """A directory on disk with the run's files; a run in object storage is fetched into a temporary one."""
     with open_store(path) as folder:
         if not isinstance(folder, RemoteFolder):
             yield Path(folder.path)
@@ -98,7 +98,7 @@ def local(path: str | Path) -> Iterator[Path]:
 
 
 def pack(run: Path, out: Path, *, sources: bool = True) -> int:
-    """Write the run in a directory into a file, with the text of source files or without; bytes written."""
+    """Write the run directory `run` as a zip file, the same bytes for the same files; returns its size."""
     if not out.name:
         raise StoreError(f"{out} is not the name of a file: name one that does not exist yet")
     import shutil
@@ -125,7 +125,7 @@ def pack(run: Path, out: Path, *, sources: bool = True) -> int:
 
 
 def files_of(run: Path, *, sources: bool = True) -> Iterator[tuple[str, Path]]:
-    """The files of a store by name, the manifest first; locks and links are left out, and source files on request."""
+    """(name, path) of each file of a run, the manifest first, then by name; without lock, links and foreign files."""
     files = {}
     for folder, _, names in os.walk(run):
         for name in names:
@@ -138,7 +138,7 @@ def files_of(run: Path, *, sources: bool = True) -> Iterator[tuple[str, Path]]:
 
 
 def is_pack(path: str | Path) -> bool:
-    """Whether a packed run may be at `path`: a file that begins as a zip does."""
+    r"""Whether `path` is a regular file that begins with zip's `PK\x03\x04`."""
     try:
         if not os.path.isfile(path):  # noqa: PTH113 - the path may be text; opening a pipe would wait for a writer
             return False
@@ -149,7 +149,7 @@ def is_pack(path: str | Path) -> bool:
 
 
 def cache() -> Path:
-    """Where packs are unpacked; it may be removed at any time that no verb runs."""
+    """The directory for unpacked and fetched runs, `$XDG_CACHE_HOME/introspect` or `~/.cache/introspect`."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # a relative one is to be ignored, says the standard that made the variable
         try:
@@ -162,7 +162,7 @@ def cache() -> Path:
 
 
 def unpacked(path: str | Path) -> Path:
-    """The directory that holds what a packed run holds, unpacked once."""
+    """The cache directory with the contents of a pack; unpacked once, named by a hash of names, CRCs and sizes."""
     import zipfile
 
     try:
@@ -185,7 +185,7 @@ def unpacked(path: str | Path) -> Path:
 
 
 def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
-    """That a pack holds a run and nothing else, and is not larger inside than a run can be."""
+    """Raise StoreError unless a pack has a manifest, only a run's files, and a plausible unpacked size."""
     if len(members) > _MOST_FILES:
         raise StoreError(f"{path} is not a packed run: it holds {len(members):,} files")
     unexpected = next((member.filename for member in members if not NAMES.fullmatch(member.filename)), None)
@@ -197,6 +197,7 @@ def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
 
 
 def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
+    """Unpack into a temporary directory, checking sizes, and rename it to `place`."""
     import shutil
     import tempfile
     import zipfile
@@ -224,7 +225,7 @@ def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Pat
 
 
 def _forget_old(kept: Path, used: Path) -> None:
-    """Keep those of a directory that were used last."""
+    """Delete all but the `_KEPT` last used entries of a cache directory, and never `used`."""
     import shutil
 
     packs = [place for place in kept.iterdir() if _KEY.fullmatch(place.name.removesuffix(".zip"))]
@@ -239,12 +240,12 @@ def _forget_old(kept: Path, used: Path) -> None:
 
 
 def from_anywhere(path: str | Path) -> str:
-    """A run's address, or its path as a process with another working directory finds it; a link stays one."""
+    """The URL itself, or the absolute path; links are not resolved."""
     return str(path) if is_remote(path) else str(Path(path).absolute())
 
 
 def fetched(url: str) -> Path:
-    """The packed run behind a URL, fetched once; its size is told on stderr before."""
+    """The cached copy of the pack at a URL; fetched where size or version mark changed, with a line on stderr."""
     storage = Storage(url)
     try:
         about = storage.system.info(storage.root)
@@ -269,7 +270,7 @@ def fetched(url: str) -> Path:
 
 
 def sent(file: Path, url: str) -> None:
-    """Send a file to a URL; its size is told on stderr before."""
+    """Upload `file` to `url`, with a line on stderr."""
     storage = Storage(url)
     sys.stderr.write(f"introspect: sending {file.stat().st_size / 1e6:,.1f} MB to {url}\n")
     try:

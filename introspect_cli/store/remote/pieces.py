@@ -31,7 +31,7 @@ _GRACE = 60.0
 
 
 class Kept:
-    """Blocks that were read last, by what names them, up to a number of bytes."""
+    """A least-recently-used cache of blocks, limited in bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -40,14 +40,14 @@ class Kept:
         self._lock = threading.Lock()
 
     def get(self, name: str) -> bytes | None:
-        """What has a name."""
+        """The block of a name, now the last used; None where it is not cached."""
         with self._lock:
             if name in self._data:
                 self._data.move_to_end(name)
             return self._data.get(name)
 
     def keep(self, name: str, data: bytes) -> None:
-        """Keep it for a while."""
+        """Cache a block; the least recently used ones are dropped beyond the limit."""
         with self._lock:
             self._bytes += len(data) - len(self._data.get(name, b""))
             self._data[name] = data
@@ -75,7 +75,7 @@ class Range(NamedTuple):
     end: int
 
     def lacking(self) -> Iterator[Range]:
-        """What of it is not kept: whole blocks, neighbours together."""
+        """The range of whole blocks from the first to the last that is not cached; nothing where all are."""
         size = self.sent.catalogue.pieces[self.piece][1]
         first = last = None
         for at in range(self.begin // _BLOCK * _BLOCK, self.end, _BLOCK):
@@ -86,7 +86,7 @@ class Range(NamedTuple):
 
 
 class Sent:
-    """What was sent of a directory, and where to.
+    """An uploaded directory: its storage and catalogue.
 
     Attributes:
         storage: of the run.
@@ -100,7 +100,7 @@ class Sent:
         self.catalogue = catalogue
 
     def url(self, piece: int) -> str:
-        """Where a piece is."""
+        """URL of a piece."""
         return f"{self.storage.url}/{self.object(piece)}"
 
     def object(self, piece: int) -> str:
@@ -108,11 +108,11 @@ class Sent:
         return f"{self.place}{self.catalogue.pieces[piece][0]}"
 
     def block(self, piece: int, at: int) -> str:
-        """By what a block is kept."""
+        """Cache key of the block that begins at byte `at` of a piece."""
         return f"{self.url(piece)} {self.catalogue.pieces[piece][1]} {at}"
 
     def read(self, piece: int, begin: int, end: int) -> bytes:
-        """Some bytes of a piece."""
+        """Bytes `begin` to `end` of a piece, from the cache as far as they are there."""
         wanted = Range(self, piece, begin, end)
         first = begin // _BLOCK * _BLOCK
         blocks = [KEPT.get(self.block(piece, at)) for at in range(first, end, _BLOCK)]
@@ -127,7 +127,7 @@ class Sent:
         return b"".join(block or b"" for block in blocks)[begin - first : end - first]
 
     def take(self, wanted: Range, data: bytes | StoreError) -> None:
-        """Keep the blocks of what was read.
+        """Cache the blocks of the range `wanted`.
 
         Raises:
             StoreError: it could not be read, or less came than was sent.
@@ -145,7 +145,7 @@ class Sent:
 
 
 def fetch(wanted: Iterable[list[Range]]) -> int:
-    """Read ranges of one run at once, so that they are there when they are asked for; how many, before a limit."""
+    """Read ranges of one run concurrently into the cache; returns how many items fit into `_MOST_AT_ONCE` bytes."""
     jobs, room, taken = dict[Range, None](), _MOST_AT_ONCE, 0
     for ranges in wanted:
         room -= sum(each.end - each.begin for each in ranges)
@@ -163,7 +163,7 @@ def fetch(wanted: Iterable[list[Range]]) -> int:
 
 
 class RemoteFile(Source):
-    """A file whose bytes lie in pieces."""
+    """A file in object storage, its bytes spread over pieces; reads ahead when read in sequence."""
 
     def __init__(self, sent: Sent, extents: list[Extent], path: str) -> None:
         self.path = path
@@ -175,20 +175,20 @@ class RemoteFile(Source):
 
     @property
     def unfinished(self) -> float:
-        """When it was sent, in seconds since 1970, if more was to follow; else 0."""
+        """Time of upload in seconds since 1970 where more was to follow; 0 where the upload is complete."""
         return 0.0 if self._sent.catalogue.over else self._sent.catalogue.sent
 
     def is_locked(self) -> bool:
-        """Whether it may still grow: its sender has not said that it is over, and its time is not up."""
+        """Whether the upload is not over, and its last part is younger than three intervals and a grace period."""
         catalogue = self._sent.catalogue
         return not catalogue.over and now() < catalogue.sent + 3 * catalogue.every + _GRACE
 
     def size(self) -> int:
-        """Bytes in it."""
+        """Number of bytes."""
         return self._size
 
     def place(self, offset: int) -> str:
-        """The piece that has a byte."""
+        """URL of the piece that holds the byte at `offset`."""
         return next((each.sent.url(each.piece) for each in self.ranges(offset, offset + 1)), self.path)
 
     def read(self, begin: int, end: int) -> bytes:
@@ -212,7 +212,7 @@ class RemoteFile(Source):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _from(self, offset: int) -> Iterator[tuple[int, Extent]]:
-        """Where each extent begins, from the one that has a byte on."""
+        """(first byte in the file, extent) from the extent that holds `offset` on."""
         at = 0
         for extent in self._extents:
             if at + extent.length > offset:
@@ -220,7 +220,7 @@ class RemoteFile(Source):
             at += extent.length
 
     def ranges(self, begin: int, end: int) -> Iterator[Range]:
-        """Which bytes of which pieces some bytes are; nothing where they are in the catalogue."""
+        """Ranges of pieces that hold bytes `begin` to `end`; bytes inside the catalogue need none."""
         for at, extent in self._from(begin):
             first, last = max(begin - at, 0), min(end - at, extent.length)
             if extent.piece != INLINE and first < last:

@@ -45,13 +45,13 @@ class RemoteFolder(Directory):
     def __init__(
         self, storage: Storage, place: str, sent: Sent | None, inside: dict[str, Any], waiting: Iterable[str] = ()
     ) -> None:
-        """Take what is in it.
+        """Take the directory's contents.
 
         Args:
             storage: of the run.
             place: the directory's path below it.
-            sent: where its files are; None where a catalogue of each directory says so.
-            inside: the extents of files and what is in directories, by name.
+            sent: pieces and catalogue of its files; None where each directory in it has its own catalogue.
+            inside: by name, the extents of a file, or a dict of this kind for a directory.
             waiting: names of directories whose catalogue was not read yet.
         """
         self.path = f"{storage.url}/{place}".rstrip("/")
@@ -64,19 +64,19 @@ class RemoteFolder(Directory):
 
     @property
     def remote_size(self) -> int:
-        """Bytes of the files whose catalogue was read."""
+        """Bytes of all files whose catalogues were read."""
         here = sum(map(self.sent.catalogue.size, self.sent.catalogue.files)) if self.sent else 0
         return here + sum(rank.remote_size for rank in self._ranks.values())
 
     def names(self) -> list[str]:
-        """What the directory holds, sorted."""
+        """Names of all entries of the directory, sorted."""
         return sorted({*self._inside, *self._waiting, *self._ranks})
 
     def __contains__(self, name: str) -> bool:
         return name in self._inside or name in self._waiting or name in self._ranks
 
     def expect(self, names: Iterable[str]) -> None:
-        """Read the catalogues of directories that are looked into next, at once."""
+        """Read the catalogues of the rank directories among `names` concurrently."""
         wanted = sorted(name for name in self._waiting.intersection(names) if name.startswith("rank"))
         places = [below(self._place, name) for name in wanted]
         for name, place, catalogue in zip(wanted, places, catalogues(self._storage, places), strict=True):
@@ -107,7 +107,7 @@ class RemoteFolder(Directory):
         return RemoteFile(self.sent, extents, f"{self.path}/{name}")
 
     def files(self) -> Iterator[tuple[str, Source]]:
-        """All files in it, by their paths."""
+        """(path, file) of all files in it and in its directories."""
         self.expect(list(self._waiting))
         for name in self.names():
             if isinstance(self._inside.get(name), list):
@@ -117,7 +117,7 @@ class RemoteFolder(Directory):
 
 
 def open_remote(url: str) -> RemoteFolder | None:
-    """The directory of a run at a URL; None where one object is there.
+    """Open the run's directory at a URL; None where the URL is a single object.
 
     Raises:
         StoreError: there is nothing, or no run, or it cannot be read.
@@ -148,7 +148,7 @@ def _attempt(storage: Storage, name: str) -> RemoteFolder:
 
 
 def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteFolder:
-    """A directory whose ranks have a catalogue each."""
+    """The directory of a launch, with its manifest and a catalogue to read for each rank."""
     size = min(entries[MANIFEST], LIMIT_DOCUMENT)
     path = below(place, MANIFEST)
     [manifest] = storage.read([(path, 0, size)])
@@ -160,7 +160,7 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteF
 
 
 def _shared(storage: Storage, place: str) -> RemoteFolder:
-    """The directory of what ranks share, of which each file is an object."""
+    """The directory of files that ranks share, each file an object of its own."""
     entries = storage.entries(place) or {}
     sent = Sent(storage, f"{place}/", Catalogue(over=True, pieces=list(entries.items())))
     inside = {name: [Extent(at, 0, size)] for at, (name, size) in enumerate(entries.items())}
@@ -168,7 +168,7 @@ def _shared(storage: Storage, place: str) -> RemoteFolder:
 
 
 def _folder(storage: Storage, place: str, catalogue: Catalogue | None) -> RemoteFolder:
-    """A directory, given its catalogue; empty where none was put yet."""
+    """The directory that a catalogue describes; empty where that is None."""
     if catalogue is None:
         return RemoteFolder(storage, place, None, {})
     inside: dict[str, Any] = {}
@@ -182,7 +182,7 @@ def _folder(storage: Storage, place: str, catalogue: Catalogue | None) -> Remote
 
 
 def catalogues(storage: Storage, places: list[str]) -> list[Catalogue | None]:
-    """The catalogues in some places, read at once; None where there is none.
+    """Read the catalogues of some places concurrently; None for a place without one.
 
     One that fails its check may be about to be replaced, where storage does not replace an object at once.
     """

@@ -47,15 +47,15 @@ IN_FLIGHT = "collectives.txt"
 
 @dataclass(frozen=True)
 class Launch:
-    """Which part of a run this process writes.
+    """Identity of this process among those that write one run.
 
     Attributes:
         id: 32 hex digits, the same on every rank and of no other launch or attempt.
         job: the same for all attempts of a launch.
-        rank: this process.
-        world_size: how many there are.
-        attempt: how often the launcher has restarted them.
-        local_rank: this process among those of its machine; None where the launcher does not say.
+        rank: number of this process.
+        world_size: number of ranks.
+        attempt: number of restarts by the launcher.
+        local_rank: number of this process on its machine; None where the launcher does not say.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Launch:
 
 
 def join_launch(path: Path, launch: Launch, *, force: bool) -> Path:
-    """Make or find the directory of a launch; the directory in it that is this rank's.
+    """Make or find the directory of a launch, and return the path of this rank's directory in it.
 
     Args:
         path: the run's directory.
@@ -89,6 +89,11 @@ def join_launch(path: Path, launch: Launch, *, force: bool) -> Path:
 
 
 def _join(path: Path, launch: Launch, *, force: bool, first_attempt: bool = False) -> None:
+    """Make `path` the directory of this launch; a first attempt is recognised by its job alone.
+
+    Raises:
+        StoreError: another run is there (without `force`), or is being written.
+    """
     for _ in range(_ATTEMPTS):
         ids = _launch_at(path)
         if ids is not None and launch.job in ids and (first_attempt or launch.id in ids):
@@ -102,7 +107,7 @@ def _join(path: Path, launch: Launch, *, force: bool, first_attempt: bool = Fals
 
 
 def _launch_at(path: Path) -> tuple[str, ...] | None:
-    """Id and job of the launch at a path, empty for any other run or thing; None where nothing is."""
+    """(id, job) of the launch at a path; () for any other run or file, None for nothing or an empty directory."""
     try:
         folder = Folder.at(str(path))
     except FileNotFoundError:
@@ -123,7 +128,7 @@ def _launch_at(path: Path) -> tuple[str, ...] | None:
 
 
 def _announce(path: Path, launch: Launch) -> None:
-    """Write the manifest of a launch, unless another rank has."""
+    """Write the launch's manifest, unless another rank has; atomically, by a hard link."""
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "id": launch.id,
@@ -151,7 +156,7 @@ _RUN_FILES = re.compile(
 
 
 def remove_run(path: Path) -> None:
-    """Delete a run that nobody is writing."""
+    """Delete a run; StoreError where it is being written or cannot be removed."""
     try:
         refuse_or_remove(path, force=True)
     except OSError as error:
@@ -159,7 +164,7 @@ def remove_run(path: Path) -> None:
 
 
 def write_label(path: str | Path, text: str) -> None:
-    """Write what a person says of the run at `path`; no text removes it."""
+    """Write the user's label of the run at `path`; "" removes it."""
     from introspect_cli.store.remote.objects import is_remote
     from introspect_cli.store.remote.pack import open_store  # which a capture does without
 
@@ -178,7 +183,7 @@ def write_label(path: str | Path, text: str) -> None:
 
 
 def refuse_or_remove(path: Path, *, force: bool) -> None:
-    """Make room for a run that other processes will write.
+    """Delete the run at `path`, where there is one.
 
     Raises:
         StoreError: a run is there (without `force`), is being written, or something else is there.
@@ -189,9 +194,12 @@ def refuse_or_remove(path: Path, *, force: bool) -> None:
 
 
 def set_aside(path: Path, *, force: bool) -> Path | None:
-    """Make sure nothing is lost at `path`; where a run was moved to that may be deleted, if one was.
+    """Move the run at `path` to a temporary name, which is returned; None where nothing is there.
 
-    The lock of the old run is held while it is moved, so that of two captures started at once one is refused.
+    Its lock is held meanwhile, so that of two captures started at once one is refused.
+
+    Raises:
+        StoreError: a run is there (without `force`), is being written, or something else is there.
     """
     try:
         folder = Folder.at(str(path))
@@ -224,7 +232,7 @@ def set_aside(path: Path, *, force: bool) -> Path | None:
 
 
 def moved(folder: Folder, path: Path) -> bool:
-    """Whether another directory is at the path by now than the one that was opened."""
+    """Whether `path` no longer is the directory opened as `folder`."""
     try:
         return not os.path.samestat(os.fstat(folder.fd), path.stat())
     except FileNotFoundError:
@@ -232,12 +240,12 @@ def moved(folder: Folder, path: Path) -> bool:
 
 
 def lock_file(folder: Folder) -> Handle:
-    """The lock of a run, made where there is none."""
+    """Open the run's lock file; create it where there is none."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     return Handle(os.open(LOCK, flags, 0o666, dir_fd=folder.fd), f"{folder.path}/{LOCK}")
 
 
 def refuse_unless(unlocked: bool, path: Path) -> None:
-    """Say that another capture writes a run."""
+    """Raise StoreError ("is being written by another capture") unless `unlocked`."""
     if not unlocked:
         raise StoreError(f"{path} is being written by another capture; choose another directory")

@@ -66,7 +66,7 @@ _LEAST_DOCUMENT, _MOST_DOCUMENTS = 1 << 9, 4
 
 
 class Frame(NamedTuple):
-    """What is appended as a frame; see `log.HEAD`."""
+    """A frame to append; see `log.HEAD` for its fields."""
 
     kind: bytes
     body: Pieces
@@ -77,7 +77,7 @@ class Frame(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What counts as written: all that the next frame follows from.
+    """State of the log up to the last frame that counts as written.
 
     Attributes:
         length: bytes.
@@ -98,7 +98,7 @@ class Written(NamedTuple):
     names: tuple[int, ...] = (0,) * len(NAMED)
 
     def after(self, frame: Frame) -> tuple[Written, Pieces]:
-        """What counts with another frame, and the bytes of it."""
+        """The state after appending a frame, and the frame's bytes."""
         length = sum(map(len, frame.body))
         crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), frame.body, 0) if frame.crc is None else frame.crc
         step, chain, rows, names = self.step, self.chain, self.rows, self.names
@@ -117,7 +117,7 @@ class Written(NamedTuple):
 
 
 class LogWriter:
-    """A rank's log, open for appending, by one thread at a time; documents may come from any.
+    """A rank's log, open for appending by one thread at a time; `document` may be called from any thread.
 
     Attributes:
         folder: the rank's directory.
@@ -154,11 +154,11 @@ class LogWriter:
             raise
 
     def commit(self, frames: Iterable[Frame]) -> None:
-        """Append frames, all of which count afterwards.
+        """Append frames in one write: either all count afterwards or none.
 
         Raises:
             OSError: they cannot be written.
-            StoreError: nor may they be.
+            StoreError: too many frames, or a forked child.
         """
         with self._lock:
             self.guard()
@@ -177,17 +177,17 @@ class LogWriter:
             self._torn = False
 
     def names(self, kind: bytes, data: bytes, rows: int) -> Frame:
-        """The frame of a table of names."""
+        """The frame of a table of names, its data in `shared/` where large enough and several ranks write the run."""
         digest = bytes.fromhex(content_digest(data))
         shared = self._is_shared(kind.decode().lower(), data, digest, _LEAST_NAMES, _MOST_NAMES)
         return Frame(kind, [] if shared else [data], rows, len(data) * shared, digest)
 
     def document(self, name: str, data: bytes) -> None:
-        """Append a document, which counts in place of an earlier one.
+        """Append a document, which replaces an earlier one of the same name.
 
         Raises:
             OSError: it cannot be written.
-            StoreError: nor may it be.
+            StoreError: too many frames, or a forked child.
         """
         self.guard()
         digest = bytes.fromhex(content_digest(data))
@@ -196,7 +196,10 @@ class LogWriter:
         self.commit([Frame(DOCUMENT, body, 0, len(data) * shared, digest)])
 
     def _is_shared(self, name: str, data: bytes, digest: bytes, least: int, most: int) -> bool:
-        """Whether what has this digest is among what ranks share, where it is put if there is room."""
+        """Whether `shared/` holds this content, put there if missing.
+
+        False for a run of one process, below `least` bytes, and where `most` files of this name are there already.
+        """
         if not self._shared or len(data) < least:
             return False
         named = shared_name(name, digest)
@@ -208,7 +211,7 @@ class LogWriter:
         return named in there
 
     def drop(self, steps: Collection[int], why: str) -> None:
-        """Drop steps that were written, and say so in the log; see above.
+        """Rewrite the log without some steps, and note in it how many were dropped and why.
 
         Raises:
             StoreError: the rest could not be written anew; then all steps are still there.
@@ -226,6 +229,7 @@ class LogWriter:
                 raise StoreError(f"cannot drop steps from {self.folder.path}: {reason(error)}") from None
 
     def _write_without(self, dropped: frozenset[int], why: str) -> None:
+        """Write a new log without the steps `dropped` beside the old one, and rename it over that."""
         folder = self.folder.secure()
         with folder.file(LOG) as old:
             frames = Frames(old, self.rank, old.path)
@@ -262,7 +266,7 @@ class LogWriter:
         return f".{LOG}.{self._pid}"
 
     def guard(self) -> None:
-        """Make sure that this process may write the log, and that it ends where what counts as written ends.
+        """Truncate the log to what counts as written, where a write may have failed; StoreError in a forked child.
 
         The file is looked at once more when it is written to: whether its descriptor is still its own, and it still
         there.
@@ -287,18 +291,18 @@ class LogWriter:
         self._torn = False
 
     def end(self) -> None:
-        """Mark the end of the records.
+        """Append the END frame, once.
 
         Raises:
             OSError: it cannot be written.
-            StoreError: nor may it be.
+            StoreError: too many frames, or a forked child.
         """
         if not self._ended:
             self.commit([Frame(END, [])])
             self._ended = True
 
     def close(self) -> None:
-        """Close the file; of a long log that has ended, its heads are put beside it."""
+        """Close the file; a log with an END frame and `_LEAST_CACHED` frames or more gets its file of heads."""
         if self._ended and self._file.fd >= 0 and self.written.frames >= _LEAST_CACHED:
             with suppress(OSError, StoreError), self.folder.secure().file(LOG) as log:
                 frames = Frames(log, self.rank, log.path)

@@ -34,7 +34,7 @@ Encoded = Mapping[str, ColumnData]
 
 
 class Interner(Generic[Row]):
-    """Numbers rows and encodes those not yet written. Several threads may intern; one writes.
+    """Numbers rows from 0 and encodes those not yet written. Several threads may intern; one writes.
 
     A site's name is a hundred bytes and recurs every step: a row gets the next number when it is first seen, and waits
     here until a step that was written holds it. An interrupt may come at any line: whoever writes keeps what counts as
@@ -50,12 +50,12 @@ class Interner(Generic[Row]):
         self._bytes: dict[int, int] = {0: 0}  # by the number of rows, bytes of all of them
 
     def keys(self) -> list[Hashable]:
-        """Keys of all rows, written or not."""
+        """Keys of all rows, written or not, in order of their numbers."""
         with self._lock:
             return list(self._numbers)
 
     def intern(self, key: Hashable, row: Row) -> int:
-        """The number of the row known by `key`; the first row wins."""
+        """The number of `key`; a new key gets the next number and keeps `row`, a known one its first row."""
         with self._lock:
             number = self._numbers.get(key)
             if number is None:
@@ -66,11 +66,11 @@ class Interner(Generic[Row]):
 
     @property
     def waits(self) -> bool:
-        """Whether any row may have to be written yet."""
+        """Whether any row may still have to be written."""
         return bool(self._waiting)
 
     def rest(self, written: int) -> tuple[bytes, int]:
-        """The table of the rows after the first `written`, and how many: again until they count as written."""
+        """The encoded rows from number `written` on, and how many; StoreError beyond LIMIT_NAMES bytes in all."""
         with self._lock:
             for number in [number for number in self._waiting if number < written]:
                 del self._waiting[number]
@@ -94,7 +94,7 @@ def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
 
 
 def _texts(rows: Sequence[object], *names: str) -> dict[str, ColumnData]:
-    """The columns of texts that are attributes of rows."""
+    """A text column for each of the attributes `names` of `rows`."""
     return {name: texts([getattr(row, name) for row in rows]) for name in names}
 
 
@@ -120,7 +120,7 @@ def encode_layouts(rows: Sequence[Layout]) -> Encoded:
 
 
 def _flat(part: Part) -> list[int]:
-    """For each dimension how many ranges there are, then each range."""
+    """A part as integers: for each dimension the number of ranges, then start and size of each."""
     out: list[int] = []
     for ranges in part.ranges:
         out += [len(ranges), *(number for span in ranges for number in span)]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class RankWriter:
-    """One rank's records, open for appending.
+    """Appends one rank's records, step by step.
 
     `site`, `layout` and `modules` may be called from several threads; `append` and `close` from one at a time.
 
@@ -77,17 +77,17 @@ class RankWriter:
             raise StoreError(f"cannot write to {log.folder.path}: {reason(error)}") from None
 
     def kinds(self) -> frozenset[Kind]:
-        """Kinds of all sites there are."""
+        """Kinds of all sites numbered so far."""
         return frozenset(site.kind for site in self._sites.keys() if isinstance(site, Site))  # noqa: SIM118 - no dict
 
     @property
     def last_step(self) -> int | None:
-        """The last step written; None where there is none."""
+        """Number of the last step written; None where there is none."""
         return self._log.written.step if self._log.written.step >= 0 else None
 
     @property
     def rows_written(self) -> int:
-        """Records in all steps."""
+        """Number of records in all steps written."""
         return self._log.written.rows
 
     @property
@@ -96,24 +96,24 @@ class RankWriter:
         return self._log.written.length
 
     def site(self, site: Site, info: SiteInfo) -> int:
-        """The number of a site; what is known of it is taken from the first call."""
+        """The number of a site; `info` of its first call is kept."""
         return self._sites.intern(site, (site, info))
 
     def layout(self, layout: Layout) -> int:
-        """The number of a layout."""
+        """The number of a layout; equal layouts have one number."""
         return self._layouts.intern(layout, layout)
 
     def modules(self, modules: Sequence[ModuleInfo]) -> None:
-        """Add to the module tree; what is there already is not added again."""
+        """Add rows to the module tree; equal rows are added once."""
         for module in modules:
             self._modules.intern(module, module)
 
     def message(self, rows: int) -> Message:
-        """The body of a step of so many records, to be filled in, and filled in anew for the next step."""
+        """A body for a step of `rows` records, to be filled in, and reused for the next step."""
         return Message(self._schema, rows)
 
     def append(self, step: int, batch: StepBatch | Message, labels: Labels | None = None) -> None:
-        """Write one step, with what its framework calls it; after a failure, nothing.
+        """Write one step and its labels; does nothing after a failure.
 
         Raises:
             ValueError: the step does not come after the last one, or the batch names a site or layout by a number
@@ -136,6 +136,7 @@ class RankWriter:
             raise
 
     def _append(self, step: int, batch: StepBatch | Message, labels: Labels | None) -> None:
+        """Write names not yet written, labels, totals and the step in one commit."""
         self._log.guard()
         frames = self._take_names()
         rows = dict(zip(NAMED, self._log.written.names, strict=True))
@@ -171,7 +172,7 @@ class RankWriter:
             self._fail(reason(error))
 
     def thin(self, steps: Collection[int], why: str) -> None:
-        """Drop steps that were written, and say in the log why (of `log.OPTIONS`); the last step always stays.
+        """Drop steps that were written, the last one excepted; `why` is a key of `log.OPTIONS`.
 
         Raises:
             StoreError: the rest could not be written anew; then all steps are still there.
@@ -181,19 +182,20 @@ class RankWriter:
             self._log.drop(dropped, why)
 
     def _take_names(self) -> list[Frame]:
-        """Frames of the names that were not written yet."""
+        """Frames of the sites, layouts and modules that were not written yet."""
         written = dict(zip(NAMED, self._log.written.names, strict=True))
         taken = {kind: each.rest(written[kind]) for kind, each in self._interners.items() if each.waits}
         return [self._log.names(kind, data, rows) for kind, (data, rows) in taken.items() if rows]
 
     def _filled(self, batch: StepBatch) -> Message:
+        """A body with the columns of a batch."""
         message = self.message(len(batch))
         for name, column in batch.columns(self._schema).items():
             message.put(name, column)
         return message
 
     def _fail(self, why: str) -> None:
-        """Leave the files ending where the last write that succeeded ended, and write no more."""
+        """Set `failure`, truncate the log to its last whole frame, and raise StoreError."""
         step = self.last_step
         ends = f"step {step}" if step is not None else "its beginning: no step was written"
         self.failure = f"cannot write to {self._log.folder.path}: {why}; the store ends at {ends}"
@@ -216,6 +218,7 @@ class RankWriter:
             self._fail(reason(error))
 
     def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
+        """Encode sites, and keep their keys for digests and totals."""
         encoded = encode_sites(rows)
         setting = np.array([site.kind in SETTING_KINDS for site, _ in rows])
         counted = self._log.written.names[0]  # beyond it, what an append encoded that did not end
@@ -226,13 +229,14 @@ class RankWriter:
         return encoded
 
     def _encode_layouts(self, rows: Sequence[Layout]) -> Encoded:
+        """Encode layouts, and keep them for totals."""
         if self._totals is not None:
             self._totals.name_layouts(self._log.written.names[1], list(rows))
         return encode_layouts(rows)
 
 
 def _digest(compiled: Any, columns: Mapping[str, NDArray[Any]], keys: NDArray[Any], setting: NDArray[Any]) -> bytes:
-    """The digest of a step; `keys` and `setting` are by site."""
+    """The digest of a step, by compiled code where there is any; `keys` and `setting` are indexed by site number."""
     site, checksum, status = columns["site"], columns["checksum"], columns["status"]
     if compiled is None:
         return step_digest(keys[site], checksum, status, setting[site])
@@ -242,6 +246,6 @@ def _digest(compiled: Any, columns: Mapping[str, NDArray[Any]], keys: NDArray[An
 
 
 def _crc(compiled: Any, data: Pieces, address: int) -> int:
-    """The CRC-32 of pieces, of which the first lies at an address."""
+    """The CRC-32 of `data`, its first piece at memory `address`; by compiled code where there is any."""
     first = 0 if compiled is None else compiled.crc32(address, len(data[0]), 0)
     return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), data if compiled is None else data[1:], first)

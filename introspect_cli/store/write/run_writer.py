@@ -99,6 +99,7 @@ class StoreWriter:
 
     @classmethod
     def _create(cls, path: Path, run_id: str, *, force: bool, durable: bool, rank: int | None = None) -> StoreWriter:
+        """Lock a new directory at `path`, the run's or that of `rank`; an old run is removed after that."""
         if path.is_symlink():
             path = path.resolve()
         old = set_aside(path, force=force)
@@ -167,14 +168,14 @@ class StoreWriter:
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
-        """Say of an error of the system what cannot be written; the run's path stands in braces."""
+        """Turn an OSError into StoreError `cannot write <what>`; `{}` in `what` stands for the run's path."""
         try:
             yield
         except OSError as error:
             raise StoreError(f"cannot write {what.format(self.path)}: {reason(error)}") from None
 
     def _locked(self) -> Folder:
-        """The run's directory; the lock is taken again if the script closed its descriptor."""
+        """The run's directory; locks it again where the script closed the lock's descriptor."""
         folder = self._folder.secure()
         if isinstance(self._lock, Handle) and not self._lock.is_ours():
             self._lock.open_again(os.O_RDWR)
@@ -182,7 +183,7 @@ class StoreWriter:
         return folder
 
     def _write_document(self, name: str, value: object) -> None:
-        """Write the document `name`, a path inside the run."""
+        """Write a document as the file `name` in the run, or into the log where several processes write the run."""
         data = documents.dump(value, name, self.id)
         if len(data) > LIMIT_DOCUMENT:
             raise DocumentTooLargeError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
@@ -197,7 +198,7 @@ class StoreWriter:
                 folder.replace(file_name, [data], _PRIVATE_FILE, durable=self._durable)
 
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
-        """Keep a tensor's data under its checksum, once; bytes written."""
+        """Store a tensor's data under its checksum, once; returns bytes written, 0 where it was stored already."""
         if checksum in self._stored:
             return 0
         self._stored.add(checksum)
@@ -216,7 +217,7 @@ class StoreWriter:
         return written
 
     def drop_tensors(self, checksums: Iterable[int]) -> None:
-        """Remove whole tensors that no record names any more, where that can be done."""
+        """Delete stored tensors by checksum; those that cannot be deleted stay."""
         for checksum in checksums:
             name = f"{checksum:016x}.safetensors"
             with suppress(OSError):
@@ -227,7 +228,7 @@ class StoreWriter:
                     self.tensor_bytes -= size
 
     def rank(self, rank: int, **kept: Any) -> RankWriter:
-        """The writer of what `rank` records; what is `kept` says which columns, see `schemas.record_columns`."""
+        """Open the writer of a rank; `kept` selects its columns, see `schemas.record_columns`."""
         from introspect_cli.store.format.schemas import record_columns
         from introspect_cli.store.write.log_writer import LogWriter
         from introspect_cli.store.write.rank_writer import RankWriter
@@ -242,7 +243,7 @@ class StoreWriter:
         return writer
 
     def abandon(self) -> None:
-        """Close every descriptor and write nothing: what a forked child does first."""
+        """Close every descriptor without writing, as a forked child must."""
         ranks, self._ranks = self._ranks, []
         for _, log in ranks:
             log.abandon()
@@ -260,6 +261,7 @@ class StoreWriter:
             self._release()
 
     def _close_ranks(self) -> None:
+        """Close all rank writers, each with its END frame; errors are raised once all are closed."""
         ranks, self._ranks = self._ranks, []
         with ExitStack() as stack:
             for rank, log in ranks:
@@ -268,6 +270,7 @@ class StoreWriter:
                 stack.callback(rank.close)
 
     def _release(self, *, abandoned: bool = False) -> None:
+        """Close tensors, directory and lock; `abandoned` writes nothing on the way."""
         if self._tensors is not None:
             self._tensors.close()
         self._folder.close()
@@ -286,6 +289,6 @@ class StoreWriter:
 
 
 def ignored(runs: Path) -> None:
-    """Have git leave out the directory of runs that were given none, as caches of other tools are."""
+    """Put a `.gitignore` of `*` into the default directory of runs, where there is none."""
     with suppress(OSError), (runs / ".gitignore").open("x", encoding="utf-8") as file:
         file.write("# made by introspect\n*\n")

@@ -27,7 +27,7 @@ BLOCK_ROWS: Final = 1024
 
 
 class Block:
-    """Memory for some rows on the device, and for their copy on the host."""
+    """Memory for `BLOCK_ROWS` rows on the device and on the host."""
 
     def __init__(self, device: torch.device, *, pinned: bool) -> None:
         shape = (BLOCK_ROWS, r.WORDS)
@@ -52,7 +52,7 @@ class Pending:
         self.slots = slots
 
     def send(self) -> None:
-        """Queue the copy, unless that was done; not while a CUDA graph is being captured, which it would break."""
+        """Queue the copy, once; not while a CUDA graph is being captured."""
         if not self._sent and not self._rows.capturing():
             self._copied = self._rows.copy(self._blocks, self._streams)
             self._sent = True
@@ -63,7 +63,7 @@ class Pending:
         return self._sent and not self._rows.capturing()
 
     def rows(self) -> Rows:
-        """The rows, shape (len(slots), 32), waited for if need be; to be asked for once."""
+        """Wait for the rows, shape (len(slots), 32), float32 words widened; call once."""
         self.send()
         if self._copied is not None:
             self._copied.synchronize()
@@ -99,7 +99,7 @@ class DeviceRows:
         """Addresses of this step's rows, by what they are of."""
 
     def place(self, slot: int) -> int:
-        """The address of the next row, which is to be written on the current stream."""
+        """Address for the next row, to be written on the current stream."""
         number = len(self.slots)
         block, row = divmod(number, BLOCK_ROWS)
         if block == len(self._blocks):
@@ -117,11 +117,12 @@ class DeviceRows:
             self.written_on(stream.cuda_stream, stream)
 
     def written_on(self, handle: int, stream: Any = None) -> None:
-        """Remember that a stream writes rows, so that the copy waits for it."""
+        """Add a stream that the copy waits for."""
         if self._cuda is not None and handle not in self._streams:
             self._streams[handle] = stream or self._cuda.current_stream(self._device)
 
     def _allocate(self) -> Block:
+        """A new block, allocated on the side stream: not from the script's pool."""
         if self._cuda is None:
             return Block(self._device, pinned=False)
         # Not from the script's pool: memory that was freed on one stream is not for another stream's use yet.
@@ -129,7 +130,7 @@ class DeviceRows:
             return Block(self._device, pinned=bool(self._cuda.is_available()))
 
     def hand_over(self) -> Pending:
-        """Queue the copy of all rows since the last time; empties."""
+        """Queue the copy of all rows since the last call, and start anew."""
         pending = Pending(self, self._blocks, self.slots, list(self._streams.values()))
         self._blocks, self.slots = [], []
         self._streams.clear()
@@ -142,7 +143,7 @@ class DeviceRows:
         return self._cuda is not None and bool(self._cuda.is_current_stream_capturing())
 
     def copy(self, blocks: list[Block], streams: list[Any]) -> Any:
-        """Copy blocks to the host behind what streams have queued; returns the event to wait for, if there is one."""
+        """Copy blocks to the host after the streams' present work; returns an event, None without streams."""
         if self._cuda is None:
             for block in blocks:
                 block.host.copy_(block.device)
@@ -157,5 +158,5 @@ class DeviceRows:
         return copied
 
     def give_back(self, blocks: list[Block]) -> None:
-        """Use blocks again whose rows have been read."""
+        """Reuse blocks whose rows were read."""
         self._free.extend(blocks)

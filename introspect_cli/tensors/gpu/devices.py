@@ -35,7 +35,7 @@ def capturing() -> bool:
 
 
 class Devices:
-    """Rows and engines, made when a device is first met."""
+    """Rows and kernels of each device, made at its first use."""
 
     def __init__(self, *, stats: bool, sketch: bool) -> None:
         self._stats = stats
@@ -46,14 +46,14 @@ class Devices:
         """Why a device has no engine."""
 
     def rows(self, device: torch.device) -> DeviceRows:
-        """Where the rows of a device's tensors go."""
+        """Row buffer of a device."""
         known = self._rows.get(device)
         if known is None:
             known = self._rows[device] = DeviceRows(device, torch.cuda if device.type == "cuda" else None)
         return known
 
     def engine(self, device: torch.device) -> DeviceEngine | None:
-        """What launches kernels on a device; None if there are none for it."""
+        """Kernels of a device; None without Triton, if they failed the check, or while a CUDA graph is captured."""
         try:
             return self._engines[device]
         except KeyError:
@@ -75,6 +75,7 @@ class Devices:
         return launch.TritonLauncher(device)
 
     def _made(self, device: torch.device, rows: DeviceRows, launcher: launch.Launcher) -> DeviceEngine:
+        """Kernels of a device with their launcher."""
         handle: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001  # what torch's compiled code calls
         return DeviceEngine(
             device, rows, launcher, stream=handle, cuda=torch.cuda, stats=self._stats, sketch=self._sketch
@@ -89,7 +90,7 @@ class Devices:
             self.rows(values.device).put(slot, fallback.row(values, runs))
 
     def hand_over(self) -> list[Pending]:
-        """Send all rows since the last time to the host."""
+        """Start copying all rows since the last call to the host."""
         if not self._rows:
             return []
         with unobserved():
@@ -104,7 +105,7 @@ class Devices:
 def _launched(
     engine: DeviceEngine, slot: int, values: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None
 ) -> bool:
-    """Launch a kernel for a tensor or a shard's runs; False if there is none for it."""
+    """Launch a kernel for a tensor or a shard's runs; False if no kernel reads it."""
     pieces = [(0, values)] if runs is None else list(runs)
     items = []
     for first, piece in pieces:
@@ -122,7 +123,7 @@ def _launched(
 
 
 def differs(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str:
-    """Why an engine must not be trusted: what it makes of a tensor of many programs and of a table; "" if it may be."""
+    """Reason not to trust an engine, from a tensor with a known row; "" if it agrees."""
     x = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
     x[1000], x[2000], x[3000] = float("nan"), float("inf"), 0.0
     wanted = r.empty(1)

@@ -92,7 +92,7 @@ def integers(
 
 @triton.jit
 def number_of(bits, lookup, KIND: tl.constexpr):
-    """What bits stand for, as float32 or float64."""
+    """Value of stored bits as float32, or as float64 from F64 on."""
     if KIND == _F32:
         return bits.to(tl.float32, bitcast=True)
     elif KIND == _F16:
@@ -119,7 +119,7 @@ def number_of(bits, lookup, KIND: tl.constexpr):
 
 @triton.jit
 def transpose(null, address, target, rows, columns, SIZE: tl.constexpr, ALIGNED: tl.constexpr, EDGE: tl.constexpr):
-    """Copy matrices that lie one behind the other to where each lies transposed, a tile in each program.
+    """Copy adjacent matrices transposed, one tile in each program.
 
     A copy that follows the strides of one side reads or writes elements far apart, each with the memory around it for
     nothing: torch's reaches a sixth of this one, which reads along rows and writes along columns.

@@ -49,7 +49,7 @@ MOST_KEYS: Final = 1 << 22
 
 @dataclass
 class Prepared:
-    """What a launch needs of a layout.
+    """Launch parameters of a layout.
 
     Attributes:
         plan: how the elements are read.
@@ -94,7 +94,7 @@ class Item:
 
 @dataclass
 class _Lane:
-    """What launches on one stream share: rows of programs, and counts of those that are done."""
+    """Memory shared by launches on one stream: rows and counters of programs."""
 
     scratch: torch.Tensor
     counters: torch.Tensor
@@ -102,7 +102,7 @@ class _Lane:
 
 @dataclass
 class _Table:
-    """Memory for a table, free again once the launch that reads it is done."""
+    """Memory for a table of items, free once its launch is done."""
 
     host: torch.Tensor
     device: torch.Tensor
@@ -111,7 +111,7 @@ class _Table:
 
 @dataclass
 class _Group:
-    """Tensors that one launch can take."""
+    """Tensors of one launch."""
 
     items: list[tuple[int, ...]] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
@@ -162,7 +162,7 @@ class DeviceEngine:
         self._kept_keys = 0
 
     def _keys(self, blocks: int) -> int:
-        """Address of the keys of so many blocks of a checksum; 0 where they are too many to keep.
+        """Address of the checksum's keys for `blocks` blocks; 0 above `MOST_KEYS`.
 
         Launches under way go on with those they have.
         """
@@ -174,7 +174,7 @@ class DeviceEngine:
         return self._constants[-1].data_ptr() if blocks <= MOST_KEYS else 0
 
     def prepare(self, tensor: torch.Tensor) -> Prepared | None:
-        """What is known of a strided tensor's layout; None if no kernel reads it."""
+        """Launch parameters of a tensor's layout, cached; None if no kernel reads it."""
         key = (tensor.dtype, tensor.shape, tensor.stride())
         try:
             return self._prepared[key]
@@ -183,6 +183,7 @@ class DeviceEngine:
             return made
 
     def _prepare(self, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]) -> Prepared | None:
+        """Launch parameters of dtype, shape and strides; None for expanded tensors and unknown types."""
         made = None if in_memory(shape, strides) else plan(str(dtype).removeprefix("torch."), shape, strides)
         if made is None:
             return None
@@ -203,7 +204,7 @@ class DeviceEngine:
         return Prepared(made, aligned, unaligned, made.programs(), layout, lookup or self._factors, kept)
 
     def transposed(self, tensor: torch.Tensor, prepared: Prepared) -> torch.Tensor | None:
-        """A contiguous copy of a tensor that lies in memory as transposed matrices; None where torch copies as quickly.
+        """Contiguous copy of a tensor stored as transposed matrices; None where torch copies as fast.
 
         Raises:
             RuntimeError: no memory is left.
@@ -251,7 +252,7 @@ class DeviceEngine:
         self._launch(variant, programs, handle, arguments)
 
     def many(self, entries: Sequence[tuple[int, Sequence[Item]]]) -> None:
-        """Summarise tensors into their slots' rows, those that are read alike in one launch.
+        """Summarise tensors into rows, those with the same kernel in one launch.
 
         Args:
             entries: a slot, and the runs of elements that are its tensor; at most `TABLE_PROGRAMS` of them.
@@ -265,7 +266,7 @@ class DeviceEngine:
             self._send(variant, lookup, handle, group)
 
     def _join(self, groups: dict[tuple[Variant, int], _Group], handle: int, row: int, runs: Sequence[Item]) -> None:
-        """Put a tensor into the group that it belongs to."""
+        """Add a tensor to the group of its kernel; a full group is launched first."""
         first = runs[0].prepared
         aligned = all(
             item.prepared.aligned is not None and not (item.address | item.first) % ALIGNMENT for item in runs
@@ -314,7 +315,7 @@ class DeviceEngine:
             table.done.record(self._cuda.current_stream(self._device))
 
     def _table(self, size: int) -> _Table:
-        """Memory for a table that no launch reads any more."""
+        """Memory of at least `size` bytes for a table that no launch still reads."""
         for table in self._tables:
             if len(table.host) >= size and (table.done is None or table.done.query()):
                 return table
@@ -325,7 +326,7 @@ class DeviceEngine:
         return table
 
     def _lane(self, handle: int) -> _Lane:
-        """What launches on a stream share, allocated on that stream."""
+        """Memory for a stream's launches, allocated on that stream."""
         scratch = torch.empty(TABLE_PROGRAMS * r.WORDS, dtype=torch.int64, device=self._device)
         counters = torch.zeros(TABLE_PROGRAMS, dtype=torch.int32, device=self._device)
         lane = self._lanes[handle] = _Lane(scratch, counters)

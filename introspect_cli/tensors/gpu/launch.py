@@ -31,11 +31,11 @@ TABLE_PROGRAMS: Final = 16384
 DIMS: Final = (2, 4, 6)
 """Numbers of dimensions that there are kernels for."""
 ALIGNMENT: Final = 16
-"""What address, count and first index are multiples of where elements are read in vectors."""
+"""Divisor of address, count and first index where elements are read in vectors."""
 EDGE: Final = 64
 """Rows and columns of a tile that is transposed."""
 EVEN: Final = 4
-"""What rows and columns of a matrix are multiples of where elements are read and written in vectors."""
+"""Divisor of a matrix's rows and columns where elements are read and written in vectors."""
 NARROW: Final = 16
 """Rows and columns below which a tile would be mostly empty."""
 LARGEST_ELEMENT: Final = 8
@@ -67,7 +67,7 @@ class Transposing(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a tensor before its address is.
+    """How to read a tensor, before its address is known.
 
     Attributes:
         element: its type.
@@ -87,18 +87,18 @@ class Plan:
     matrices: tuple[int, int, int] | None = None
 
     def blocks(self, first: int = 0) -> int:
-        """Blocks of the checksum that are read or passed, a tile's more than there are."""
+        """Upper bound of the checksum's blocks that are read."""
         words = -(-self.element.size * self.element.parts // 4)
         return -(-(first + self.count) * words // checksum.SPAN) + words * self.element.rows
 
     def programs(self, first: int = 0) -> int:
-        """Programs that share the tensor's tiles, whose elements begin at an index in the whole tensor."""
+        """Number of programs for the tensor's tiles, when its first element has index `first`."""
         tile = self.element.rows * checksum.SPAN
         tiles = max(1, -(-(first % checksum.SPAN + self.count) // tile))
         return tiles if tiles <= 64 else max(64, min(MAX_PROGRAMS, tiles // 4))
 
     def variant(self, address: int, first: int, *, stats: bool, sketch: bool, many: bool = False) -> Variant:
-        """The kernel for this layout at an address."""
+        """Kernel for this layout at an address."""
         element = self.element
         return Variant(
             element.kind,
@@ -115,7 +115,7 @@ class Plan:
 
 
 def collapsed(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Sizes and strides of the same elements in the same order, in as few dimensions as there can be."""
+    """Sizes and strides with adjacent dimensions merged and those of size 1 dropped."""
     sizes: list[int] = []
     steps: list[int] = []
     for size, stride in zip(shape, strides, strict=True):
@@ -131,7 +131,7 @@ def collapsed(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], 
 
 
 def plan(dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Plan | None:
-    """How to read a strided tensor without copying it.
+    """How to read a strided tensor without a copy.
 
     Returns:
         None where there is no kernel for it: an unknown type, no element, or more dimensions than `DIMS` that do not
@@ -181,7 +181,7 @@ class Element:
 
     @property
     def rows(self) -> int:
-        """Rows of 512 elements in a tile: as many as a program has registers for."""
+        """Rows of 512 elements in a tile: 2 if wide, else 4, by the registers of a program."""
         return 2 if self.wide else 4
 
 
@@ -194,7 +194,7 @@ ELEMENTS: Final = {
     **{name: Element(code, SIZES[code], parts=2) for name, code in _PARTS.items()},
     **{name: Element(code, SIZES[code], values=False) for name, code in _OPAQUE.items()},
 }
-"""By torch's name without the prefix."""
+"""Element types by torch's name without the prefix."""
 
 
 # --- launching
@@ -221,7 +221,7 @@ compile-time parameters."""
 
 
 def unavailable() -> str:
-    """Why Triton's kernels cannot be had; "" if they can."""
+    """Reason why Triton cannot be used; "" if it can."""
     try:
         import triton
     except Exception as error:  # built for another system, or not at all
@@ -231,14 +231,14 @@ def unavailable() -> str:
 
 
 def function_of(variant: Variant | Transposing) -> Any:
-    """What Triton compiles for it."""
+    """Triton function of a variant."""
     from introspect_cli.tensors.gpu import elements, kernels
 
     return elements.transpose if isinstance(variant, Transposing) else kernels.summarise
 
 
 def source(variant: Variant | Transposing) -> Any:
-    """A variant as Triton's compiler takes it."""
+    """Source of a variant for Triton's compiler."""
     from triton.compiler import ASTSource
 
     function = function_of(variant)
@@ -256,7 +256,7 @@ def source(variant: Variant | Transposing) -> Any:
 
 
 def options(variant: Variant | Transposing) -> dict[str, Any]:
-    """What the compiler is told, for every device.
+    """Compiler options of a variant, the same for every device.
 
     The fewer registers a thread takes, the more programs wait for memory at once; with 128, which spill a few of what
     only tiles with NaN need, an H100 is twice as quick as with 255, and slower again with fewer. Sums in float64 and
@@ -288,6 +288,7 @@ class TritonLauncher:
         run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *variant)
 
     def _compile(self, variant: Variant | Transposing) -> tuple[Any, Any, Any]:
+        """Compile and load a variant; its run function, handle and metadata."""
         from triton.compiler import compile as compiled
         from triton.runtime import driver
 

@@ -31,7 +31,7 @@ SKETCH_WORD = tl.constexpr(r.SKETCH)
 
 @triton.jit
 def inverse_of(n, WIDE: tl.constexpr):
-    """One over a count, without the division in float64 that takes a call, and memory for it."""
+    """1 / n by Newton's method, without a float64 division, which takes a call and memory."""
     share = 1.0 / n.to(tl.float32)
     if WIDE:
         share = share.to(tl.float64)
@@ -52,7 +52,7 @@ def write_moments(real, apart, low, high, mean, m2, m3, m4):
 
 @triton.jit
 def _word(pointer, first, programs, at, lane, word, other):
-    """A word of some programs of a tensor, of the type that is pointed to.
+    """Word number `word` of some programs' rows.
 
     It is read past the first-level cache, which does not see what others wrote.
     """
@@ -162,7 +162,7 @@ def merge_programs(
 
 @triton.jit
 def write_no_order(row):
-    """What a row says of the statistics that take a sort, which no kernel computes."""
+    """Write NaN for median and mode, which no kernel computes."""
     real = row.to(tl.pointer_type(tl.float64))
     tl.store(real + MEDIAN, float("nan"))
     tl.store(real + MODE, float("nan"))
@@ -170,7 +170,7 @@ def write_no_order(row):
 
 @triton.jit
 def write_no_statistics(row):
-    """What a row says of no element."""
+    """Write the statistics of an empty tensor."""
     out = row.to(tl.pointer_type(tl.int64))
     real = row.to(tl.pointer_type(tl.float64))
     for word in tl.static_range(FINITE, ZEROS + 1):
