@@ -128,7 +128,8 @@ def _followed(result: DiffResult) -> list[Block]:
             largest = max(members, key=lambda each: each.rel_l2 or 0.0)
             phases = ", ".join(dict.fromkeys(each.site.phase.value for each in members))
             most = f", up to {distance(largest.rel_l2)} at {clean(largest.site.fqn)}" if largest.rel_l2 else ""
-            blocks.append(line(f"{count(len(members), 'more record')} follow ({phases}){most}", "dim", 2))
+            follow = count(len(members), "more record") + " follow" + "s" * (len(members) == 1)
+            blocks.append(line(f"{follow} ({phases}){most}", "dim", 2))
     return blocks
 
 
