@@ -67,7 +67,8 @@ def capturing(
     Args:
         model: the `nn.Module`; None where none exists yet.
         path: directory of the run to be made.
-        given: options of `introspect capture` by their long names.
+        given: options of `introspect capture` by their long names, except output, compile, deterministic, seed and
+            children.
         target: the script that this runs in, for the settings; None for a notebook, or a block of one.
         launch: this process's part in a distributed run; None to ask the environment.
     """

@@ -113,7 +113,11 @@ def _raised_at(ending: Ending) -> dict[str, Any] | None:
 
 
 def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
-    """Sentences on what was not recorded: evaluation, skipped saves, no module calls, compiled collectives."""
+    """Sentences on what was not recorded, each where it holds.
+
+    `--perturb` moved nothing; and, given a complete step: passes before training, evaluation, saves in unrecorded
+    steps, no module call, collectives in compiled code.
+    """
     sentences = []
     if probes.perturbed is not None and not probes.perturbed.elements:
         sentences.append(
@@ -148,7 +152,11 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
 
 
 def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
-    """Manifest entry and notes where this process is a rank of a launch that began inside the script; else {}."""
+    """Note on `guard` that other ranks are not in this run, where torch has a process group that no launcher announced.
+
+    Returns:
+        the manifest's entry `{"alone": {"rank": ..., "world_size": ...}}`; {} otherwise.
+    """
     place = unlaunched()
     if place is None:
         return {}

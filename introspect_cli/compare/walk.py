@@ -203,9 +203,10 @@ _STANDS_ALONE = _AT_ITS_PLACE | {"rng", "initial", "outside", "own_code", "buffe
 
 
 def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> list[tuple[int, Cause]]:
-    """Up to `_MOST` further origins among `positions`, one per `_key`, in order.
+    """Up to `_MOST` further origins among `positions`, in order, one per cause (loader, module class, or reason).
 
-    All evidence has to be EQUAL, and the cause has to have an effect.
+    Each is recorded by both runs, has the role ORIGIN for a reason in `_STANDS_ALONE`, evidence that is all EQUAL, and
+    an effect. Later calls of a module do not count, nor start values where `first` is one.
     """
     seen = {_key(step, first, cause)}
     others: list[tuple[int, Cause]] = []

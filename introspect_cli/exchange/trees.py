@@ -181,7 +181,11 @@ def find_trees(directory: Path) -> dict[tuple[int, int], list[Path]]:
 
 
 def read_trees(directory: Path) -> Iterator[Incoming]:
-    """Read all tree files below a directory as records, step by step."""
+    """Read `*_debug_tree_*.json` below a directory: records by step and rank, from `step=N` and `rankN` in paths.
+
+    Raises:
+        StoreError: a file is not JSON or has no `module_path`.
+    """
     for (step, rank), paths in find_trees(directory).items():
         rows: list[Row] = []
         seen: dict[str, int] = {}

@@ -302,6 +302,7 @@ def _batch_rows(batch: object) -> Iterator[Row]:
 
 
 def _optimizer_rows(entries: object, names: list[str]) -> Iterator[Row]:
+    """Settings of each param group but `params`, then state by parameter; a second Adam is `Adam#2`."""
     seen: dict[str, int] = {}
     for entry in entries if isinstance(entries, list) else []:
         optimizer = _map(entry)

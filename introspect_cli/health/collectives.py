@@ -98,13 +98,16 @@ class Collectives(Gathered):
 def compare(
     ranks: Mapping[int, Sequence[Call]], group: str, when: str, *, whole: bool = True
 ) -> tuple[int, str] | None:
-    """(rank, sentence) for the first collective of a group that a rank calls otherwise than the lowest rank.
+    """(rank, sentence) for the lowest rank whose calls of a group are not those of the lowest rank of all.
+
+    They may differ in operation, dtype or shape, in the source line, or in number.
 
     Args:
         ranks: calls of each rank, in order.
         group: its name.
         when: the step, in words.
-        whole: whether the step ended; then another source line counts only where both ranks ran both lines as often.
+        whole: whether the step ended. Only then does the number of calls count, and another source line counts only
+            where both ranks ran both lines as often.
 
     Returns:
         None where all ranks agree.

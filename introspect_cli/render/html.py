@@ -132,6 +132,7 @@ def _ops(ops: tuple[OpRow, ...], step: int, *, two: bool) -> list[Block]:
         return number(side.summary.stats.get("mean") if side is not None else None, 6)
 
     def state(row: OpRow) -> str:
+        """`equal` where checksums agree, `differs`, `only in a` or `only in b`."""
         a, b = row
         if a is not None and b is not None and a.summary.checksum == b.summary.checksum:
             return "equal"

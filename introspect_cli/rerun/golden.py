@@ -150,9 +150,13 @@ def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> D
 
 
 def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:
-    """Compare a new run with the golden one, once per tolerance; a part that diverges counts, then an undecided one.
+    """Compare a new run with the golden one: once for each kind with its own tolerance, once for all other kinds.
 
-    a is the golden run; with noise runs, the new one.
+    Side a is the golden run; with noise runs, which measure the code of a, it is the new one.
+
+    Returns:
+        the first that is DIVERGED, else the first UNDECIDED, else the first. DIVERGED becomes UNDECIDED where the
+        first difference is as small as rounding and the machines round differently.
     """
     with ExitStack() as stack:
         kept, new = stack.enter_context(_kept(path)), stack.enter_context(open_run(run))
@@ -162,7 +166,7 @@ def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) 
     answer = next((r for r in results if r.verdict is Verdict.DIVERGED), results[0])
     if answer.verdict is Verdict.SAME:
         answer = next((r for r in results if r.verdict is Verdict.UNDECIDED), answer)
-    return _another_machine(replace(answer, a=str(path)))
+    return _another_machine(replace(answer, **{"b" if others else "a": str(path)}))
 
 
 def _parts(golden: Golden, run: Run) -> list[DiffOptions]:

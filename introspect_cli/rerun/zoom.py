@@ -106,7 +106,18 @@ def zoom(
     tell: Callable[[str], None],
     noise: Sequence[Path] = (),
 ) -> Zoomed:
-    """Run what two runs recorded again, up to their first divergence, and look at that.
+    """Run both again up to their first divergence, record more there, and compare.
+
+    Nothing is run where they do not diverge.
+
+    Args:
+        a: one run.
+        b: the other.
+        options: of the first comparison; the second compares all steps, kinds and modules.
+        output: directory of the new runs; None for `zoom-<a>-<b>` among the project's.
+        links: paths outside git that a work tree needs.
+        tell: is given progress, a line each.
+        noise: runs of the code of a, whose differences count as noise.
 
     Raises:
         UsageError: an option cannot be meant.

@@ -109,7 +109,8 @@ def test_noise_that_repeats_show_is_let_pass(kept, tmp_path):
     new = captured(tmp_path / "b", lambda: train(scale=1.0001))
     again = captured(tmp_path / "c", lambda: train(scale=1.0002))
     assert compared(path, Golden(), new).verdict.value == "diverged"
-    assert compared(path, Golden(), new, [again]).verdict.value == "same"
+    said = compared(path, Golden(), new, [again])
+    assert (said.verdict.value, said.a, said.b) == ("same", str(new), str(path))
 
 
 def test_what_is_no_golden_run_is_reported(tmp_path, kept):

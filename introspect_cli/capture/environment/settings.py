@@ -43,7 +43,7 @@ def runtime() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, memory and accelerators."""
+    """Machine, system, CPU (name, count, vector capability) and, once CUDA is initialised, `gpus` by `devices`."""
     facts: dict[str, Any] = {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",

@@ -171,7 +171,10 @@ class ScriptCallsProbe(GuardedProbe):
             self._context.clock.manual_tick()
 
     def entered(self, name: str) -> None:
-        """Begin a phase: its name prefixes values, and forward passes without gradients are recorded in it."""
+        """Begin a phase, or end it with `""`.
+
+        Its name prefixes values, and while it lasts forward passes without gradients are recorded.
+        """
         if self._guarded.on:
             with self._guarded:
                 self._phase = str(name)

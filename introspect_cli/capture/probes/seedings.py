@@ -87,7 +87,7 @@ class SeedingProbe(GuardedProbe):
         def was_set(_: object) -> None:
             value = next(iter((*args, *kwargs.values())), None)
             if early:
-                self._beginning.seeded(Event("seed", label, _word(label, value), 0, None, self._line(frame)))
+                self._beginning.seeded(Event("seed", label, _seed_or_digest(label, value), 0, None, self._line(frame)))
             elif not _checkpoints(frame):
                 self._count(label, value, self._line(frame))
 
@@ -104,7 +104,7 @@ class SeedingProbe(GuardedProbe):
         if times is not None:
             times[1:3] = step, times[2] + 1
         elif len(self._times) < _MOST:
-            times = self._times[where] = [step, step, 1, _word(label, value)]
+            times = self._times[where] = [step, step, 1, _seed_or_digest(label, value)]
         # written again where it is new, and where the number has doubled
         if times is not None and times[2] & (times[2] - 1) == 0:
             self._context.facts["seedings"] = self.document
@@ -122,8 +122,8 @@ def _checkpoints(frame: FrameType) -> bool:
     return False
 
 
-def _word(label: str, value: object) -> object:
-    """The seed, or `#` and a digest of the state."""
+def _seed_or_digest(label: str, value: object) -> object:
+    """The seed where `label` ends in `seed` or `seed_all`, else `#` and a digest of 8 bytes of the state."""
     if label.endswith(("seed", "seed_all")):
         return seed_word(value)
     if isinstance(value, torch.Tensor):

@@ -106,7 +106,11 @@ def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict,
 
 
 def _too_little(compared: Compared) -> str:
-    """Why too little was compared: no common step, no common record, or over half unobserved; "" otherwise."""
+    """Why too little was compared, the first that holds; "" if none.
+
+    A run without a complete step; no common step; no record that is equal or within tolerance; a last step of which
+    nothing was observed; over half of the common records unobserved.
+    """
     counts, unseen = compared.counts, compared.tally["blind_both"]
     if not counts.steps_compared:
         empty = [name for name, run in compared.runs if run.last_step is None]

@@ -176,7 +176,11 @@ def summed(at: View) -> Iterator[Finding]:
 
 
 def left_in_gradient(at: View) -> Iterator[str]:
-    """Remaining causes: kinds of handling not excluded, the loss's penalty, and the parameter's use."""
+    """Codes of causes that are not excluded.
+
+    `reduction` with several ranks; kinds of handling; `use-in-module` where the gradients differ and a module uses the
+    parameter; `penalty`. Where only rounding is left, `rounding-in-backward` ends the list.
+    """
     gone, differ = excluded(at), at.gradients
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"

@@ -119,7 +119,10 @@ def _losses(at: View) -> Iterator[Finding]:
 
 
 def _no_forward(at: View) -> Iterator[Finding]:
-    """Finding where one run alone has no forward records in the step."""
+    """Finding where one run alone has no forward records in the step, if outputs are compared.
+
+    `unrecorded-forward` where that run has a loss in the step, else `no-forward`.
+    """
     forward = np.flatnonzero(at.step.alignment.phase == phase_code(Phase.FORWARD)).tolist()
     lacking = _side_without(at, forward) if Kind.OUTPUT in at.step.comparison.kinds else ""
     if lacking:

@@ -210,7 +210,10 @@ def inputs(step: Step, place: Place) -> list[Evidence]:
 
 
 def inside(step: Step, place: Place) -> list[Evidence]:
-    """Edge: outputs of submodules in the call so far; nothing where none ran."""
+    """Evidence on outputs recorded between the call's start and the place; nothing where the start is unknown.
+
+    Of every other module; with ranks put together, of submodules by name. One that is unseen makes it UNSEEN.
+    """
     if place.start < 0:
         return []
     fqn, order, names = place.site.fqn, step.table.order_of, step.alignment.fqn

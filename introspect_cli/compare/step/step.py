@@ -215,7 +215,7 @@ class Step:
         return any(at < order and phase in phases for (phase, _), at in self._first.items())
 
     def anything_before(self, order: float) -> bool:
-        """Whether a start parameter or buffer differs, or any divergence comes before `order`."""
+        """Whether a start parameter or buffer differs, or any divergence but of a saved file comes before `order`."""
         return bool(self.carried.params or self.carried.buffers) or self.differs_before(order)
 
     def rng_differs(self) -> bool:

@@ -120,7 +120,10 @@ def within_words(reach: Reach) -> str:
 
 
 def leaves_words(reach: Reach, first: Divergence) -> str:
-    """Sentence naming the step at which b exceeds the perturbed noise; "" where it never does."""
+    """Sentence, with a space after it, on the step and module at which b exceeds the perturbed noise, and how far.
+
+    Module and factor are those of `first` where it lies in that step. "" where b never exceeds the noise.
+    """
     at = reach.left
     if at is None:
         return ""

@@ -159,10 +159,10 @@ class RankWriter:
         self.digest = digest
 
     def restart(self) -> None:
-        """Take back all steps; names stay. A reader sees the store as it was before its first step.
+        """Take back all steps by a BACK frame; names stay. Does nothing without steps or after a failure.
 
         Raises:
-            StoreError: the files could not be shortened; the store ends where it did.
+            StoreError: the frame could not be written; the store ends where it did.
         """
         if self.failure is not None or self.last_step is None:
             return
