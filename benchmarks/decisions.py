@@ -25,6 +25,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -257,13 +258,13 @@ def write_rows(path: Path, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """Rows by question; files are named as where the tree is no repository, and so the fixtures are the project."""
+    """Rows by question; files are named without their folders, which depend on whether the tree is a repository."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        return {name: row for *names, row in map(json.loads, map(_in_fixtures, file)) for name in names}
+        return {name: row for *names, row in map(json.loads, map(_without_folders, file)) for name in names}
 
 
-def _in_fixtures(text: str) -> str:
-    return text.replace("fixtures/", "")
+def _without_folders(text: str) -> str:
+    return re.sub(r"(?:[\w.-]+/)+(?=[\w-]+\.py\b)", "", text)
 
 
 # --------------------------------------------------------------------------------------------------------- making
@@ -333,7 +334,9 @@ def make(directory: Path, runs: dict[str, Any], jobs: int, forks: Forks) -> int:
 def compare(now: Path, frozen: Path, accepted: Path, should_be: Path, shown: int) -> int:
     """Print what differs from the frozen set; 1 where anything does that nobody accepted."""
     old, new = read_rows(frozen), read_rows(now)
-    rules, right = (yaml.safe_load(_in_fixtures(path.read_text(encoding="utf-8"))) for path in (accepted, should_be))
+    rules, right = (
+        yaml.safe_load(_without_folders(path.read_text(encoding="utf-8"))) for path in (accepted, should_be)
+    )
     counts: Counter[tuple[str, str]] = Counter()
     listed: dict[tuple[str, str], list[str]] = defaultdict(list)
     wrong, not_frozen = set(), 0
