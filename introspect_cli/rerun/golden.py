@@ -166,7 +166,7 @@ def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) 
     answer = next((r for r in results if r.verdict is Verdict.DIVERGED), results[0])
     if answer.verdict is Verdict.SAME:
         answer = next((r for r in results if r.verdict is Verdict.UNDECIDED), answer)
-    return _another_machine(replace(answer, **{"b" if others else "a": str(path)}))
+    return _another_machine(replace(answer, b=str(path)) if others else replace(answer, a=str(path)))
 
 
 def _parts(golden: Golden, run: Run) -> list[DiffOptions]:
