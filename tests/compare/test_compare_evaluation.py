@@ -2,79 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
+from evaluated import STEPS, Net, train
 from lit import fit
 from neutrality import watched
 from opcapture import captured, records
 from torch import nn
-from torch.utils.data import DataLoader
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.read.run import open_run
-
-STEPS = 4
-EVERY = 2
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(4, 8)
-        self.norm = nn.BatchNorm1d(8)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x):
-        return self.head(torch.relu(self.norm(self.body(x))))
-
-
-def train(*, sign=-1.0, rate=0.1, late=1.0, decay=0.9, forgotten=False, also=(), tail=False, ends_early=False):
-    """Train and validate with one criterion, one loader class and an averaged copy, as scripts do.
-
-    Args:
-        sign: factor of the validation inputs.
-        rate: the learning rate.
-        late: factor of the last step's loss.
-        decay: of the averaged copy.
-        forgotten: whether `eval()` is forgotten before validation.
-        also: further steps after which is validated.
-        tail: whether is validated once more after training.
-        ends_early: whether is not validated after the last step.
-    """
-    torch.manual_seed(3)
-    x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
-    training = DataLoader(list(zip(x, y, strict=True)), batch_size=4, generator=torch.Generator())
-    validation = DataLoader(list(zip(sign * x[:6], y[:6], strict=True)), batch_size=3, generator=torch.Generator())
-    net, criterion = Net(), nn.CrossEntropyLoss()
-    average = copy.deepcopy(net).eval()
-    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
-
-    def validate():
-        if not forgotten:
-            net.eval()
-        with torch.no_grad():
-            for inputs, target in validation:
-                criterion(net(inputs), target)
-                average(inputs)
-        net.train()
-
-    for step, (inputs, target) in enumerate(training):
-        loss = criterion(net(inputs), target) * (late if step == STEPS - 1 else 1.0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            for mean, trained in zip(average.parameters(), net.parameters(), strict=True):
-                mean.lerp_(trained, 1 - decay)
-        if (step % EVERY == 1 and not (ends_early and step == STEPS - 1)) or step in also:
-            validate()
-    if tail:
-        validate()
 
 
 @pytest.fixture(scope="module")

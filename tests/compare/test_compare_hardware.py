@@ -58,8 +58,3 @@ def test_hardware_is_left_as_a_cause_where_nothing_else_differs(tmp_path, gpu):
         (said,) = (line for line in compare_runs(a, b, DiffOptions()).evidence if "What is left" in line)
     assert said.startswith("No source file, setting or package on record differs. What is left: randomness")
     assert "the hardware" in said
-
-
-def diffed(a, b):
-    with open_run(a) as one, open_run(b) as two:
-        return compare_runs(one, two, DiffOptions()).sentence

@@ -242,15 +242,3 @@ class TestForm:
     def test_it_leads_where_no_output_is_on_record(self, tmp_path):
         result = self.form(tmp_path, torch.tensor([True, False] * 4), 1.0, record=frozenset({Kind.INPUT}))
         assert result.verdict is Verdict.DIVERGED
-
-
-class Tied(nn.Module):
-    """A model whose head is its embedding, which nobody records under both names."""
-
-    def __init__(self, scale):
-        super().__init__()
-        self.letters, self.head, self.scale = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False), scale
-        self.head.weight = self.letters.weight
-
-    def forward(self, x):
-        return self.head(self.letters(x)) * self.scale
