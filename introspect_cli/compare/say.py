@@ -34,8 +34,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",
-    "stale": "in {side} it is the other run's gradient plus [{times} x ]that of the {of} before: zero_grad is missing "
-    "or late[ on {ranks} ranks] in {side}",
+    "stale": "in {side} it is the other run's gradient plus [{times} x ]that of the {of} before: zero_grad is "
+    "missing or late[ on {ranks} ranks] in {side}",
     "summed": "b is {times} times a, as many as {of}: a sum where a mean was expected",
     "averaged": "b is {times} times a, by as many as {of}: a mean where a sum was expected, or one taken twice",
     # updates
@@ -60,8 +60,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
     "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
     "drawn-alike": "{by} drew it from the same random state: it had other arguments, or the script changed it after",
-    "not-restored": "the later run began with other values than the earlier run had then ({names}): the checkpoint did "
-    "not restore them",
+    "not-restored": "the later run began with other values than the earlier run had then ({names}): the checkpoint "
+    "did not restore them",
     "upstream": "what went into it differs already, first of all {name}",
     # random states
     "seeded": "{by} {a} -> {b}[ ({line})]",
@@ -70,8 +70,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "set-in-one": "{by} sets it in {side} only",
     "generator-state": "the {by} in {name} is in another state when the first step begins",
     "draw-unseen": "[after {since}, ]something else draws differently in a and b[; {before} draws before it agree]",
-    "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before it "
-    "agree]",
+    "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before "
+    "it agree]",
     "first-earlier": "the first draw or seeding that differs is {event} in {side}; {other} has it later",
     "first-in-one": "the first draw or seeding that differs is {event}, in {side} only[; {before} draws before it "
     "agree]",
@@ -81,6 +81,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
     "different "
     "numbers (capture --seed seeds all generators)",
+    "port-unequal": "no equal parameter in the other run: {names}",
+    "port-turned": "the numbers of b in another order: {names}",
     # what one run alone has
     "only-saves": "{other} trains nothing in this step, it only saves files",
     "not-in-optimizer": "no optimizer that steps in {other} has this parameter",
@@ -119,8 +121,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "another place",
     "collective-count": "there are {a} collectives of {name} in the step of a and {b} in b",
     # splits
-    "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of a "
-    "step are added up, not averaged: divide each by {number}",
+    "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of "
+    "a step are added up, not averaged: divide each by {number}",
     "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they "
     "are that "
     "of {other}",
@@ -233,6 +235,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "sent": "what the ranks compute and send",
     "order-of-collectives": "the order of collectives",
     "elsewhere": "what is outside of the records or of what was selected",
+    "between-agreeing": "what runs between the last value that agrees and this one",
 }
 
 MOMENTS: Final[Mapping[str, str]] = {
@@ -257,6 +260,143 @@ MOMENTS: Final[Mapping[str, str]] = {
 }
 """When a tensor or a state differs, after its name."""
 
+_TOLD: Final[Mapping[str, str]] = {
+    # where the runs agree
+    "runs-are": "The runs are",
+    "samples-are": "Over the samples of each step, the runs are",
+    "it-is": "{name} is",
+    "selected-is": "What was selected of {name} is",
+    "extent": "{records} of {steps}[, {within} of them {by}]",
+    "as-one": "only within the tolerance or by extrema and means",
+    "tolerated": "within the tolerance or noise given",
+    "until": "up to and including {step}",
+    "agree": "{extent} agree {until}",
+    "the-same": "{subject} the same: {agree}",
+    "same-numbers": "The runs have the same numbers: {agree}",
+    "results-equal": "The runs have the same results: the {names} are equal {until}.",
+    "results-within": "The runs have the same results within the tolerance or noise given: the {names} agree "
+    "{until}, not all bit for bit.",
+    "results-agree": "the {names} agree to that {until}.",
+    "changed-none": " What differs changed none of them, first at {step}: {what}.",
+    "not-compared": " Not compared: {records} that only one run could see (the first: {first}).",
+    "nan-throughout": " In the last step, of {all}, NaN throughout in both runs: {empty} (the first: {first}). They "
+    "are equal whatever was computed.",
+    # where nobody can tell
+    "could-not-tell": "Could not tell: {why}.",
+    "evaluation-unseen": "Could not tell: of the evaluation, what {names} computes was not seen. What was seen: {text}",
+    "but-ran-unseen": "all that both runs recorded agrees, but what {names} computes was not seen, and no result of "
+    "it (losses, gradients) is on record",
+    "but-failed": "all that both runs recorded agrees, but part of the capture failed (run {runs}), and the rest was "
+    "not seen",
+    "no-results": "{agree}, but the results of the steps (losses, gradients, parameters) were not recorded, and not "
+    "all else is the same",
+    "no-complete-step": "no complete step (run {runs})",
+    "not-selected-in-both": "no selected step is in both runs",
+    "no-common-step": "the runs have no step in common",
+    "nothing-in-common": "the runs have nothing in common that both observed",
+    "blank-step": "what the last compared step computes could not be observed, and it has no loss and no gradient",
+    "mostly-unseen": "about {unseen:,} of {all:,} records in common could not be observed",
+    "cut-within": "all that both runs recorded agrees until run {run} was interrupted[ with exit code {exit}] within "
+    "step {step}",
+    "seen-by-one": "all that both runs saw agrees, but {records} only one of them could see (the first: {first})",
+    "ranks-missing": "all that both runs recorded agrees {until}, but {ranks} of {run} left nothing",
+    "equal-until": "equal {until}",
+    "agreed-within": "agreed within the tolerance or noise given {until}",
+    "changed-at-the-end": "{agreed}; after that, run {run} alone changes {name} outside of an optimizer step, and no "
+    "step follows that would show what comes of it",
+    "ends-before": "{agreed}, where run {short} ends; run {run} has {more}",
+    # where they diverge
+    "place": "First divergence at {step}[, {ranks}][, {recomputed}][, {evaluation}]",
+    "place-evaluation": "{subject} the same ({extent}); evaluation diverges at {step}[, {ranks}][, {recomputed}]",
+    "diverges": "{name} diverges at {step}{too}: {what}.",
+    "first-more": "First that is more than rounding: {name}{far}.",
+    "rounding-alone": "Rounding alone can make such a difference.",
+    "grown": "It may also have grown from differences within the tolerance, the first in {first}.",
+    "nothing-changed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: a "
+    "race of threads or workers, the hardware, a file that the script reads.",
+    "nothing-changed-unseen": "No source file, setting or package on record differs[, but for {quiet}]. What is "
+    "left: randomness (no random state is on record there), a race of threads or workers, the hardware, a file that "
+    "the script reads.",
+    "nothing-changed-seed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: "
+    "randomness, from a generator that nothing on record seeded.",
+    "hidden": "Of the {names}, some are NaN throughout in both runs: that hides what comes of it.",
+    "unchanged": "The {names} agree in all steps compared ({steps:,}): what differs changed none of them.[ The first "
+    "value of both runs that differs is {first} in step {step}.]",
+    "on-rank": "rank {rank}",
+    "on-all-ranks": "on all {ranks} ranks",
+    "only-has-it": "only {side} has {name}{moment}",
+    "differs": "{name}{aside} differs{moment}{far}[; equal: {equal}][; within tolerance: {within}][; the same or in "
+    "another form: {form}][; not recorded: {unseen}][; b is {times} times a][; {place}]",
+    "differs-by": "{name}{moment}[, {size}][; b is {times} times a][; {place}]",
+    "between-calls": "between calls {one} and {two} of {after}, in {module}",
+    "between": "in the forward code of {module}[, after {after}][, before {before}]",
+    # what a reader can check
+    "steps-before": "Compared steps before that agree{how}: {steps:,}.",
+    "records-before": "Of {all} before it in step {step}, equal: {equal:,}[; within tolerance: {within:,}][; not "
+    "observed in both runs: {unseen:,}].",
+    "first-tolerated": "The first difference within the tolerance is {first}.",
+    "gradients": "Gradients of this step that differ: {differ} of {all}.",
+    "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
+    "batch-before": "The batch before it is {known}.",
+    "gap-after": "The records of step {step} agree, and no step between can be compared: the runs diverged by step "
+    "{now}.",
+    "gap-from": "No step before is on record: the runs diverged by step {now}.",
+    # a run that ended by an exception
+    "both-raised": " Both runs ended by the same exception: {words}.",
+    "raised-after": " After that, run {run} ended by an exception: {words}[; and run a by another one: {other}].",
+    "raised-early": "Run {run} ended by an exception before its first step was complete: {words}.",
+    "raised-no-common": "Run {run} ended by an exception: {words}. The runs have no step in common.",
+    "raised-earlier": "Run {run} ended by an exception where run {other} goes on[ (cut off: {ranks})]: {words}. "
+    "Until then, {until}, everything {which} agrees{within}.",
+    "raised-within": "Run {run} ended by an exception in {step} where run {other} goes on: {words}.[ The last record "
+    "that agrees is {last}.]",
+    "raised-later": "Run {run} ended by an exception, after the first divergence: {words}.",
+    # a resumed run
+    "resumed": "Run {run}, resumed after step {step} of {whole}, restored all that is on record[; not restored, of "
+    "no effect: {idle}][; not recorded: {unseen}].",
+    "resumed-right": "Resumed correctly: run {run} restored all that is on record of step {step} of {whole}[; not "
+    "restored, of no effect: {idle}][; not recorded: {unseen}].",
+    "resumed-lost": "Run {run}, resumed after step {step} of {whole}, did not restore: {lost}.",
+    "or-drew": " (or drew from it before its first step)",
+    "random-states": "random state of {names}",
+    "part": "{part}[ ({text})]",
+    "part-lost": "not restored: {part}",
+    # notes
+    "running": "Run {run} is still being written: {until} is compared.",
+    "interrupted": "Run {run} was interrupted: it holds {until}.",
+    "ranks-ended": "Run {run}: {how}.",
+    "thinned": "Run {run} does not hold {what}: what was there is not compared.",
+    "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names: it was copied in part, or is "
+    "damaged (`introspect verify` looks through it)",
+    "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
+    "only-saves-files": "Only run {run} saves {names}: not compared.",
+    "only-keeps-copies": "Only run {run} keeps a copy of what is trained, {names}: not compared.",
+    "blind-both": "About {blind} of {all} could not be observed, so they are not compared.",
+    "unopened": "{steps} later steps, over all ranks, were not compared: the first divergence does not depend on "
+    "them (--map compares them all).",
+    "unopened-after": "Steps after {step} were not compared: the first divergence does not depend on them (--map "
+    "compares them all).",
+    "copies-differ": "In run {run}, {name} is not one value: its {text}.",
+    "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
+    "on-some-ranks": "On {ranks} alone a setting differs: {change} ({source}).",
+    # two implementations of one model
+    "port": "The runs share almost no names: values were paired by what they hold, in step {step} alone, and agree "
+    "where their relative L2 distance is at most {close:g} (--rtol sets another).",
+    "port-place": "First divergence at step {step}: the {a} in a, the {b} in b{far}",
+    "port-last": "The last value that agrees is {a} in a, {b} in b[, {order}].",
+    "port-order": "the same numbers in another order",
+    "port-undecided": "Could not tell: no value of a's forward pass is in b in step {step}.",
+    "port-agrees": "The implementations agree: the values of the forward pass of step {step}, to {a} in a, {b} in "
+    "b[; gradients of parameters: {gradients}].",
+    "port-parameters": "Distinctive parameters of a in b: {found} of {all}[; in another order or shape: {turned}]",
+    "port-values": "Values of a's forward pass in b: {found} of {a} (b has {b})",
+    "port-alone": "Parameters in {side} only: {names}",
+    "port-module-agrees": "equal parameters; its output agrees",
+    "port-module-differs": "equal parameters; its output differs",
+    "port-merged": "equal extrema, equal sums to rounding",
+    "port-in-b": "{a} is {b} in b",
+}
+
 _FINDINGS = {code: (Certainty.PROVED, words) for code, words in _PROVED.items()} | {
     code: (Certainty.LIKELY, words) for code, words in _LIKELY.items()
 }
@@ -264,18 +404,25 @@ _PART = re.compile(r"\[([^\[\]]*)\]")
 _FIELD = re.compile(r"\{(\w+)")
 
 
-def found(code: str, **fields: Any) -> Finding:
-    """A finding with its certainty and text.
-
-    A part of a template in brackets is dropped where a field in it is empty.
-    """
-    certainty, template = _FINDINGS[code]
-    said = {**fields, "of": _FACTORS.get(str(fields.get("of")), fields.get("of"))} if "of" in fields else fields
+def _filled(template: str, fields: Mapping[str, Any]) -> str:
+    """A template with its fields; a part of it in brackets is dropped where a field in it is None, "" or 0."""
 
     def part(match: re.Match[str]) -> str:
-        return match[1] if all(said.get(name) not in {None, "", 0} for name in _FIELD.findall(match[1])) else ""
+        return match[1] if all(fields.get(name) not in {None, "", 0} for name in _FIELD.findall(match[1])) else ""
 
-    return Finding(code, certainty, fields, _PART.sub(part, template).format_map(said))
+    return _PART.sub(part, template).format_map(fields)
+
+
+def found(code: str, **fields: Any) -> Finding:
+    """A finding with its certainty and text."""
+    certainty, template = _FINDINGS[code]
+    said = {**fields, "of": _FACTORS.get(str(fields.get("of")), fields.get("of"))} if "of" in fields else fields
+    return Finding(code, certainty, fields, _filled(template, said))
+
+
+def told(code: str, **fields: Any) -> str:
+    """The words of the answer that `_TOLD` has under a code."""
+    return _filled(_TOLD[code], fields)
 
 
 def left(codes: Iterable[str]) -> list[Finding]:

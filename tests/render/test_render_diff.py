@@ -190,5 +190,3 @@ def test_every_type_of_finding_is_carried_by_one_list_and_has_its_forms(kind):
     assert len(document) == 1
     assert text or kind is CodeChanges, "it stands among the causes, and under --changes"
     assert page
-    assert result(findings=FINDINGS).with_findings(kind, ()).every(kind) == ()
-    assert len(result(findings=FINDINGS).with_findings(kind, ()).findings) == len(FINDINGS) - 1

@@ -20,6 +20,7 @@ from introspect_cli.compare.answer.compared import Compared, copies_note
 from introspect_cli.compare.correspondence import Correspondence, correspond, other_roots
 from introspect_cli.compare.passes import unsettled_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
+from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.files import tensor_files
 from introspect_cli.compare.step.comparison import Comparison
 from introspect_cli.compare.terms.at import At
@@ -155,14 +156,14 @@ def _took_the_same(compared: Compared) -> bool:
 def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
     """Compare two layouts, or two splits of a batch, with all ranks and microbatches of each run put together."""
     outcome = pair.compare(wholes.readers, options, wholes.splits)
-    first, runs = outcome.first, (pair.a, pair.b)
+    first = outcome.first
     outcome.notes = [
-        *(copies_note(first, runs) if first is not None else ()),
+        *(copies_note(first) if first is not None else ()),
         *wholes.notes,
         *outcome.notes,
-        *(["The noise runs are not used: they do not show what another layout changes."] if pair.noise else ()),
+        *([told("noise-unused")] if pair.noise else ()),
     ]
-    return Compared(*runs, options, [outcome], wholes.splits)
+    return Compared(pair.a, pair.b, options, [outcome], wholes.splits)
 
 
 def compare_group(task: Task) -> list[RankOutcome]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import found
+from introspect_cli.compare.say import found, told
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Phase, Site, Status, Summary
 from introspect_cli.texts import rank_list
@@ -86,8 +86,7 @@ def where(at: View) -> str:
     """Ranks that diverge: `rank 1`, `on all 4 ranks`; "" where one rank was compared."""
     if at.ranks < 2:
         return ""
-    every = "both" if at.ranks == 2 else f"all {at.ranks}"
-    return f"on {every} ranks" if _on_all(at) else f"rank {at.first.rank}"
+    return told("on-all-ranks", ranks=at.ranks) if _on_all(at) else told("on-rank", rank=at.first.rank)
 
 
 def _on_all(at: View) -> bool:

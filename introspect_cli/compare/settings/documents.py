@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.say import told
 from introspect_cli.compare.settings import beginning, seedings
 from introspect_cli.compare.settings.differences import MOST_RANKS, Difference, describe, on_one_line, unequal_values
 from introspect_cli.compare.settings.files import FILES, file_differences
@@ -85,7 +86,7 @@ def on_some_ranks(a: Run, b: Run) -> list[str]:
                     shown = SettingChange(source, change.name, *on_one_line(change.a, change.b))
                     notes.setdefault(shown, []).append(rank)
     return [
-        f"On {rank_list(these)} alone a setting differs: {describe(change)} ({change.source})."
+        told("on-some-ranks", ranks=rank_list(these), change=describe(change), source=change.source)
         for change, these in notes.items()
         if ranks[0] not in these
     ]

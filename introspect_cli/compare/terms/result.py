@@ -14,8 +14,6 @@ from introspect_cli.compare.terms.findings import Certainty, Finding, Reach, Res
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.terms.names import Renaming
     from introspect_cli.records import Site, Summary
@@ -357,10 +355,6 @@ class DiffResult:
     def every(self, kind: type[F]) -> tuple[F, ...]:
         """Findings of type `kind`, in order."""
         return tuple(one for one in self.findings if isinstance(one, kind))
-
-    def with_findings(self, kind: type[F], findings: Iterable[F]) -> DiffResult:
-        """The answer with `findings` as the only ones of type `kind`."""
-        return replace(self, findings=(*(one for one in self.findings if not isinstance(one, kind)), *findings))
 
     def unexplained(self) -> DiffResult:
         """The answer without head, evidence, findings and causes of the first divergence."""
