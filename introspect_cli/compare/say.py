@@ -72,7 +72,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "draw-unseen": "[after {since}, ]something else draws differently in a and b[; {before} draws before it agree]",
     "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before "
     "it agree]",
-    "first-earlier": "the first draw or seeding that differs is {event} in {side}; {other} has it later",
     "first-in-one": "the first draw or seeding that differs is {event}, in {side} only[; {before} draws before it "
     "agree]",
     "draws-differ": "the first draw or seeding that differs is {a} in a and {b} in b[; {before} draws before it agree]",

@@ -12,7 +12,7 @@ from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.probes import beginning_events
-from introspect_cli.compare.settings.beginning import _events
+from introspect_cli.compare.settings.beginning import events_of
 
 
 def test_a_deep_model_is_folded(tmp_path, monkeypatch):
@@ -40,7 +40,7 @@ def begun(events):
 
 @pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])
 def test_lines_that_are_no_events_are_passed_over(lines):
-    assert not _events(begun(lines), 0, "")
+    assert not events_of(begun(lines), 0, "")
 
 
 @pytest.mark.parametrize("drawn", ["torch.randn(())", "random.random()"])

@@ -20,10 +20,9 @@ from introspect_cli.compare.reasons.update import changes as optimizer_settings
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
-    differing_events,
-    drawn_alike,
-    seedings_that_differ,
-    unseen_between,
+    fillings,
+    partings,
+    script_seedings,
     variables_that_differ,
 )
 from introspect_cli.compare.settings.differences import unequal
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.changes.clues import Line
     from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.reasons.view import View
+    from introspect_cli.compare.settings.beginning import Event
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.read.run import Run
 
@@ -209,27 +209,15 @@ def clues_of(scene: View) -> Clues:
         late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
     words |= _handling(scene) if cause.reason == "gradient" else set()
     words |= {*MODES} if cause.reason == "batch" and drawn_otherwise(scene) else set()
-    between: tuple[list[tuple[str, str]], ...] = [], []
-    lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
-    if (ended := cut_short(scene)) is not None and ended.file:
-        lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
-    filled = site.fqn if cause.reason == "initial" else ""
+    lines, spans = _lines_and_spans(scene)
     begins = cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
-    if begins and not (filled and drawn_alike(scene.runs, scene.first.rank, filled)):
-        between = unseen_between(scene.runs, scene.first.rank)
-        began = differing_events(scene.runs, scene.first.rank, filled)
-        for places, events in zip(lines, began, strict=True):
-            # what a module draws tells nothing of why one run has no such module
-            events_there = [event for event in events if cause.reason != "structure" or event.name == subject]
-            places += [event.line for event in events_there]
-            words |= {word for event in events_there for word in event.name.split(".")[-2:]}
-            words |= {"train", "eval"} if any(event.by in MODES for event in events_there) else set()
-    if cause.reason == "rng" and not scene.is_first_step:
-        for places, settings in zip(lines, set_at(scene.runs, scene.first), strict=True):
-            places += [setting.line for setting in settings]
+    for events, place in zip(_beginning(scene) if begins else (), lines, strict=False):
+        # what a module draws tells nothing of why one run has no such module
+        events_there = [event for event in events if cause.reason != "structure" or event.name == subject]
+        place.extend(event.line for event in events_there)
+        words |= {word for event in events_there for word in event.name.split(".")[-2:]}
+        words |= {*MODES} if any(event.by in MODES for event in events_there) else set()
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
-        for places, events in zip(lines, seedings_that_differ(scene.runs, scene.first.rank), strict=True):
-            places += [event.line for event in events]
         words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     reason = "structure" if replaced else cause.instead or cause.reason
     return Clues(
@@ -238,12 +226,11 @@ def clues_of(scene: View) -> Clues:
         classes=tuple(tree[name].module_class for name in names),
         attributes=tuple(_last(name) for name in names),
         inside=tuple({tree[name].module_class: 0 for name in scene.unseen_inside}),
-        before=_last(cause.before),
         models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
         words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
         lines=(_parsed(lines[0]), _parsed(lines[1])),
-        spans=(_spans(between[0]), _spans(between[1])),
+        spans=(_spans(spans[0]), _spans(spans[1])),
         bounds=_bounds(scene),
         kind=site.kind,
         tensor=site.fqn.rpartition(".")[2],
@@ -253,6 +240,52 @@ def clues_of(scene: View) -> Clues:
         scripts=frozenset(PurePath(str(run.manifest.get("script") or "")).name for run in scene.runs),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
+
+
+_Spans = list[tuple[str, str]]
+
+
+def _lines_and_spans(scene: View) -> tuple[tuple[list[str], list[str]], tuple[_Spans, _Spans]]:
+    """Lines that the records of a and of b name, and pairs of lines between which something unseen drew otherwise."""
+    lines: tuple[list[str], list[str]] = [scene.first.source if scene.first.a is not None else ""], []
+    spans: tuple[_Spans, _Spans] = [], []
+    if (ended := cut_short(scene)) is not None and ended.file:
+        lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
+    if scene.cause.reason == "rng" and not scene.is_first_step:
+        for places, settings in zip(lines, set_at(scene.runs, scene.first), strict=True):
+            places += [setting.line for setting in settings]
+    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+        for places, event in zip(lines, script_seedings(scene.runs, scene.first.rank).first, strict=True):
+            places.extend([event.line] if event is not None else [])
+    begins = scene.cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
+    for parted in partings(scene.runs, scene.first.rank) if begins and not _drawn_alike(scene) else ():
+        for gaps, events, first in zip(spans, (parted.a, parted.b), parted.first, strict=True):
+            if parted.agreed and first is not None and first.is_unseen:
+                gaps.append((events[parted.agreed - 1].line, first.line))
+    return lines, spans
+
+
+def _drawn_alike(scene: View) -> bool:
+    """Whether an initial value was last filled by the same function with equal state and arguments in both runs."""
+    one, two = (
+        fillings(scene.runs, scene.first.rank, scene.site.fqn) if scene.cause.reason == "initial" else (None, None)
+    )
+    same = one is not None and two is not None and (one.state, one.by, one.arguments)
+    return bool(same) and two is not None and same == (two.state, two.by, two.arguments)
+
+
+def _beginning(scene: View) -> tuple[list[Event], list[Event]]:
+    """Seedings and draws before the first step that may be what differs, in a and in b."""
+    if _drawn_alike(scene):
+        return [], []
+    suspects = [parted.suspects for parted in partings(scene.runs, scene.first.rank)]
+    events = [event for one, _ in suspects for event in one], [event for _, two in suspects for event in two]
+    if scene.cause.reason == "initial":
+        filled = fillings(scene.runs, scene.first.rank, scene.site.fqn)
+        given = [event and (event.by, event.arguments) for event in filled]
+        for there, event in zip(events, filled if given[0] != given[1] else (), strict=False):
+            there.extend([event] if event is not None else [])
+    return events
 
 
 def _bounds(scene: View) -> tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]]:

@@ -44,7 +44,6 @@ class Clues:
         classes: of the module it is about and of those around it, the innermost first.
         attributes: what these are called in the module around each.
         inside: classes of the modules inside it whose outputs are not on record.
-        before: what the first module that did not agree is called in the blamed one; "" for none.
         models: what the script calls its models.
         optimizers: classes of the optimizers that step.
         words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
@@ -65,7 +64,6 @@ class Clues:
     classes: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
-    before: str = ""
     models: frozenset[str] = frozenset()
     optimizers: tuple[str, ...] = ()
     words: frozenset[str] = frozenset()

@@ -64,30 +64,31 @@ def seedings_change(by: str, one: str, two: str, line: str) -> Finding:
     return found("seeded", by=by, a=one, b=two, line=line)
 
 
-def set_differently(
-    runs: tuple[Run, Run], rank: int, generator: str, steps: tuple[int, int], *, begins: bool
-) -> tuple[list[Setting], list[Setting]]:
-    """Calls in a and in b that set `generator` with a function and seed the other run lacks.
+def set_at(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Setting], list[Setting]]:
+    """Calls in a and in b that set the divergence's generator with a function and seed that the other run lacks.
 
-    Within the given steps; if `begins`, from the end of the last recorded step until the step begins.
+    Those within the divergence's step; of a state at its start, those since the last recorded step ended.
     """
     sides = []
-    for run, step in zip(runs, steps, strict=True):
-        recorded = run.rank(rank).entries["step"]
+    for run, step in zip(runs, (first.step, first.step_b), strict=True):
+        recorded = run.rank(first.rank).entries["step"]
         before = recorded[recorded < step]
         since = int(before[-1]) if len(before) else step - 1
-        spans = {"before": (since + 1, step), "in": (since, step - 1)} if begins else {"in": (step, step)}
-        kept = [each for each in _settings(run, rank) if each.stage in spans and _sets(each.by, generator)]
-        sides.append([each for each in kept if _within(each, *spans[each.stage])])
+        begins = {"before": (since + 1, step), "in": (since, step - 1)}
+        spans = begins if first.site.phase is Phase.START else {"in": (step, step)}
+        sides.append(
+            [
+                each
+                for each in _settings(run, first.rank)
+                if each.stage in spans
+                and _sets(each.by, generator_of(first.site))
+                and each.first <= spans[each.stage][1]
+                and each.last >= spans[each.stage][0]
+            ]
+        )
     of_a, of_b = ({(each.by, each.seed) for each in side} for side in sides)
     one, two = ([each for each in side if (each.by, each.seed) not in of_a & of_b] for side in sides)
     return one, two
-
-
-def set_at(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Setting], list[Setting]]:
-    """Calls that set the divergence's generator differently, in a and in b."""
-    steps, begins = (first.step, first.step_b), first.site.phase is Phase.START
-    return set_differently(runs, first.rank, generator_of(first.site), steps, begins=begins)
 
 
 def set_finding(one: list[Setting], two: list[Setting]) -> Iterator[Finding]:
@@ -98,11 +99,6 @@ def set_finding(one: list[Setting], two: list[Setting]) -> Iterator[Finding]:
         yield found("set-by", a=str(one[0]), b=str(two[0]))
     elif one or two:
         yield found("set-in-one", by=str((one or two)[0]), side="a" if one else "b")
-
-
-def _within(setting: Setting, first: int, last: int) -> bool:
-    """Whether a call's range of steps meets `first` to `last`."""
-    return setting.first <= last and setting.last >= first
 
 
 def _sets(by: str, generator: str) -> bool:
