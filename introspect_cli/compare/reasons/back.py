@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.ranks import reduction_factor, share_of_ranks
+from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import found
 from introspect_cli.compare.step.rests_on import PASSES
 from introspect_cli.compare.terms.distance import ROUNDING
@@ -161,34 +161,29 @@ def sparse(at: View) -> Iterator[Finding]:
 
 def stale(at: View) -> Iterator[Finding]:
     """Finding where one run's gradient contains the previous step's (a missing `zero_grad`)."""
-    side, share = stale_share(at.step, at.position)
+    side, _ = stale_share(at.step, at.position)
     if side:
-        times, ranks = share_of_ranks(at.runs[side == "b"], share)
-        yield found("stale", side=side, times=times, ranks=ranks, of="evaluation" if at.site.call else "step")
+        yield found("stale", side=side, of="evaluation" if at.site.call else "step")
 
 
 def summed(at: View) -> Iterator[Finding]:
     """Finding where the factor between the runs is a number of ranks or batches: a sum instead of a mean."""
     factor = reduction_factor(at)
     if factor and at.first.scale is not None:
-        code = "summed" if at.first.scale > 1 else "averaged"
-        yield found(code, times=f"{at.first.scale:.6g}", of=factor)
+        yield found("summed", times=f"{at.first.scale:.6g}", of=factor)
 
 
 def left_in_gradient(at: View) -> Iterator[str]:
     """Codes of causes that are not excluded.
 
     `reduction` with several ranks; kinds of handling; `use-in-module` where the gradients differ and a module uses the
-    parameter; `penalty`. Where only rounding is left, `rounding-in-backward` ends the list.
+    parameter; `penalty`.
     """
     gone, differ = excluded(at), at.gradients
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
     if at.first.scale is not None and not gone >= TOGETHER:
         yield from ("clipping", "unscaling", "accumulation")
-    elif at.rounding and Handling.CLIPPING in gone and at.parameter_user:
-        yield "rounding-in-backward"
-        return
     else:
         if Handling.CLIPPING in gone:
             yield "clipping-by-value"

@@ -45,7 +45,6 @@ class Reason:
     Attributes:
         word: its name in `--format json`.
         about: what the reference says of it.
-        place: where the cause lies, in words: `the loss code`.
         kinds: kinds of the records it is about; empty for all.
         priority: of several that could apply, the smallest is asked first.
         is_fed: whether something that may have gone into a divergence differs.
@@ -59,7 +58,6 @@ class Reason:
 
     word: str
     about: str
-    place: str = ""
     kinds: frozenset[Kind] = frozenset()
     priority: int = 50
     is_fed: Fed = anything_before

@@ -111,7 +111,7 @@ def _between(at: View) -> str:
 def _moment(at: View) -> str:
     """Code in `say.MOMENTS` of the record's moment; "" where none needs saying."""
     site, first = at.site, at.is_first_step
-    if site.kind is Kind.OP_OUTPUT and at.first.source and not at.first.only:
+    if at.first.source and (site.kind is Kind.COLLECTIVE or not at.first.only):
         return "run-at"
     if site.kind is Kind.RNG and site.phase is Phase.START:
         return ("later-run" if goes_on(at) else "first-rng") if first else "begins"

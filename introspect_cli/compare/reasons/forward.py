@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.draws import drawn_otherwise, side_that_draws
+from introspect_cli.compare.reasons.draws import side_that_draws
 from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, found, often
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step.rests_on import (
@@ -175,20 +175,6 @@ def precision(at: View) -> Iterator[Finding]:
         yield found("dtype", a=at.dtypes[0], b=at.dtypes[1])
 
 
-def returns_input(at: View) -> Iterator[Finding]:
-    """Finding where the output equals an input in one run alone, and the attributes agree.
-
-    Not where b is a multiple of a: a dropout that dropped nothing returns its input too.
-    """
-    if at.first.scale is not None:
-        return
-    site, table = at.site, at.table
-    inputs = at.step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
-    same = [s for s in "ab" if any(table.checksum(u, s) == table.checksum(at.union, s) is not None for u in inputs)]
-    if len(same) == 1 and not at.attributes(site.fqn):
-        yield found("identity", side=same[0])
-
-
 def draws(at: View) -> Iterator[Finding]:
     """Finding where one run alone draws random numbers in the module, or for own code just before it."""
     if side := side_that_draws(at, before=at.cause.reason == "own_code"):
@@ -284,10 +270,8 @@ def batch_is_fed(step: Step, position: int) -> bool:
 
 
 def batch_findings(at: View) -> Iterator[Finding]:
-    """Finding where draws between start and batch differ, or the batch has the same values in another order."""
-    if drawn_otherwise(at):
-        yield found("drew-before-batch")
-    elif same_values(at.first) and at.dtypes is None and not at.reshaped:
+    """Finding where the batch has the same values in another order."""
+    if same_values(at.first) and at.dtypes is None and not at.reshaped:
         yield found("shuffled")
 
 

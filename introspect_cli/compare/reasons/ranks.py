@@ -43,13 +43,6 @@ def upstream(first: Divergence) -> tuple[int, int, bool, int]:
     return first.step, 2 * place + late, came, first.rank
 
 
-def share_of_ranks(run: Run, share: float) -> tuple[str, str]:
-    """(`0.5`, `1 of 2`) where `share` is a whole number of ranks, but not all; ("", "") otherwise."""
-    some = round(share * run.world_size)
-    alone = 0 < some < run.world_size and abs(share * run.world_size / some - 1) < _CLOSE
-    return (f"{share:.3g}", f"{some} of {run.world_size}") if alone else ("", "")
-
-
 def reduction_factor(at: View) -> str:
     """Meaning of the whole factor between the runs: `world`, `group` or `batches`; "" for none.
 
@@ -217,20 +210,12 @@ def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
 
 
 def collective_findings(at: View) -> Iterator[Finding]:
-    """Finding where a collective is missing or another one, and where their numbers differ."""
-    first, site = at.first, at.site
-    if side := first.only:
-        yield found(
-            "collective-missing",
-            side=side,
-            other=at.lacks,
-            name=_shown(first.a or first.b),
-            line=_line(at, side),
-        )
-    elif "." not in site.path:
-        a, b = _shown(first.a), _shown(first.b)
-        yield found("collective-other", a=a, b=b, line_a=_line(at, "a"), line_b=_line(at, "b"))
-    yield from _counted(at)
+    """Finding where a collective is missing, or is another one."""
+    a, b = at.first.a, at.first.b
+    if side := at.first.only:
+        yield found("collective-missing", side=side, other=at.lacks, name=_shown(a or b))
+    elif "." not in at.site.path:
+        yield found("collective-other", a=_shown(a), b=_shown(b))
 
 
 def left_in_collective(at: View) -> Iterator[str]:
@@ -239,34 +224,8 @@ def left_in_collective(at: View) -> Iterator[str]:
     yield from ("sent", "order-of-collectives")
 
 
-def _counted(at: View) -> Iterator[Finding]:
-    """Finding where the runs have different numbers of collectives of this group in the step."""
-    table, calls = at.table, (set[int](), set[int]())
-    for number, *rows in zip(table.site.tolist(), table.row_a.tolist(), table.row_b.tolist(), strict=True):
-        site = table.alignment.site(number)
-        if site.kind is Kind.COLLECTIVE and site.fqn == at.site.fqn:
-            for of_run, row in zip(calls, rows, strict=True):
-                of_run.update({site.call} if row >= 0 else ())
-    a, b = map(len, calls)
-    if a != b:
-        yield found("collective-count", name=at.site.fqn, a=a, b=b)
-
-
 def _shown(summary: Summary | None) -> str:
     return "" if summary is None else summary.text.strip("'\"")
-
-
-def _line(at: View, side: str) -> str:
-    """`file:line` in a run of the collective at this site; "" for none."""
-    reader = at.step.comparison.a if side == "a" else at.step.comparison.b
-    sites = reader.sites
-    wanted = at.site
-    for number, fqn in enumerate(sites.fqn):
-        if fqn == wanted.fqn and sites.kind[number] == Kind.COLLECTIVE.value and int(sites.call[number]) == wanted.call:
-            source = sites.source[number]
-            if source and sites.path[number] == wanted.path:
-                return source
-    return ""
 
 
 # --- parts

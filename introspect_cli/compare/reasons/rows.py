@@ -36,7 +36,6 @@ ROWS: Final = (
         "split",
         "A batch is cut into microbatches in another way, and that has an effect: their losses are added up and not "
         "averaged, or means over uneven numbers of tokens or samples count alike.",
-        "how the batch is cut into microbatches",
         frozenset({Kind.LOSS, Kind.GRAD, Kind.OUTPUT, Kind.INPUT, Kind.BATCH}),
         4,
         applies=split.of_split,
@@ -46,7 +45,6 @@ ROWS: Final = (
     Reason(
         "collective",
         "Ranks sent or received something else.",
-        "the collectives of the ranks",
         frozenset({Kind.COLLECTIVE}),
         5,
         find=(ranks.collective_findings,),
@@ -55,7 +53,6 @@ ROWS: Final = (
     Reason(
         "parts",
         "The ranks of a run do not hold each element of a tensor exactly once.",
-        "how it is cut over the ranks",
         frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE}),
         5,
         applies=ranks.of_parts,
@@ -64,7 +61,6 @@ ROWS: Final = (
     Reason(
         "product",
         "A file that the script saves, or a copy that it keeps, differs although what it is computed from is equal.",
-        "the script's code that computes what is saved or kept",
         frozenset({Kind.PRODUCT}),
         20,
         forward.product_is_fed,
@@ -74,7 +70,6 @@ ROWS: Final = (
     Reason(
         "outside",
         "A parameter or buffer changed between two steps, and not by an optimizer step.",
-        "a change outside of an optimizer step",
         _TENSORS,
         20,
         applies=start.of_outside,
@@ -86,7 +81,6 @@ ROWS: Final = (
         "gap",
         "Not everything that went in was recorded, so the cause cannot be named: what is missing and which causes "
         "remain is listed.",
-        "unknown: not everything was recorded",
         priority=21,
         applies=start.of_gap,
         find=(start.gap_findings,),
@@ -96,7 +90,6 @@ ROWS: Final = (
     Reason(
         "structure",
         "Only one run has this value: the runs differ in modules, calls or names.",
-        "the structure",
         priority=30,
         applies=structure.of_one_side,
         find=(structure.why_one_sided,),
@@ -106,7 +99,6 @@ ROWS: Final = (
         "script",
         "The code between the data loader and the model gives the model another input, or `functional_call` other "
         "parameters to run with.",
-        "the script's code before this module",
         frozenset({Kind.INPUT, Kind.PARAM}),
         40,
         applies=forward.of_script,
@@ -116,7 +108,6 @@ ROWS: Final = (
     Reason(
         "value",
         "A value that the script gave to `introspect_cli.record` differs.",
-        "the script's code that computes this value",
         frozenset({Kind.VALUE}),
         40,
         left=lambda _: ("code-of-value", "not-recorded"),
@@ -125,11 +116,10 @@ ROWS: Final = (
         "module",
         "A module whose inputs, parameters and buffers are equal computes a different output: the cause is its code, "
         "its options, its mode, or the kernel that ran.",
-        "this module's own computation",
         frozenset({Kind.OUTPUT}),
         41,
         applies=forward.of_module,
-        find=(forward.other_class, forward.attributes, forward.precision, forward.returns_input, forward.draws),
+        find=(forward.other_class, forward.attributes, forward.precision, forward.draws),
         left=forward.left_in_module,
         weights=KERNEL_WEIGHTS,
         names=_names("drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32"),
@@ -137,7 +127,6 @@ ROWS: Final = (
     Reason(
         "own_code",
         "A module's own forward code, between the modules inside it or after them, computes something else.",
-        "the module's own forward code",
         frozenset({Kind.INPUT, Kind.OUTPUT, Kind.PARAM}),
         42,
         applies=forward.of_own_code,
@@ -149,7 +138,6 @@ ROWS: Final = (
     Reason(
         "plain",
         "The loss or a gradient differs in a script that calls no module, so no place inside the model can be named.",
-        "the script's own operations",
         frozenset({Kind.LOSS, Kind.GRAD}),
         45,
         applies=forward.of_plain,
@@ -159,7 +147,6 @@ ROWS: Final = (
     Reason(
         "op",
         "An operator whose inputs are equal gives another result.",
-        "this operator",
         frozenset({Kind.OP_OUTPUT}),
         find=(forward.arguments, forward.nondeterministic),
         left=forward.left_in_operator,
@@ -168,7 +155,6 @@ ROWS: Final = (
     Reason(
         "batch",
         "The data loader gave another batch.",
-        "the data pipeline",
         frozenset({Kind.BATCH}),
         is_fed=forward.batch_is_fed,
         find=(forward.batch_findings,),
@@ -179,7 +165,6 @@ ROWS: Final = (
     Reason(
         "loss",
         "The loss differs although the model's outputs are equal: the loss code, or the targets.",
-        "the loss code or the targets",
         frozenset({Kind.LOSS}),
         is_fed=forward.loss_is_fed,
         find=(forward.scaler, forward.calls, forward.of_losses),
@@ -190,7 +175,6 @@ ROWS: Final = (
     Reason(
         "backward",
         "The backward pass of a module gives another gradient although what went into it is equal.",
-        "the backward pass",
         frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}),
         find=(back.recomputed,),
         left=back.left_in_backward,
@@ -200,7 +184,6 @@ ROWS: Final = (
         "gradient",
         "A parameter's gradient differs when the optimizer sees it, although the backward pass agrees: the cause is "
         "clipping, unscaling, accumulation, zero_grad, or the reduction over ranks.",
-        "what is done to gradients before the optimizer step",
         frozenset({Kind.GRAD}),
         applies=back.of_gradient,
         find=(back.sparse, back.stale, back.summed, forward.of_its_user),
@@ -212,11 +195,10 @@ ROWS: Final = (
         "optimizer",
         "A parameter or optimizer state differs after the step although its gradient and its value before are equal: "
         "the cause is the optimizer or its hyper-parameters.",
-        "the optimizer or its hyper-parameters",
         frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE}),
         applies=update.of_optimizer,
         find=(
-            *(update.other_optimizer, update.owed, update.on_ranks, update.fresh_state, update.hyperparameters),
+            *(update.other_optimizer, update.owed, update.fresh_state, update.hyperparameters),
             *(update.untouched, update.amplified),
         ),
         left=update.left_in_optimizer,
@@ -226,7 +208,6 @@ ROWS: Final = (
     Reason(
         "by_hand",
         "A parameter changed within a step, and not by an optimizer: in the forward pass, or without a gradient.",
-        "the script's code that changes the parameter",
         frozenset({Kind.PARAM}),
         is_fed=update.by_hand_is_fed,
         find=(update.changed_in_one,),
@@ -235,7 +216,6 @@ ROWS: Final = (
     Reason(
         "buffer",
         "A buffer differs at the end of the step: how its module updates it.",
-        "the way the module updates it",
         frozenset({Kind.BUFFER}),
         applies=update.of_buffer,
         find=(update.buffer_findings,),
@@ -245,10 +225,9 @@ ROWS: Final = (
     Reason(
         "initial",
         "A parameter or buffer differs before any training: its initialisation, or the checkpoint that it came from.",
-        "the initialisation",
         _TENSORS,
         is_fed=start.initial_is_fed,
-        find=(start.perturbed, start.children, start.drawn, start.tied),
+        find=(start.children, start.drawn, start.tied),
         left=start.left_in_initial,
         weights=_DRAWN | {"checkpoints": 0.97},
         names=_names("seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume"),
@@ -256,7 +235,6 @@ ROWS: Final = (
     Reason(
         "rng",
         "A random generator is in another state when the step begins, or before something draws from it.",
-        "a random draw",
         frozenset({Kind.RNG}),
         applies=draws.of_state,
         find=(draws.state_findings,),
@@ -267,7 +245,6 @@ ROWS: Final = (
     Reason(
         "resumed",
         "A run that continues from a checkpoint began with values that the checkpoint did not restore.",
-        "the checkpoint",
         priority=90,
         applies=start.of_resumed,
         find=(start.not_restored,),
@@ -275,7 +252,6 @@ ROWS: Final = (
     Reason(
         "propagated",
         "Something that went into this record differs already. The cause lies further up.",
-        "unknown: what went into it differs, too",
         priority=100,
         applies=start.of_propagated,
         find=(start.upstream,),

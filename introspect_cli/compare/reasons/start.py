@@ -14,7 +14,7 @@ from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.table import EQUAL, OTHER
 from introspect_cli.compare.terms.words import what
-from introspect_cli.records import Kind, Phase, perturbed_by
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,15 +37,6 @@ def initial_is_fed(step: Step, position: int) -> bool:
 def late(at: View) -> bool:
     """Whether the first compared step is also the first of recording, but not step 0."""
     return at.is_first_step and at.first.step > 0
-
-
-def perturbed(at: View) -> Iterator[Finding]:
-    """Finding where one capture moved the initial parameters by one rounding (`--perturb`), and no more differs."""
-    seeds = [perturbed_by(run.manifest) for run in at.runs]
-    if seeds[0] != seeds[1] and at.is_first_step and at.first.size is not Size.MORE:
-        for seed, side in zip(seeds, "ab", strict=True):
-            if seed is not None:
-                yield found("perturbed", seed=seed, side=side)
 
 
 def children(at: View) -> Iterator[Finding]:
@@ -86,14 +77,12 @@ def left_in_initial(at: View) -> Iterator[str]:
         yield "cast"
     elif at.reshaped:
         yield "sizes"
-    elif at.first.size is Size.ROUNDING:
-        yield "computed-otherwise"
     else:
         if late(at):
             yield "steps-before"
         yield "initialisation"
         others = at.known(Thing.RANDOM_AT_START) is Known.EQUAL and EQUAL in at.initial[1]
-        if at.first.scale is None and not others:
+        if at.first.scale is None and not others and at.first.size is not Size.ROUNDING:
             yield "seed"
         yield from ("checkpoint", "changed-by-script")
 

@@ -84,13 +84,6 @@ def why_one_sided(at: View) -> Iterator[Finding]:
 # --- why one run alone has it: each of these says so, or nothing where it is something else
 
 
-def _only_saves(at: View) -> Iterator[Finding]:
-    """Finding where the other run's step has saved files only."""
-    sites = at.table.sites_a if at.lacks == "a" else at.table.sites_b
-    if (at.step.alignment.kind[sites] == kind_code(Kind.PRODUCT)).all():
-        yield found("only-saves", other=at.lacks)
-
-
 def _operator(at: View) -> Iterator[Finding]:
     """Finding with the line of an operator that one run alone runs."""
     yield found("other-operators", line=at.first.source, other=at.lacks)
@@ -116,18 +109,6 @@ def _losses(at: View) -> Iterator[Finding]:
     one, two = at.losses
     if one != two:
         yield found("losses", a=often(one), b=often(two))
-
-
-def _no_forward(at: View) -> Iterator[Finding]:
-    """Finding where one run alone has no forward records in the step, if outputs are compared.
-
-    `unrecorded-forward` where that run has a loss in the step, else `no-forward`.
-    """
-    forward = np.flatnonzero(at.step.alignment.phase == phase_code(Phase.FORWARD)).tolist()
-    lacking = _side_without(at, forward) if Kind.OUTPUT in at.step.comparison.kinds else ""
-    if lacking:
-        trains = at.losses["ab".index(lacking)]
-        yield found("unrecorded-forward" if trains else "no-forward", side=lacking)
 
 
 def _did_not_run(at: View) -> Iterator[Finding]:
@@ -218,17 +199,13 @@ def _calls(at: View) -> Iterator[Finding]:
 
 
 def _paths(at: View) -> Iterator[Finding]:
-    """Finding where one call has values at different paths, or runs a different number of times inside."""
+    """Finding where one call has values at different paths."""
     alignment, site = at.step.alignment, at.site
     given: list[list[str]] = []
     for side in "ab":
         unions = at.recorded(side, at.step.of_call(site.phase, site.kind, site.fqn, site.call))
         given.append([alignment.path[u] or WHOLE_VALUE for u in unions])
-    times = [max((1 + int(path.partition("@")[2] or 0) for path in paths), default=0) for paths in given]
-    if not all(times):
-        return
-    if times[0] != times[1]:  # one that each call of what is around it makes anew
-        yield found("runs-inside", a=often(times[0]), b=often(times[1]))
+    if not all(given):
         return
     alone = [[path for path in mine if path not in other] for mine, other in (given, given[::-1])]
     a, b = (f"{', '.join(paths[:_PATHS])}{', ...' * (len(paths) > _PATHS)}" for paths in alone)
@@ -250,8 +227,7 @@ def _unused(at: View) -> Iterator[Finding]:
         return
     (passed,) = backward(at.step, Place(at.site, np.inf))
     if passed.known in {Known.EQUAL, Known.WITHIN}:
-        steps = at.recorded(at.lacks, np.flatnonzero(at.step.alignment.phase == phase_code(Phase.OPTIMIZER)))
-        yield found("gradient-not-taken" if steps else "no-step", other=at.lacks)
+        yield found("gradient-not-taken", other=at.lacks)
 
 
 def _graded(at: View, side: str) -> set[str]:
@@ -271,14 +247,6 @@ def _no_gradient(at: View) -> Iterator[Finding]:
     yield found("no-gradient", other=at.lacks)
 
 
-def _no_state(at: View) -> Iterator[Finding]:
-    yield found("no-state", other=at.lacks)
-
-
-def _batches(_: View) -> Iterator[Finding]:
-    yield found("batches")
-
-
 def _not_stepped(at: View) -> Iterator[Finding]:
     """Finding where no optimizer steps the parameter in one run, or its model has not run there yet."""
     root, alignment = at.site.fqn.partition(".")[0], at.step.alignment
@@ -291,33 +259,24 @@ def _not_stepped(at: View) -> Iterator[Finding]:
         yield found("not-stepped", other=at.lacks)
 
 
-def _elsewhere(_: View) -> Iterator[Finding]:
-    yield found("structure")
-
-
 _PATHS = 4
 _UPDATED = frozenset({Kind.GRAD, Kind.OPTIMIZER_STATE})
 _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
 _ALL = frozenset(Kind)
 _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...] = (
-    (_ALL, _only_saves),
     (frozenset({Kind.OP_OUTPUT}), _operator),
     (_UPDATED, _not_optimized),
     (_UPDATED, changed_hands),
     (frozenset({Kind.OPTIMIZER_STATE}), _other_class),
     (_ALL, _tied),
     (frozenset({Kind.LOSS}), _losses),
-    (_ALL, _no_forward),
     (_ALL, _did_not_run),
     (_ALL, _merged),
     (_ALL, _subject),
     (_ALL, _calls),
     (frozenset({Kind.GRAD}), _unused),
     (_GRADIENTS, _no_gradient),
-    (frozenset({Kind.OPTIMIZER_STATE}), _no_state),
     (_ALL, _paths),
-    (frozenset({Kind.BATCH}), _batches),
     (frozenset({Kind.PARAM}), _not_stepped),
-    (_ALL, _elsewhere),
 )
 """Asked in this order, each of records of these kinds; the first that says something is the reason."""

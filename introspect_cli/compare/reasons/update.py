@@ -9,11 +9,9 @@ from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.forward import attributes_of
 from introspect_cli.compare.reasons.ranks import with_copies
 from introspect_cli.compare.say import found
-from introspect_cli.compare.settings.differences import MOST_RANKS, Difference
+from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.hyperparameters import (
-    OPTIMIZERS,
     RECORDED,
-    Optimizers,
     hyperparameter_changes,
     recorded_names,
 )
@@ -102,30 +100,11 @@ def owed(at: View) -> Iterator[Finding]:
         yield found("owed", side=with_copies(at.first) or owing_side(at.step, sites.tolist()))
 
 
-def on_ranks(at: View) -> Iterator[Finding]:
-    """Findings on hyper-parameters that differ between ranks of one run, whose copies differ; first rank only."""
-    side = with_copies(at.first)
-    if not side or at.cause.rests_on(Thing.GRADIENT_SUM):
-        return
-    run = at.runs[side == "b"]
-    base, *others = run.recorded[:MOST_RANKS]
-    for rank in others:
-        setup = Optimizers(run.settings_of(base).get(OPTIMIZERS), run.settings_of(rank).get(OPTIMIZERS))
-        changes = setup.changes_for(at.site.fqn)
-        for one in changes:
-            yield found("hyperparameter-on-ranks", name=one.name, a=one.a, b=one.b, rank=base, other=rank, side=side)
-        if changes:
-            return
-
-
 def untouched(at: View) -> Iterator[Finding]:
     """Finding where one run's step leaves the parameter unchanged and the other's does not."""
     side = at.step.untouched_side(at.union)
     if side:
-        has = at.setup.has(side, at.site.fqn)
-        rate = any(change.about == "lr" and getattr(change, side) == "0" for change in changes(at))
-        name = ", ".join(at.steppers[side == "b"])
-        yield found("untouched" if has or has is None or rate else "not-among", side=side, name=name)
+        yield found("untouched", side=side, name=", ".join(at.steppers[side == "b"]))
 
 
 def fresh_state(at: View) -> Iterator[Finding]:
@@ -322,10 +301,9 @@ def buffer_findings(at: View) -> Iterator[Finding]:
     if overwritten[0] != overwritten[1]:
         side = "a" if overwritten[0] else "b"
         yield found("broadcast", side=side, other=OTHER[side])
-        return
-    if side := at.step.untouched_side(at.union):
-        yield found("not-updated", side=side)
-    yield from attributes_of(at, owner_of(at.site.fqn))
+    else:
+        yield from changed_in_one(at)
+        yield from attributes_of(at, owner_of(at.site.fqn))
 
 
 def left_in_buffer(at: View) -> Iterator[str]:

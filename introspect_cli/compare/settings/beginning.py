@@ -249,8 +249,8 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
         yield from first_difference(runs, rank, "torch")
     elif one.arguments != two.arguments and None not in (one.arguments, two.arguments):
         yield found("filled-with", by=str(two), a=one.arguments or "-", b=two.arguments or "-")
-    else:
-        yield found("changed-after-draw" if one.arguments is not None else "drawn-alike", by=str(two))
+    elif one.arguments is not None:
+        yield found("changed-after-draw", by=str(two))
 
 
 def events_of(run: Run, rank: int, generator: str) -> Sequence[Event] | None:

@@ -43,23 +43,6 @@ MOST_RANKS = 16
 READ = "read"
 """The value of a file that one run alone read."""
 
-_SWITCHES = {
-    "matmul_allow_tf32": "TF32 in matrix products",
-    "cudnn_allow_tf32": "TF32 in cuDNN",
-    "fp16_reduced_precision_reduction": "reduced precision in sums of float16 products",
-    "bf16_reduced_precision_reduction": "reduced precision in sums of bfloat16 products",
-    "fp16_accumulation": "accumulation in float16",
-    "flash_sdp": "flash attention",
-    "mem_efficient_sdp": "memory-efficient attention",
-    "math_sdp": "attention by plain operators",
-    "cudnn_sdp": "attention by cuDNN",
-    "cudnn_enabled": "cuDNN",
-    "cudnn_benchmark": "the benchmark that chooses cuDNN's kernels",
-    "cudnn_deterministic": "determinism of cuDNN",
-    "deterministic_algorithms": "torch.use_deterministic_algorithms",
-}
-"""Flags that are on or off, as a sentence calls them."""
-
 _DIGEST = re.compile(r"[0-9a-f]{16,} [0-9a-f]{16,}")
 _LONGEST = 80
 _AROUND = 20
@@ -119,25 +102,14 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def describe(change: SettingChange) -> str:
-    """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, set only in b`."""
-    if change.source == "sources" and None not in (change.a, change.b):
-        return f"{change.name} changed"
-    if change.source == "files" and _DIGEST.fullmatch(f"{change.a} {change.b}"):
-        return f"{change.name}: another file" if " and " in change.name else f"{change.name} is another file"
-    switched = {"True": "a", "False": "b"}.get(str(change.a)) if {change.a, change.b} == {"True", "False"} else None
-    if switched and change.source == "runtime" and change.name in _SWITCHES:
-        return f"{_SWITCHES[change.name]} is on in {switched} only"
-    only = ", set only in" if change.source in {"command", "environment", "options"} else " only in"
-    name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
-    if change.a is None:
-        tail = "" if change.b in {"given", "imported", READ, None} else f"{_sign(name)}{change.b}"
-        return f"{name}{tail}{only} b"
-    if change.b is None:
-        tail = "" if change.a in {"given", "imported", READ} else f"{_sign(name)}{change.a}"
-        return f"{name}{tail}{only} a"
-    name += ":" * name[-1:].isdigit()  # `argument 1: 1 -> 4`
-    return f"{name} {change.a} -> {change.b}"
-
-
-def _sign(name: str) -> str:
-    return " " if name.startswith("-") else " = "
+    """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, only in b`."""
+    a, b, name = change.a, change.b, change.name
+    if None not in (a, b):
+        if change.source == "sources":
+            return f"{name} changed"
+        if change.source == "files" and _DIGEST.fullmatch(f"{a} {b}"):
+            return f"{name}: another file"
+        return f"{name}{':' * name[-1:].isdigit()} {a} -> {b}"  # `argument 1: 1 -> 4`
+    value = a if b is None else b
+    shown = "" if value in {"given", "imported", READ, None} else f" {value}"
+    return f"{name}{shown}, only in {'a' if b is None else 'b'}"

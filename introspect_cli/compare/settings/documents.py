@@ -5,10 +5,8 @@ Files are compared in `files.py`, optimizers in `hyperparameters.py`.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from introspect_cli.compare.settings.files import FILES, file_differences
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.compare.terms.result import SettingChange
 from introspect_cli.store.format.documents import gpu_names
-from introspect_cli.texts import count, rank_list
+from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
     from introspect_cli.store.read.run import Run
@@ -198,7 +196,7 @@ def built_differences(a: Any, b: Any) -> Iterator[Difference]:
             others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
             alone = [change for change in changes if not change[0].startswith(others)]
             for name, x, y in _mappings(alone, {*one, *two}):
-                yield Difference(kind, f"{where}: {name}", x, _reordered(x, y))
+                yield Difference(kind, f"{where}: {name}", x, y)
 
 
 def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
@@ -214,16 +212,6 @@ def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -
         sides = ({name[len(holder) + 1 :]: values[side] for name, *values in members} for side in (0, 1))
         one, two = ({name: value for name, value in side.items() if value is not None} or None for side in sides)
         yield holder, one, two
-
-
-def _reordered(one: Any, two: Any) -> Any:
-    """`two`, or a text that it has the items of `one` in another order."""
-    try:
-        a, b = ast.literal_eval(one), ast.literal_eval(two)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return two
-    same = isinstance(a, (list, tuple)) and type(a) is type(b) and Counter(map(repr, a)) == Counter(map(repr, b))
-    return f"the same {count(len(a), 'item')} in another order" if same else two
 
 
 def _shared(a: Any, b: Any) -> list[Any]:

@@ -193,31 +193,11 @@ def _few(root: Any) -> bool:
     return True
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML loader that reads unknown tags as plain values: `!x 1` as `{"!x": 1}`."""
-
-
-def _untagged(loader: Any, suffix: str, node: Any) -> Any:
-    """The plain value of a tagged YAML node, under its tag: `{"!tag": value}`."""
-    value: Any
-    if isinstance(node, yaml.MappingNode):
-        value = loader.construct_mapping(node, deep=True)
-    elif isinstance(node, yaml.SequenceNode):
-        value = loader.construct_sequence(node, deep=True)
-    else:
-        value = loader.construct_scalar(node)
-    return {f"!{suffix}": value}
-
-
-_Loader.add_multi_constructor("!", _untagged)
-_Loader.add_multi_constructor("tag:yaml.org,2002:python/", _untagged)
-
-
 def _yaml(text: str) -> Any:
     """The data of a YAML text; None where it is empty or too large."""
     if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
         return None
-    loader = _Loader(text)
+    loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
         if node is None or not _few(node):

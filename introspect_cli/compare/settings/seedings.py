@@ -95,10 +95,8 @@ def set_finding(one: list[Setting], two: list[Setting]) -> Iterator[Finding]:
     """Finding where a state was set in one run only, by another function, or with another seed."""
     if one and two and one[0].by == two[0].by:
         yield seedings_change(one[0].by, one[0].seed, two[0].seed, two[0].line)
-    elif one and two:
-        yield found("set-by", a=str(one[0]), b=str(two[0]))
-    elif one or two:
-        yield found("set-in-one", by=str((one or two)[0]), side="a" if one else "b")
+    else:
+        yield from (found("set-in-one", by=str(each[0]), side=side) for each, side in ((one, "a"), (two, "b")) if each)
 
 
 def _sets(by: str, generator: str) -> bool:

@@ -68,7 +68,7 @@ class Divergence:
         residual: what is left of b beside c times a, over b's norm; None where `scale` is.
         floor: relative distance that the noise runs show at this site; None without noise runs.
         coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
-        source: for an operator, `file:line` of the user's code that ran it, in the run that has it (a where both do).
+        source: for an operator or collective, `file:line` of the user's code that ran it (a's where both do).
         elements: how the whole tensors differ; None where they are not both stored.
         labels: what a's training framework calls the step.
         labels_b: what b's calls its step.
