@@ -1,8 +1,7 @@
 """Changes between the source files of two runs, the most likely cause of their divergence first.
 
-Files are paired by name, the two scripts also under different names. A text comes from the run, or from the git clone
-in the current directory, if that has the file with the recorded digest. Names, classes and lines that changes are
-matched with come from the first divergence.
+Files are paired by name, the two scripts also under different names. Names, classes and lines that changes are matched
+with come from the first divergence.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from introspect_cli.compare.settings.seedings import set_at
 from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.store.format.sources import Sources
-from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
     from introspect_cli.store.read.run import Run
 
 
-_COMMIT = re.compile(r"[0-9a-f]{7,64}")
-_PATH = re.compile(r"(?!/|-)(?!.*\.\.)[\w./ -]+\.py")
-_SECONDS = 5
 _MOST = 1 << 19
 """Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
@@ -109,9 +104,7 @@ def _renamed(one: _Texts, two: _Texts) -> dict[str, str]:
     """Names of files in a, mapped to those in b where they differ: the scripts, then files with a unique basename."""
     left = [name for name in one.digests if name not in two.digests]
     right = [name for name in two.digests if name not in one.digests]
-    names = {}
-    if one.script in left and two.script in right:
-        names[one.script] = two.script
+    names = {one.script: two.script} if one.script in left and two.script in right else {}
     for name in left:
         same = [other for other in right if PurePath(other).name == PurePath(name).name]
         if name not in names and len(same) == 1 and same[0] not in names.values():
@@ -120,29 +113,21 @@ def _renamed(one: _Texts, two: _Texts) -> dict[str, str]:
 
 
 class _Texts:
-    """Source texts of one run by file name, stored with the run or read from the current directory's git clone."""
+    """Source texts that one run kept, by file name."""
 
     def __init__(self, run: Run) -> None:
         self._sources = Sources(run)
         self.digests = self._sources.digests
-        commit = run.settings.document("git").get("commit")
-        self._commit = commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else ""
         script = PurePath(str(run.manifest.get("script") or "")).name
         named = [name for name in self.digests if PurePath(name).name == script]
         self.script = named[0] if len(named) == 1 else ""
 
     def text(self, name: str) -> str | None:
-        """The text of a file; None where neither the run nor a git blob with the recorded digest has it."""
-        if name in self._sources:
-            return self._sources[name].text
-        digest = self.digests.get(name)
-        if digest is None or not self._commit or not _PATH.fullmatch(name):
-            return None
-        data = _content(f"{self._commit}:{name}")
-        return data.decode("utf-8", "replace") if source_digest(data) == digest else None
+        """The text of a file; None where the run did not keep it."""
+        return self._sources[name].text if name in self._sources else None
 
     def exact(self, name: str) -> bool:
-        """Whether a text is unredacted; True also for files read from git."""
+        """Whether a text is unredacted."""
         return name not in self._sources or self._sources[name].exact
 
     def all(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
@@ -156,27 +141,11 @@ class _Texts:
             return name not in wanted, "/" in name and name.partition("/")[0] not in tops
 
         for name in sorted(self.digests, key=distance):
-            text = self.text(name) if name in self._sources or renamed.get(name, name) in wanted else None
-            if text is not None and (size < _MOST or renamed.get(name, name) in wanted):
-                texts[renamed.get(name, name)] = text
+            text, in_b = self.text(name), renamed.get(name, name)
+            if text is not None and (size < _MOST or in_b in wanted):
+                texts[in_b] = text
                 size += len(text)
         return texts
-
-
-def _content(name: str) -> bytes:
-    """The bytes of `commit:path` in the git clone of the current directory; b"" where git fails or lacks it."""
-    import subprocess
-
-    try:
-        done = subprocess.run(  # noqa: S603 - no shell; the name was checked
-            ["git", "cat-file", "blob", name],  # noqa: S607 - the user's own git
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return b""
-    return done.stdout if done.returncode == 0 else b""
 
 
 _LINE = re.compile(r"(.+):(\d+)\Z")
