@@ -178,7 +178,7 @@ def clues_of(scene: View) -> Clues:
         late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
     words |= _handling(scene) if cause.reason == "gradient" else set()
     words |= {*MODES} if cause.reason == "batch" and drawn_otherwise(scene) else set()
-    lines, spans = _lines_and_spans(scene)
+    lines = _lines(scene)
     begins = cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
     for events, place in zip(_beginning(scene) if begins else (), lines, strict=False):
         # what a module draws tells nothing of why one run has no such module
@@ -199,39 +199,28 @@ def clues_of(scene: View) -> Clues:
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
         words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
         lines=(_parsed(lines[0]), _parsed(lines[1])),
-        spans=(_spans(spans[0]), _spans(spans[1])),
         bounds=_bounds(scene),
         kind=site.kind,
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
-        at_start=scene.is_first_step,
         ran=frozenset(module.module_class for module in tree.values()),
         scripts=frozenset(PurePath(str(run.manifest.get("script") or "")).name for run in scene.runs),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
 
 
-_Spans = list[tuple[str, str]]
-
-
-def _lines_and_spans(scene: View) -> tuple[tuple[list[str], list[str]], tuple[_Spans, _Spans]]:
-    """Lines that the records of a and of b name, and pairs of lines between which something unseen drew otherwise."""
+def _lines(scene: View) -> tuple[list[str], list[str]]:
+    """Lines of the user's code that the records of a and of b name."""
     lines: tuple[list[str], list[str]] = [scene.first.source if scene.first.a is not None else ""], []
-    spans: tuple[_Spans, _Spans] = [], []
     if (ended := cut_short(scene)) is not None and ended.file:
         lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
     if scene.cause.reason == "rng" and not scene.is_first_step:
         for places, settings in zip(lines, set_at(scene.runs, scene.first), strict=True):
-            places += [setting.line for setting in settings]
+            places.extend(setting.line for setting in settings)
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
         for places, event in zip(lines, script_seedings(scene.runs, scene.first.rank).first, strict=True):
             places.extend([event.line] if event is not None else [])
-    begins = scene.cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
-    for parted in partings(scene.runs, scene.first.rank) if begins and not _drawn_alike(scene) else ():
-        for gaps, events, first in zip(spans, (parted.a, parted.b), parted.first, strict=True):
-            if parted.agreed and first is not None and first.is_unseen:
-                gaps.append((events[parted.agreed - 1].line, first.line))
-    return lines, spans
+    return lines
 
 
 def _drawn_alike(scene: View) -> bool:
@@ -285,12 +274,6 @@ def clues_of_ending(ending: Raised) -> Clues:
 def _parsed(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """`model.py:41` as `("model.py", 41)`; lines of another form are left out."""
     return tuple((match[1], int(match[2])) for line in lines if (match := _LINE.fullmatch(line)))
-
-
-def _spans(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, int, int], ...]:
-    """Pairs of lines as (file, first, last); pairs in two different files are left out."""
-    ends = [parsed for pair in pairs if len(parsed := _parsed(pair)) == 2]
-    return tuple((file, first, last) for (file, first), (other, last) in ends if file == other)
 
 
 def _last(name: str) -> str:

@@ -48,13 +48,11 @@ class Clues:
         optimizers: classes of the optimizers that step.
         words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
         lines: file and line of the user's code that the records of a and of b themselves name.
-        spans: files of a and of b, with the lines between which something ran that differs and was not seen itself.
         bounds: of a and of b, the lines that ran the last record that agreed and the first that did not, where known.
         kind: kind of the record; None without one.
         tensor: what the tensor is called in its module.
         roots: classes of the modules that no other holds.
         batch_is_equal: whether the batches of the step are on record and equal.
-        at_start: whether no compared step came before.
         ran: classes of all modules that either run has.
         scripts: file names of both runs' scripts.
     """
@@ -68,13 +66,11 @@ class Clues:
     optimizers: tuple[str, ...] = ()
     words: frozenset[str] = frozenset()
     lines: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = ((), ())
-    spans: tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int], ...]] = ((), ())
     bounds: tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]] = ((None, None), (None, None))
     kind: Kind | None = None
     tensor: str = ""
     roots: tuple[str, ...] = ()
     batch_is_equal: bool = False
-    at_start: bool = True
     ran: frozenset[str] = frozenset()
     scripts: frozenset[str] = frozenset()
 

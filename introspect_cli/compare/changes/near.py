@@ -307,11 +307,6 @@ class Code:
             for place in self.called(name, statement.place):
                 yield from (s for s in self.of[place] if isinstance(s.node, (ast.Return, *FUNCTIONS)))
 
-    def is_conditional(self, place: Place) -> bool:
-        """Whether a function is called, and every call outside it stands under an `if`."""
-        calls = [caller for caller in self.callers.get(place[1].rpartition(".")[2], ()) if caller.place != place]
-        return bool(calls) and all(any(isinstance(head.node, ast.If) for head in call.around) for call in calls)
-
     def loops(self) -> set[Statement]:
         """Outermost statements around calls of `backward`, with all statements inside."""
         heads = {s.around[0] for s in self.callers.get("backward", ()) if s.around}
@@ -413,13 +408,10 @@ class Version:
         roots = code.calling(clues.roots)
         self.models = clues.models | {name.rpartition(":")[2] for root in roots for name in root.gives}
         self.recorded = {s for file, line in clues.lines[side] for s in code.at(file, line, line)}
-        self.ran, later = self._ran(*clues.bounds[side])
-        self.computes = {s: depth + _FAR * (s in later) for s, depth in self._computes().items()}
+        self.ran = self._ran(*clues.bounds[side])
+        self.computes = self._computes()
         self.builds = code.behind([*self.recorded, *self.computes, *self._built()], self.models)
-        spans = (code.at(file, first + 1, last) for file, first, last in clues.spans[side])
-        self.between = set[Statement]().union(*spans)
-        if clues.reason in _OF_STEPS or clues.gap:
-            self.between |= code.loops()
+        self.between = code.loops() if clues.reason in _OF_STEPS or clues.gap else set[Statement]()
         if clues.reason == "script":
             self.between |= code.within(code.callees(self.between)).keys()
         if clues.gap:  # what was not recorded may be anything
@@ -436,16 +428,15 @@ class Version:
         if statement in self.ran and any(statement in near for near in reaches):
             return ORDER.index(Nearness.RECORDED), 1
         makes_nothing = isinstance(statement.node, ast.Expr) and not statement.gives
-        more = self.code.is_conditional(statement.place) + makes_nothing
         for nearness, depths in ((Nearness.COMPUTES, self.computes), (Nearness.BUILDS, self.builds)):
             if statement in depths:
-                return ORDER.index(nearness), depths[statement] + more
+                return ORDER.index(nearness), depths[statement] + makes_nothing
         return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
 
-    def _ran(self, low: Line | None, high: Line | None) -> tuple[set[Statement], set[Statement]]:
-        """Statements from line `low` (last record that agreed) to `high` (first that did not), and its later siblings.
+    def _ran(self, low: Line | None, high: Line | None) -> set[Statement]:
+        """Statements from line `low` (last record that agreed) to `high` (first that did not).
 
-        Both are empty unless the reason is in `_BY_LINE` and nothing is missing (no gap).
+        Empty unless the reason is in `_BY_LINE` and nothing is missing (no gap).
         """
         code, clues = self.code, self.clues
         first, last = (
@@ -453,15 +444,12 @@ class Version:
             for line in (low, high)
         )
         if clues.reason not in _BY_LINE or clues.gap or last is None:
-            return set(), set()
+            return set()
         if first is not None and first.place != last.place and clues.kind is Kind.OUTPUT:
-            return {s for s in code.of[first.place] if s.lines[1] >= first.lines[0]}, set()
-        around = {head for head in last.around if isinstance(head.node, (ast.For, ast.AsyncFor, ast.While))}
-        beside = code.of[last.place]
-        later = {s for s in beside if s.lines[0] > last.lines[1] and not around.intersection(s.around)}
+            return {s for s in code.of[first.place] if s.lines[1] >= first.lines[0]}
         if first is None or first.place != last.place or first.lines[0] > last.lines[0]:
-            return {last}, later
-        return {s for s in beside if first.lines[0] <= s.lines[0] <= last.lines[1]}, later
+            return {last}
+        return {s for s in code.of[last.place] if first.lines[0] <= s.lines[0] <= last.lines[1]}
 
     def _computes(self) -> Depths:
         """Statements that compute the first differing value, by the reason, with their depth."""
@@ -477,12 +465,9 @@ class Version:
             for name in {*names, *clues.inside}:
                 near |= code.within(code.methods(name, *_FORWARD), clues.reason == "structure")
         wanted = [_CALLS[reason]] if reason in _CALLS else []
-        if reason == "rng" and clues.at_start and any(clues.lines) and not any(clues.spans):
-            wanted = [_SEED]  # the lines that draw are on record
         wanted += [r"\Amemory_format\Z"] if reason in _OF_MODULES else []
         wanted += [_CAST] if "dtype" in clues.words else []
         wanted += [_MODE] if clues.words & {"training", "train"} else []
-        wanted += [_MODE] if reason in _OF_MODULES and "eval" in clues.words else []
         if wanted:
             pattern = re.compile("|".join(wanted))
             matching = {s for s in code.statements if any(map(pattern.search, s.calls | s.gives))}
@@ -500,8 +485,6 @@ class Version:
             loaders = [s for s in code.statements if any(re.search(_DATA, name) for name in s.calls)]
             used = {p for s in code.behind(loaders) for name in s.takes | s.calls for p in code.called(name, s.place)}
             near = code.within(data | used, 1) | near
-        if reason == "loss" and clues.gap:
-            near |= code.within(p for name in code.classes for p in code.methods(name, "forward"))
         if reason in _OF_LOSS:
             starts = code.calling(self.models if reason == "script" else _BACKWARD)
             starts |= {s for s in code.statements if s.scope.endswith(("training_step", "compute_loss"))}
