@@ -245,7 +245,7 @@ for step in range(3):
     ("gone", "clues"),
     [
         ("net.apply(start)", Clues("rng", lines=((("train.py", 3),), ()))),
-        ("    net.eval()", Clues("rng", at_start=False)),
+        ("    net.eval()", Clues("rng")),
     ],
     ids=["what hands the function of a recorded line on", "the mode in which an evaluation draws"],
 )

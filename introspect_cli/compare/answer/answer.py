@@ -13,10 +13,10 @@ from introspect_cli.compare.answer.endings import cut_short
 from introspect_cli.compare.answer.restored import head_of, origins_of, resumed_rightly, with_parts
 from introspect_cli.compare.answer.verdict import agreement, diverges_words, separately, subject_of
 from introspect_cli.compare.reasons import ranks
-from introspect_cli.compare.reasons.draws import unseeded
+from introspect_cli.compare.reasons.draws import unseeded_names
 from introspect_cli.compare.reasons.explain import before_it, evidence_lines, explained
 from introspect_cli.compare.reasons.judge import reason_named
-from introspect_cli.compare.reasons.update import changes
+from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.beginning import first_difference
@@ -91,7 +91,7 @@ def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges
     code, offset = code_changes(a, b, at, compared.ending), any(outcome.offset for outcome in compared.outcomes)
     if at is None:
         return code, with_code(setting_changes(a, b, Blame(offset=offset)), code)
-    tuned = changes(at) if at.cause.reason == "optimizer" else at.hyperparameters
+    tuned = hyperparameter_changes_of(at) if at.cause.reason == "optimizer" else at.hyperparameters
     scheduled = any(change.about in _SCHEDULED for change in tuned)  # of the rest, no scheduler makes anything
     blame = Blame(
         reason_named(at.cause.reason),
@@ -117,7 +117,7 @@ _SCHEDULED = frozenset({"lr", "momentum", "betas"})
 
 def _by_chance(at: View) -> bool:
     """Whether randomness alone explains the divergence: unseeded, or random states not proved equal at the start."""
-    if unseeded(at):
+    if unseeded_names(at):
         return True
     if at.cause.reason == "rng" and at.is_first_step:
         return not any(first_difference(at.runs, at.first.rank, at.site.fqn))
@@ -172,7 +172,7 @@ def _diverging(
         evidence=(*before, *evidence_lines(at, story), *nothing, *([unchanged] if unchanged else ())),
         before=before,
         first=first,
-        candidates=tuple(sorted(at.peers, key=ranks.upstream)),
+        candidates=tuple(sorted(at.peers, key=ranks.order_of_ranks)),
         divergences=_listed(compared.outcomes, first, None if options.whole_step else options.limit),
         settings=settings,
         findings=(*findings, *origins),
@@ -245,7 +245,7 @@ def _place_of_both(at: View, training: Separate | None, evaluation: Separate | N
     first = at.first
     where = {
         "step": first.step_words,
-        "ranks": ranks.where(at),
+        "ranks": ranks.ranks_words(at),
         "recomputed": "recomputed" * (first.site.phase is Phase.RECOMPUTE),
     }
     place = told("place", **where, evaluation="in evaluation" * first.site.evaluates)

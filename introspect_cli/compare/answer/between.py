@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, cut_short
 from introspect_cli.compare.changes.clues import Clues, CodeChanges
-from introspect_cli.compare.reasons.back import Handling, excluded, stale_share
-from introspect_cli.compare.reasons.draws import drawn_otherwise
-from introspect_cli.compare.reasons.update import changes as optimizer_settings
+from introspect_cli.compare.reasons.back import Handling, excluded_handling, stale_share
+from introspect_cli.compare.reasons.draws import is_drawn_otherwise
+from introspect_cli.compare.reasons.update import hyperparameter_changes_of as optimizer_settings
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
@@ -33,7 +33,7 @@ from introspect_cli.store.format.sources import Sources
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from introspect_cli.compare.changes.clues import Line
+    from introspect_cli.compare.changes.clues import Bounds
     from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.settings.beginning import Event
@@ -177,7 +177,7 @@ def clues_of(scene: View) -> Clues:
         few, many = sorted(scene.calls[1:])
         late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
     words |= _handling(scene) if cause.reason == "gradient" else set()
-    words |= {*MODES} if cause.reason == "batch" and drawn_otherwise(scene) else set()
+    words |= {*MODES} if cause.reason == "batch" and is_drawn_otherwise(scene) else set()
     lines = _lines(scene)
     begins = cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
     for events, place in zip(_beginning(scene) if begins else (), lines, strict=False):
@@ -246,7 +246,7 @@ def _beginning(scene: View) -> tuple[list[Event], list[Event]]:
     return events
 
 
-def _bounds(scene: View) -> tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]]:
+def _bounds(scene: View) -> tuple[Bounds, Bounds]:
     """Lines of the last record that agrees and the first that differs: (a's two, b's two); None where unknown."""
     from introspect_cli.compare.step.step import lines_around
 
@@ -260,7 +260,7 @@ def _handling(scene: View) -> set[str]:
     """Names of calls that may have changed the gradient (`clip_grad_norm_`, `zero_grad`), less what records exclude."""
     if stale_share(scene.step, scene.position)[0]:
         return set(Handling.ZERO_GRAD.calls)
-    gone = excluded(scene)
+    gone = excluded_handling(scene)
     names = {word for handling in Handling if handling not in gone for word in handling.calls}
     return names | ({"clip_grad_value_"} if Handling.CLIPPING in gone else set())
 

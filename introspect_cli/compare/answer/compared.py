@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, one_raised, raised
-from introspect_cli.compare.reasons.ranks import upstream
-from introspect_cli.compare.reasons.update import changes
+from introspect_cli.compare.reasons.ranks import order_of_ranks
+from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.say import told
 from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
@@ -137,13 +137,13 @@ class Compared:
         None where nothing diverges. For an optimizer cause (ZeRO), among ranks tied but for the number, the first whose
         hyper-parameters differ.
         """
-        diverging = [(upstream(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
+        diverging = [(order_of_ranks(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
         best = min(diverging, key=lambda pair: pair[0], default=(None, None))
         if best[1] is None or best[1].cause is None or best[1].cause.reason != "optimizer":
             return best[1]
         tied = [outcome for key, outcome in sorted(diverging, key=lambda pair: pair[0]) if key[:-1] == best[0][:-1]]
         tied = [outcome for outcome in tied if outcome.step is not None]  # what was compared elsewhere has none
-        return next((each for each in tied if changes(View(each, tied))), best[1])
+        return next((each for each in tied if hyperparameter_changes_of(View(each, tied))), best[1])
 
     @cached_property
     def reach(self) -> Reach | None:

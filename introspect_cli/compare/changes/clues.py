@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from introspect_cli.records import Kind
 
 
-Line: TypeAlias = tuple[str, int]
+SourceLine: TypeAlias = tuple[str, int]
 """File and line of the user's code."""
+Bounds: TypeAlias = "tuple[SourceLine | None, SourceLine | None]"
+"""Lines that ran the last record that agreed and the first that did not; None where not on record."""
 
 
 class Nearness(str, Enum):
@@ -65,8 +67,8 @@ class Clues:
     models: frozenset[str] = frozenset()
     optimizers: tuple[str, ...] = ()
     words: frozenset[str] = frozenset()
-    lines: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = ((), ())
-    bounds: tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]] = ((None, None), (None, None))
+    lines: tuple[tuple[SourceLine, ...], tuple[SourceLine, ...]] = ((), ())
+    bounds: tuple[Bounds, Bounds] = ((None, None), (None, None))
     kind: Kind | None = None
     tensor: str = ""
     roots: tuple[str, ...] = ()

@@ -18,13 +18,21 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness, Ranked
-from introspect_cli.compare.changes.statements import BLOCKS, DEFINITIONS, FUNCTIONS, bodies_of, first_line, tree_of
+from introspect_cli.compare.changes.statements import (
+    BLOCKS,
+    DEFINITIONS,
+    FUNCTIONS,
+    Definition,
+    bodies_of,
+    first_line,
+    tree_of,
+)
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.changes.clues import Line
+    from introspect_cli.compare.changes.clues import SourceLine
     from introspect_cli.compare.changes.statements import Change
 
 
@@ -56,7 +64,7 @@ class Statement:
         return first_line(self.node), last
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Definition:
         """File and scope: `("model.py", "Block.__init__")`."""
         return self.file, self.scope
 
@@ -70,8 +78,6 @@ class Statement:
         return not isinstance(self.node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert))
 
 
-Place: TypeAlias = tuple[str, str]
-"""File and qualified name of a function or class."""
 Depths: TypeAlias = dict[Statement, int]
 """Statements, each with how many calls or values lie between it and what was asked for."""
 
@@ -216,7 +222,7 @@ class Code:
         self.statements: list[Statement] = []
         self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
         """By simple name: file, qualified name, and simple names of the bases."""
-        self.functions: dict[str, list[Place]] = defaultdict(list)
+        self.functions: dict[str, list[Definition]] = defaultdict(list)
         """By the name that calls them."""
         self.called_as: dict[str, str] = {}
         """By parameter, what calls its function."""
@@ -224,7 +230,7 @@ class Code:
             tree = tree_of(text)
             if tree is not None:
                 _Reader(self, file, tree)
-        self.of: dict[Place, list[Statement]] = defaultdict(list)
+        self.of: dict[Definition, list[Statement]] = defaultdict(list)
         self.givers: dict[str, list[Statement]] = defaultdict(list)
         self.callers: dict[str, list[Statement]] = defaultdict(list)
         self.takers: dict[str, list[Statement]] = defaultdict(list)
@@ -242,9 +248,9 @@ class Code:
         """Statements that call any of these names."""
         return {statement for name in names for statement in self.callers.get(name, ())}
 
-    def methods(self, class_name: str, *names: str) -> set[Place]:
+    def methods(self, class_name: str, *names: str) -> set[Definition]:
         """Places of a class's methods with any of these names, inherited ones in these files included."""
-        methods, seen, pending = set[Place](), set[str](), [class_name]
+        methods, seen, pending = set[Definition](), set[str](), [class_name]
         while pending:
             name = pending.pop()
             if name not in seen:
@@ -254,7 +260,7 @@ class Code:
                     methods |= {(file, f"{qualified}.{method}") for method in names} & self.of.keys()
         return methods
 
-    def called(self, name: str, by: Place) -> list[Place]:
+    def called(self, name: str, by: Definition) -> list[Definition]:
         """Functions that a call by `name` in place `by` may mean.
 
         Those of the same class, else of the same file, else all of that name if at most `_MOST_MEANT`.
@@ -264,14 +270,14 @@ class Code:
         same_file = [place for place in places if place[0] == by[0]]
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
 
-    def callees(self, statements: Iterable[Statement]) -> set[Place]:
+    def callees(self, statements: Iterable[Statement]) -> set[Definition]:
         """Places of functions that the statements call (`called`)."""
         return {place for s in statements for name in s.calls for place in self.called(name, s.place)}
 
-    def within(self, places: Iterable[Place], depth: int = 0) -> Depths:
+    def within(self, places: Iterable[Definition], depth: int = 0) -> Depths:
         """Statements of these functions and all they call or pass on, with the calls between plus `depth`."""
         depths: Depths = {}
-        seen, edge = set[Place](), {*places}
+        seen, edge = set[Definition](), {*places}
         while edge:
             seen |= edge
             inside = [statement for place in edge for statement in self.of.get(place, ())]
@@ -400,7 +406,7 @@ def _ungraded(statement: Statement) -> bool:
     return any("no_grad" in head.calls for head in statement.around)
 
 
-class Version:
+class SideReach:
     """One version of the source, with the sets of statements that decide nearness."""
 
     def __init__(self, code: Code, clues: Clues, side: int) -> None:
@@ -433,7 +439,7 @@ class Version:
                 return ORDER.index(nearness), depths[statement] + makes_nothing
         return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
 
-    def _ran(self, low: Line | None, high: Line | None) -> set[Statement]:
+    def _ran(self, low: SourceLine | None, high: SourceLine | None) -> set[Statement]:
         """Statements from line `low` (last record that agreed) to `high` (first that did not).
 
         Empty unless the reason is in `_BY_LINE` and nothing is missing (no gap).
@@ -531,12 +537,12 @@ def ranked(
     """
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    sides = [Version(Code(files), clues, side) for side, files in enumerate(texts)]
+    sides = [SideReach(Code(files), clues, side) for side, files in enumerate(texts)]
     placed = [_nearest(change, sides, clues) for change in changes]
     return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
 
 
-def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
+def _nearest(change: Change, sides: Sequence[SideReach], clues: Clues) -> Ranked:
     """A change with the nearest of its statements in either version.
 
     `hits` counts its words among the clues, twice if changed.

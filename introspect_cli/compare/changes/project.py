@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import PurePath
 from textwrap import dedent
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS, Change, Side, changed_file, tree_of
 from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences
@@ -22,10 +22,9 @@ from introspect_cli.compare.changes.values import Difference, Names, Reader, Val
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from introspect_cli.compare.changes.statements import Definition
     from introspect_cli.compare.changes.values import Interned
 
-Place: TypeAlias = tuple[str, str]
-"""File, and qualified name of a function or class in it; "" for the file itself."""
 _ALIKE = 0.5
 _MOST_PASSES = 4
 _MOST_REROUTED = 3
@@ -33,7 +32,7 @@ _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
 """Kinds of values whose name is the only thing that a rename changes."""
 
 
-class Line(NamedTuple):
+class WrittenStatement(NamedTuple):
     """A statement (of a compound one, its head), and the number of the line in it that is meant."""
 
     file: str
@@ -67,10 +66,10 @@ class Version:
 
     texts: Mapping[str, str]
     modules: frozenset[str]
-    nodes: dict[Place, ast.AST] = field(default_factory=dict)
-    effects: dict[Place, list[Value]] = field(default_factory=dict)
-    heads: dict[Place, Value] = field(default_factory=dict)
-    calls: dict[Place, list[Value]] = field(default_factory=dict)
+    nodes: dict[Definition, ast.AST] = field(default_factory=dict)
+    effects: dict[Definition, list[Value]] = field(default_factory=dict)
+    heads: dict[Definition, Value] = field(default_factory=dict)
+    calls: dict[Definition, list[Value]] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     words: set[str] = field(default_factory=set)
     bound: set[str] = field(default_factory=set)
@@ -104,7 +103,7 @@ class Version:
                     self.heads[place] = reader.make("head", node)
                     self.calls[place] = reader.calls
 
-    def line(self, value: Value | None) -> Line | None:
+    def line(self, value: Value | None) -> WrittenStatement | None:
         """The innermost statement that wrote a value; None for no value, or a line in no statement."""
         if value is None:
             return None
@@ -115,24 +114,24 @@ class Version:
         first, last, scope = min(around, key=lambda each: (each[1] - each[0], -len(each[2])))
         return self.lines(value.file, scope, first, last, number)
 
-    def whole(self, place: Place) -> Line:
-        """A definition with decorators and body as one `Line`."""
+    def whole(self, place: Definition) -> WrittenStatement:
+        """A definition with decorators and body as one `WrittenStatement`."""
         node = self.nodes[place]
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])  # type: ignore[attr-defined] # a definition
         return self.lines(*place, first, node.end_lineno, node.lineno)  # type: ignore[attr-defined] # the same
 
-    def lines(self, file: str, scope: str, first: int, last: int, number: int) -> Line:
-        """A `Line` of lines `first` to `last` of a file, dedented; `number` is the line meant."""
+    def lines(self, file: str, scope: str, first: int, last: int, number: int) -> WrittenStatement:
+        """A `WrittenStatement` of lines `first` to `last` of a file, dedented; `number` is the line meant."""
         lines = self.texts[file].replace("\r\n", "\n").split("\n")[first - 1 : last]
-        return Line(file, scope, first, last, dedent("\n".join(lines)), number)
+        return WrittenStatement(file, scope, first, last, dedent("\n".join(lines)), number)
 
-    def of_scope(self, line: Line, file_b: str = "") -> list[Line]:
+    def of_scope(self, line: WrittenStatement, file_b: str = "") -> list[WrittenStatement]:
         """This version's statements in the file and scope of `line`; in `file_b` where it has no such file."""
         file = line.file if line.file in self.texts else file_b
         found = (each for each in self.statements.get(file, ()) if each[2] == line.scope)
         return [self.lines(file, scope, first, last, first) for first, last, scope in found]
 
-    def became(self, line: Line, other: Version) -> Line | None:
+    def became(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
         """The most similar statement of the same scope in `other`, of those new there; None under `_ALIKE`."""
         texts = {each.text for each in self.of_scope(line)}
         left = [each for each in other.of_scope(line) if each.text not in texts]
@@ -140,7 +139,7 @@ class Version:
         best = max(range(len(left)), key=ratios.__getitem__, default=None)
         return left[best] if best is not None and ratios[best] > _ALIKE else None
 
-    def contents(self, place: Place) -> frozenset[int]:
+    def contents(self, place: Definition) -> frozenset[int]:
         """Keys of all values in a function, or in a class and its methods."""
         file, name = place
         inner = [p for p in self.nodes if p[0] == file and p[1].startswith(f"{name}.")]
@@ -246,7 +245,7 @@ def _bare(text: str) -> str:
     return ast.dump(tree)
 
 
-def _sides(a: Version, b: Version, found: Difference) -> tuple[Line | None, Line | None]:
+def _sides(a: Version, b: Version, found: Difference) -> tuple[WrittenStatement | None, WrittenStatement | None]:
     """The statements of a and b that wrote the difference.
 
     Where code was put around a value, the one side is the statement it replaced, or None.
@@ -262,7 +261,9 @@ def _sides(a: Version, b: Version, found: Difference) -> tuple[Line | None, Line
     return one, two
 
 
-def _statements_of(a: Version, b: Version, found: Difference) -> Iterator[tuple[Line | None, Line | None, bool]]:
+def _statements_of(
+    a: Version, b: Version, found: Difference
+) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None, bool]]:
     """Pairs of statements of a difference, each with whether it only moved.
 
     If both statements are in both versions, the value takes another path: then the scope's other differing statements,
@@ -292,7 +293,9 @@ def _statements_of(a: Version, b: Version, found: Difference) -> Iterator[tuple[
             yield one, two, False
 
 
-def _note(changes: dict[object, Change], a: Line | None, b: Line | None, *, moved: bool = False) -> None:
+def _note(
+    changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None, *, moved: bool = False
+) -> None:
     """Add a change to `changes` unless one with the same file and sides is there."""
     side = b or a
     if side is not None:
@@ -309,7 +312,7 @@ def _imported_as(file: str) -> Iterator[str]:
     yield from (".".join(parts[start:]) for start in range(len(parts)))
 
 
-def _pairs(a: Version, b: Version) -> dict[Place, Place]:
+def _pairs(a: Version, b: Version) -> dict[Definition, Definition]:
     """Places of b mapped to a's: equal place.
 
     Else a name that is unique in both; else the most alike by shared values (over `_ALIKE`, within paired classes).
@@ -338,13 +341,13 @@ def _pairs(a: Version, b: Version) -> dict[Place, Place]:
     return pairs
 
 
-def _owner(place: Place, pairs: Mapping[Place, Place]) -> str:
+def _owner(place: Definition, pairs: Mapping[Definition, Definition]) -> str:
     """Name in a of the class around a place of b."""
     outer = place[1].rpartition(".")[0]
     return pairs.get((place[0], outer), ("", outer))[1]
 
 
-def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterator[Difference]:
+def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition]) -> Iterator[Difference]:
     """Differences of all paired functions, classes and files.
 
     A file's definitions that moved to another file are none. Without a difference in effects, calls made a different
@@ -391,7 +394,7 @@ def _as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
     return sum(call.key == key for call in a) == sum(call.key == key for call in b)
 
 
-def _learn(a: Version, b: Version, pairs: Mapping[Place, Place], found: Iterable[Difference]) -> bool:
+def _learn(a: Version, b: Version, pairs: Mapping[Definition, Definition], found: Iterable[Difference]) -> bool:
     """Update both versions' `names` with renames (paired definitions.
 
     Attributes that differ one to one) and functions to inline; whether that changed anything.
@@ -416,7 +419,7 @@ def _learn(a: Version, b: Version, pairs: Mapping[Place, Place], found: Iterable
     return before != (a.names, b.names)
 
 
-def _alone(version: Version, matched: set[Place]) -> dict[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _alone(version: Version, matched: set[Definition]) -> dict[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Unpaired functions by simple name, if unique, undecorated and not `forward`, `step` or a dunder."""
     found = defaultdict(list)
     for place in version.nodes.keys() - matched:

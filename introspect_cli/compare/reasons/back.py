@@ -62,14 +62,14 @@ TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATI
 """What multiplies all gradients by one factor, where a step has one backward pass."""
 
 
-def excluded(at: View) -> frozenset[Handling]:
+def excluded_handling(at: View) -> frozenset[Handling]:
     """Kinds of gradient handling that the records rule out; none with several ranks, losses or sparse gradients."""
     several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
     if several or at.site.call or _sparse_sides(at):
         return frozenset()
-    some_equal = max(map(len, at.optimizers)) < 2 and others_equal(at)
+    some_equal = max(map(len, at.optimizers)) < 2 and has_equal_gradient(at)
     gone = TOGETHER if some_equal or _no_factor(at) else frozenset()
-    nothing_left = some_equal and (not at.first.step or others_equal(at, also_before=True))
+    nothing_left = some_equal and (not at.first.step or has_equal_gradient(at, also_before=True))
     return gone | {Handling.ZERO_GRAD} if nothing_left or _not_of_before(at) else gone
 
 
@@ -79,7 +79,7 @@ def _sparse_sides(at: View) -> str:
     return "".join(side for side, summary in both if summary is not None and summary.layout.is_sparse)
 
 
-def others_equal(at: View, *, also_before: bool = False) -> bool:
+def has_equal_gradient(at: View, *, also_before: bool = False) -> bool:
     """Whether any gradient of the step is equal and not zero; `also_before`: nor zero in the previous step."""
     unions = map(int, at.step.of(Kind.GRAD, frozenset({at.site.phase})))
     tables = [at.table, *([at.step.before] if also_before else [])]
@@ -121,7 +121,7 @@ def _no_factor(at: View) -> bool:
 # --- through modules
 
 
-def recomputed(at: View) -> Iterator[Finding]:
+def find_recomputation(at: View) -> Iterator[Finding]:
     """Finding where the module was recomputed in the step (activation checkpointing)."""
     step, alignment = at.step, at.step.alignment
     unions = alignment.by_fqn.get(at.site.fqn, [])
@@ -140,7 +140,7 @@ def left_in_backward(at: View) -> Iterator[str]:
 # --- of parameters
 
 
-def of_gradient(step: Step, position: int) -> Cause | None:
+def gradient_cause(step: Step, position: int) -> Cause | None:
     """Cause where the forward and backward pass and start values do not differ before; None otherwise."""
     site, order = step.sites[position], step.order_at(position)
     upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.params
@@ -152,21 +152,21 @@ def of_gradient(step: Step, position: int) -> Cause | None:
     return cause("gradient", *passes)
 
 
-def sparse(at: View) -> Iterator[Finding]:
+def find_sparse_gradient(at: View) -> Iterator[Finding]:
     """Finding where the gradient is sparse in one run alone."""
     sides = _sparse_sides(at)
     if len(sides) == 1:
         yield found("sparse", side=sides, other=OTHER[sides])
 
 
-def stale(at: View) -> Iterator[Finding]:
+def find_stale_gradient(at: View) -> Iterator[Finding]:
     """Finding where one run's gradient contains the previous step's (a missing `zero_grad`)."""
     side, _ = stale_share(at.step, at.position)
     if side:
         yield found("stale", side=side, of="evaluation" if at.site.call else "step")
 
 
-def summed(at: View) -> Iterator[Finding]:
+def find_whole_factor(at: View) -> Iterator[Finding]:
     """Finding where the factor between the runs is a number of ranks or batches: a sum instead of a mean."""
     factor = reduction_factor(at)
     if factor and at.first.scale is not None:
@@ -179,7 +179,7 @@ def left_in_gradient(at: View) -> Iterator[str]:
     `reduction` with several ranks; kinds of handling; `use-in-module` where the gradients differ and a module uses the
     parameter; `penalty`.
     """
-    gone, differ = excluded(at), at.gradients
+    gone, differ = excluded_handling(at), at.gradients
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
     if at.first.scale is not None and not gone >= TOGETHER:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
-from introspect_cli.compare.reasons.draws import goes_on, one_sided_draw, unseeded_generators
-from introspect_cli.compare.reasons.forward import batch_before, calls, draws_nothing
+from introspect_cli.compare.reasons.draws import find_one_sided_draw, find_unseeded_generators, is_resumed_start
+from introspect_cli.compare.reasons.forward import batch_before, draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.judge import reason_named
-from introspect_cli.compare.reasons.ranks import unequal_copies
-from introspect_cli.compare.reasons.start import late
+from introspect_cli.compare.reasons.ranks import find_unequal_copies
+from introspect_cli.compare.reasons.start import is_recorded_late
 from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, script_generators
 from introspect_cli.compare.step.rests_on import lacks_gradient
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
 
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE})
-_OF_ALL = (unequal_copies, unseeded_generators)
+_OF_ALL = (find_unequal_copies, find_unseeded_generators)
 """What may be found of any divergence, after what its reason finds."""
 _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
@@ -114,14 +114,14 @@ def _moment(at: View) -> str:
     if at.first.source and (site.kind is Kind.COLLECTIVE or not at.first.only):
         return "run-at"
     if site.kind is Kind.RNG and site.phase is Phase.START:
-        return ("later-run" if goes_on(at) else "first-rng") if first else "begins"
+        return ("later-run" if is_resumed_start(at) else "first-rng") if first else "begins"
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return "evaluation" if site.call else "taken"
     if site.kind not in _TENSORS:
         return ""
     if site.phase is Phase.START:
         if at.tells == "initial":
-            return "late" if not first else "recording" if late(at) else "untrained"
+            return "late" if not first else "recording" if is_recorded_late(at) else "untrained"
         return "first-step" if first and site.kind is Kind.OPTIMIZER_STATE else "again" if site.call else "begins"
     if site.path == GIVEN:
         return "given"
@@ -173,9 +173,9 @@ def evidence_lines(at: View, story: Explained) -> tuple[str, ...]:
         f"{state.value.capitalize()}: {words}." for state in states if (words := evidence_words(story.evidence, state))
     ]
     clauses += _counted(at)
-    further = [*calls(at)]
+    further = [*find_call_counts(at)]
     if at.cause.reason != "rng":
-        further += one_sided_draw(at)
+        further += find_one_sided_draw(at)
     if at.is_first_step and at.tells in MAY_REST_ON_THEM:
         further += script_generators(at.runs, at.first.rank)
     said = {one.text for one in story.findings}

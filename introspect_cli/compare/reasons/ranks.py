@@ -34,7 +34,7 @@ _ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, P
 _CALLED = frozenset({Kind.OUTPUT.value, Kind.INPUT.value, Kind.LOSS.value, Kind.BATCH.value})
 
 
-def upstream(first: Divergence) -> tuple[int, int, bool, int]:
+def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
     """Sort key of ranks' first divergences: step, phase, received collectives last, rank."""
     site = first.site
     place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
@@ -75,7 +75,7 @@ def _groups(run: Run) -> set[int]:
     return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
 
 
-def where(at: View) -> str:
+def ranks_words(at: View) -> str:
     """Ranks that diverge: `rank 1`, `on all 4 ranks`; "" where one rank was compared."""
     if at.ranks < 2:
         return ""
@@ -118,15 +118,15 @@ class _Copy(NamedTuple):
 _COPIED = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
 
 
-def with_copies(first: Divergence) -> str:
+def side_with_copies(first: Divergence) -> str:
     """The run in which alone copies on the ranks differ; "" for neither or both."""
     joined = [summary is not None and summary.joined is Joined.COPIES for summary in (first.a, first.b)]
     return "" if joined[0] == joined[1] else "ab"[joined[1]]
 
 
-def unequal_copies(at: View) -> Iterator[Finding]:
+def find_unequal_copies(at: View) -> Iterator[Finding]:
     """Finding where copies of a parameter, gradient or state differ between ranks of one run alone."""
-    first, side = at.first, with_copies(at.first)
+    first, side = at.first, side_with_copies(at.first)
     if first.site.kind not in _COPIED:
         return
     if side:
@@ -209,7 +209,7 @@ def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
 # --- collectives
 
 
-def collective_findings(at: View) -> Iterator[Finding]:
+def find_collective(at: View) -> Iterator[Finding]:
     """Finding where a collective is missing, or is another one."""
     a, b = at.first.a, at.first.b
     if side := at.first.only:
@@ -231,7 +231,7 @@ def _shown(summary: Summary | None) -> str:
 # --- parts
 
 
-def of_parts(step: Step, position: int) -> Cause | None:
+def parts_cause(step: Step, position: int) -> Cause | None:
     """Cause where either run's ranks lack elements of a tensor or hold some twice; None otherwise."""
     rows = int(step.divergences.row_a[position]), int(step.divergences.row_b[position])
     batches = step.table.a, step.table.b
@@ -242,7 +242,7 @@ def of_parts(step: Step, position: int) -> Cause | None:
     return cause("parts") if any(incomplete) else None
 
 
-def incomplete_parts(at: View) -> Iterator[Finding]:
+def find_incomplete_parts(at: View) -> Iterator[Finding]:
     """Findings naming the run and its incomplete parts."""
     for summary, side in ((at.first.a, "a"), (at.first.b, "b")):
         if summary is not None and summary.joined is Joined.INCOMPLETE:

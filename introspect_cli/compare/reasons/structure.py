@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.reasons.update import changed_hands, other_optimizer
+from introspect_cli.compare.reasons.update import find_changed_hands, find_other_optimizer
 from introspect_cli.compare.say import WHOLE_VALUE, found, often
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Cause, Known
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
-def of_one_side(step: Step, position: int) -> Cause | None:
+def one_side_cause(step: Step, position: int) -> Cause | None:
     """Cause of a one-sided record; None where both runs have it. An origin if `subject_of` says so."""
     if not step.is_one_sided(position):
         return None
@@ -54,7 +54,7 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
     return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
 
 
-def drawn(step: Step) -> int | None:
+def drawn_one_sided_start(step: Step) -> int | None:
     """Position of the first one-sided start tensor, if a parameter before it is equal; None otherwise.
 
     Drawing it moves the generator, so that later tensors differ; equal ones before show the same seed.
@@ -70,13 +70,13 @@ def drawn(step: Step) -> int | None:
     return None
 
 
-def why_one_sided(at: View) -> Iterator[Finding]:
+def find_why_one_sided(at: View) -> Iterator[Finding]:
     """Findings of the first clause in `_CLAUSES` that has any."""
     for kinds, clause in _CLAUSES:
         if at.site.kind in kinds and (findings := list(clause(at))):
             yield from findings
             break
-    if drawn(at.step) == at.position and at.step.rng_differs():
+    if drawn_one_sided_start(at.step) == at.position and at.step.rng_differs():
         names = [site.fqn for site in at.step.sites if site.kind is Kind.RNG and site.phase is Phase.START]
         yield found("random-follows", names=", ".join(names))
 
@@ -240,7 +240,7 @@ def _other_class(at: View) -> Iterator[Finding]:
     """Finding where the stepping optimizers are of other classes."""
     one, two = ({name.partition("#")[0] for name in names} for names in at.steppers)
     if one != two:
-        yield from other_optimizer(at)
+        yield from find_other_optimizer(at)
 
 
 def _no_gradient(at: View) -> Iterator[Finding]:
@@ -266,7 +266,7 @@ _ALL = frozenset(Kind)
 _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...] = (
     (frozenset({Kind.OP_OUTPUT}), _operator),
     (_UPDATED, _not_optimized),
-    (_UPDATED, changed_hands),
+    (_UPDATED, find_changed_hands),
     (frozenset({Kind.OPTIMIZER_STATE}), _other_class),
     (_ALL, _tied),
     (frozenset({Kind.LOSS}), _losses),
