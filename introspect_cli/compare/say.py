@@ -302,8 +302,6 @@ _TOLD: Final[Mapping[str, str]] = {
     "on-rank": "rank {rank}",
     "on-all-ranks": "on all {ranks} ranks",
     "only-has-it": "only {side} has {name}{moment}",
-    "differs": "{name}{aside} differs{moment}{far}[; equal: {equal}][; within tolerance: {within}][; the same or in "
-    "another form: {form}][; not recorded: {unseen}][; b is {times} times a][; {place}]",
     "differs-by": "{name}{moment}[, {size}][; b is {times} times a][; {place}]",
     "between-calls": "between calls {one} and {two} of {after}, in {module}",
     "between": "in the forward code of {module}[, after {after}][, before {before}]",
@@ -407,11 +405,6 @@ def left(codes: Iterable[str]) -> list[Finding]:
     return [Finding(code, Certainty.LEFT, {}, _LEFT[code]) for code in dict.fromkeys(codes)]
 
 
-def one_of(names: Sequence[str]) -> str:
-    """Alternatives as a list: `a, b or c`."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-
-
 def often(count: int) -> str:
     """A count as an adverb: `once`, `twice`, `3 times`."""
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
@@ -428,16 +421,9 @@ def event_words(by: str, seed: str, name: str, line: str, *, mode: bool = False)
     return f"{by}{given}{f' of {name}' if name else ''}{at}"
 
 
-def sentence(subject: str, findings: Sequence[Finding], causes: Sequence[str], rest: Sequence[str]) -> str:
-    """The sentences of an answer: subject with proved findings, else remaining causes; likely ones; `rest`."""
-    proved, left, likely = ([one.text for one in findings if one.certainty is wanted] for wanted in Certainty)
-    likely += causes
-    text = (
-        f"{subject}; cause: {'; '.join(proved)}."
-        if proved
-        else f"{subject}; left: {one_of(left)}."
-        if left
-        else f"{subject}."
-    )
-    text += f" Likely: {'; '.join(likely)}." if likely else ""
-    return " ".join([text, *rest])
+def sentence(head: str, findings: Sequence[Finding], likely: Sequence[str], rest: Sequence[str]) -> str:
+    """The sentences of an answer: its head with proved findings, else remaining causes; likely causes; `rest`."""
+    proved, left = ([one.text for one in findings if one.certainty is it] for it in (Certainty.PROVED, Certainty.LEFT))
+    why = f"; cause: {'; '.join(proved)}" if proved else f"; left: {', '.join(left)}" if left else ""
+    also = f" Likely: {'; '.join(likely)}." if likely else ""
+    return " ".join([f"{head}{why}.{also}", *rest])

@@ -18,7 +18,7 @@ from introspect_cli.compare.reasons.explain import before_it, evidence_lines, ex
 from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
-from introspect_cli.compare.say import told
+from introspect_cli.compare.say import sentence, told
 from introspect_cli.compare.settings.beginning import first_difference
 from introspect_cli.compare.settings.documents import on_some_ranks
 from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, setting_changes
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.clues import CodeChanges
-    from introspect_cli.compare.reasons.explain import Explained
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.findings import Resumption
-    from introspect_cli.compare.terms.result import Beside, Candidate
+    from introspect_cli.compare.terms.result import Beside
 
 
 def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
@@ -75,11 +74,11 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     )
 
 
-def _agreed_since(resumed: Resumption, verdict: Verdict, sentence: str) -> str:
+def _agreed_since(resumed: Resumption, verdict: Verdict, agreed: str) -> str:
     """The sentence of runs that agree, with what the resumed one restored before it, or after an undecided one."""
     if verdict is Verdict.UNDECIDED:
-        return f"{sentence} {head_of(resumed)}"
-    return f"{head_of(resumed) if resumed.lost else resumed_rightly(resumed)} {sentence}"
+        return f"{agreed} {head_of(resumed)}"
+    return f"{head_of(resumed) if resumed.lost else resumed_rightly(resumed)} {agreed}"
 
 
 def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
@@ -145,12 +144,13 @@ def _diverging(
     options, reach, first, best = compared.options, compared.reach, at.first, at.outcome
     training, evaluation = separately(compared)
     story = explained(at)
-    causes = causes_of(story, code, settings)
+    causes = causes_of(story.findings, code, settings)
     place, beside = _place_of_both(at, training, evaluation)
     place = (leaves_words(reach, first) if reach is not None else "") + place
-    why = " ".join(filter(None, (story.sentence(_likely(at, story, causes)), beside)))
-    ended = _at_the_end(compared, at, place, why)
     resumed = next((one.resumption for one in compared.outcomes if one.resumption is not None), None)
+    likely = likely_words(story.findings, () if resumed is not None and resumed.lost else causes)
+    why = sentence(story.head, story.findings, [text for text, _ in likely], (*story.more, *filter(None, [beside])))
+    ended = _at_the_end(compared, at, place, why)
     begins = f"{head_of(resumed)} " if resumed is not None else ""
     origins = origins_of(best, compared.outcomes) if compared.splits is None or resumed is not None else ()
     origins = with_parts(resumed, first, best.lost, origins) if resumed is not None else origins
@@ -194,18 +194,6 @@ def _first_more(at: View) -> str:
     listed = at.outcome.listed if at.rounding else []
     more = next((one for one in listed if one.step == at.first.step and one.size is Size.MORE), None)
     return told("first-more", name=what(more.site, more.module_class), far=how_far(more)) if more else ""
-
-
-def _likely(at: View, story: Explained, causes: Sequence[Candidate]) -> list[str]:
-    """The likeliest causes in words; [] where a resumed run lost a part that matters."""
-    resumed = at.outcome.resumption
-    settled = {"hyperparameter", "optimizers"} if at.cause.reason == "optimizer" else set()
-    strong = {(one.source, one.name) for one in at.settings if one.explains and one.weight >= _STRONG}
-    return [] if resumed is not None and resumed.lost else likely_words(story, causes, strong, settled)
-
-
-_STRONG = 0.8
-"""Weight from which on a setting is named in the sentence."""
 
 
 def _nothing_changed(at: View, code: CodeChanges | None) -> tuple[str, ...]:
@@ -291,9 +279,9 @@ def _at_the_end(compared: Compared, at: View, place: str, why: str) -> _Ended:
     If it cut off the step of the first divergence, the exception comes first; if the divergence is only a record
     missing since, it is all.
     """
-    end, cut, sentence = compared.ending, cut_short(at), f"{place}: {why}"
+    end, cut, whole = compared.ending, cut_short(at), f"{place}: {why}"
     if end is None or cut is None:
-        return _Ended(sentence, note="" if end is None else told("raised-later", run=end.side, words=end.words))
+        return _Ended(whole, note="" if end is None else told("raised-later", run=end.side, words=end.words))
     cut_off = told(
         "raised-within",
         run=cut.side,
@@ -302,7 +290,7 @@ def _at_the_end(compared: Compared, at: View, place: str, why: str) -> _Ended:
         words=cut.words,
         last=_last_agreed(at),
     )
-    return _Ended(cut_off if at.lacks == cut.side else f"{cut_off} {sentence}", leads=True)
+    return _Ended(cut_off if at.lacks == cut.side else f"{cut_off} {whole}", leads=True)
 
 
 def _last_agreed(at: View) -> str:

@@ -9,7 +9,7 @@ from introspect_cli.compare.answer.endings import cut_short
 from introspect_cli.compare.reasons.explain import explained
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.resumed import RATES
-from introspect_cli.compare.say import told
+from introspect_cli.compare.say import sentence, told
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
 from introspect_cli.compare.terms.result import Divergence, Origin, Role
 from introspect_cli.compare.terms.words import listed, some
@@ -40,7 +40,8 @@ def origins_of(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Orig
     for divergence, cause in ((best.first, best.cause), *best.origins):
         at = View(replace(best, first=divergence, cause=cause), outcomes)
         if ending is None or at.lacks != ending.side:
-            every.append(Origin(explained(at).sentence(), divergence))
+            story = explained(at)
+            every.append(Origin(sentence(story.head, story.findings, (), story.more), divergence))
     return tuple(every)
 
 

@@ -23,7 +23,7 @@ from introspect_cli.records import GIVEN, Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from introspect_cli.compare.reasons.view import View
 
@@ -39,26 +39,15 @@ class Explained:
 
     Attributes:
         head: what differs, when and by how much, or that one run alone has it.
-        subject: the same in a sentence, with what it rests on.
         evidence: what it rests on, as far as that says something of it.
         findings: what explains it: on record, else what is left, and what is likely.
         more: sentences on roundings and tolerance.
     """
 
     head: str
-    subject: str
     evidence: tuple[Evidence, ...]
     findings: tuple[Finding, ...]
     more: tuple[str, ...] = ()
-
-    def sentence(self, likely: Sequence[str] = ()) -> str:
-        """The full sentence: subject, findings, likely causes (`likely` appended), further sentences."""
-        return say.sentence(self.subject, self.findings, likely, self.more)
-
-    @property
-    def proved(self) -> tuple[Finding, ...]:
-        """The findings of certainty PROVED."""
-        return tuple(one for one in self.findings if one.certainty is Certainty.PROVED)
 
 
 def explained(at: View) -> Explained:
@@ -75,27 +64,24 @@ def explained(at: View) -> Explained:
     more += [told("grown", first=at.tolerated)] if at.cause.grown and at.tolerated else []
     quiet = at.tells in _NEVER_RANDOM or (at.tells == "module" and draws_nothing(at.first.module_class))
     evidence = tuple(fact for fact in at.cause.evidence if not (quiet and fact.thing in RANDOM))
-    return Explained(*_head_and_subject(at, evidence), evidence, tuple(findings), tuple(more))
+    return Explained(_head_of(at), evidence, tuple(findings), tuple(more))
 
 
-def _head_and_subject(at: View, evidence: tuple[Evidence, ...]) -> tuple[str, str]:
-    """Clauses on what differs, when and by how much, or that one run alone has it; the second with the evidence."""
+def _head_of(at: View) -> str:
+    """Clause on what differs, when and by how much, or that one run alone has it."""
     first, site = at.first, at.site
     name = what(site, "" if at.tells in {"script", "backward", "propagated"} else first.module_class)
-    moment = say.MOMENTS[_moment(at)].format(step=first.step, call=site.call, source=first.source)
+    moment = say.MOMENTS[_moment(at)].format(step=first.step, call=site.call, source=first.source).rstrip(",")
     if first.only:
-        alone = told("only-has-it", side=first.only, name=name, moment=moment.rstrip(","))
-        return alone, alone
+        return told("only-has-it", side=first.only, name=name, moment=moment)
     far = (both_values(first) if site.kind is not Kind.RNG else "") or how_far(first)
-    rest = {
-        "times": "" if first.scale is None else f"{first.scale:.6g}",
-        "place": _between(at) if at.tells == "own_code" else "",
-    }
-    aside, after = (moment, "") if moment.endswith(",") else ("", moment)
-    known = {state.name.lower(): evidence_words(evidence, state) for state in Known}
-    return (
-        told("differs-by", name=name, moment=moment.rstrip(","), size=far.strip(" ()"), **rest),
-        told("differs", name=name, aside=aside, moment=after, far=far, **known, **rest),
+    return told(
+        "differs-by",
+        name=name,
+        moment=moment,
+        size=far.strip(" ()"),
+        times="" if first.scale is None else f"{first.scale:.6g}",
+        place=_between(at) if at.tells == "own_code" else "",
     )
 
 
