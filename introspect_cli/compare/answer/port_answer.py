@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from introspect_cli.compare import say
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
 from introspect_cli.compare.terms.findings import StructureChange
-from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Fact, Role, Verdict
+from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Fact, Origin, Role, Verdict
 from introspect_cli.compare.terms.watched import lists, ordered
 from introspect_cli.compare.terms.words import amount, named, some, thing, what
 from introspect_cli.compare.values import CLOSE, are_ports, ends, flow_of, measured
@@ -74,7 +74,7 @@ def port_answer(by_name: DiffResult, flow: Flow) -> DiffResult:
         settings=by_name.settings,
         counts=_counts(by_name.counts, flow, 0),
         notes=(say.told("port", step=flow.step, close=flow.close), *by_name.notes),
-        findings=tuple(one for one in by_name.findings if not isinstance(one, StructureChange)) + _changes(flow),
+        findings=(*(one for one in by_name.findings if not isinstance(one, StructureChange | Origin)), *_changes(flow)),
         training=by_name.training,
         evaluation=by_name.evaluation,
         subject=by_name.subject,
