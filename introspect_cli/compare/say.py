@@ -58,6 +58,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "seeded": "{by} {a} -> {b}[ ({line})]",
     "set-state": "{by} sets another state[ ({line})]",
     "set-in-one": "{by} sets it in {side} only",
+    "generator-state": "the {by} in {name} is in another state when the first step begins",
     "draw-unseen": "[after {since}, ]something else draws differently in a and b[; {before} draws before it agree]",
     "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before "
     "it agree]",

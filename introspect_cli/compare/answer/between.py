@@ -22,6 +22,7 @@ from introspect_cli.compare.settings.beginning import (
     fillings,
     partings,
     script_seedings,
+    variables_that_differ,
 )
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.seedings import set_at
@@ -185,6 +186,8 @@ def clues_of(scene: View) -> Clues:
         place.extend(event.line for event in events_there)
         words |= {word for event in events_there for word in event.name.split(".")[-2:]}
         words |= {*MODES} if any(event.by in MODES for event in events_there) else set()
+    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+        words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     reason = "structure" if replaced else cause.instead or cause.reason
     return Clues(
         reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,

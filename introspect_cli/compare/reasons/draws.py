@@ -199,7 +199,7 @@ def find_random_cause(at: View) -> Iterator[Finding]:
     if site.phase is Phase.START and at.is_first_step:
         if not is_resumed_start(at):
             by_script = " " in site.fqn
-            yield from script_generators(*who) if by_script else first_difference(*who, site.fqn)
+            yield from script_generators(*who, seeds=True) if by_script else first_difference(*who, site.fqn)
             yield from begins_later(at.runs, (at.first.step, at.first.step_b))
         return
     set_by = list(set_finding(*set_at(at.runs, at.first)))

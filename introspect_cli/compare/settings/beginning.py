@@ -186,15 +186,35 @@ def begins_later(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Find
 # --- generators that the script made
 
 
-def script_generators(runs: tuple[Run, Run], rank: int) -> Iterator[Finding]:
-    """Finding for the first seeding that differs of generators that the script made."""
-    return _difference(script_seedings(runs, rank))
+def script_generators(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> Iterator[Finding]:
+    """Finding for generators created by the script: seeds that differ, else states; with `seeds`, seeds alone."""
+    findings = list(_difference(script_seedings(runs, rank)))
+    yield from findings
+    for name, ((label, seed, _), (_, seed_b, _)) in [] if findings else variables_that_differ(runs, rank).items():
+        if seed != seed_b:
+            yield found("seeded", by=label, a=seed, b=seed_b, line=name)
+        elif not seeds:
+            yield found("generator-state", by=label, name=name)
+        return
 
 
 def script_seedings(runs: tuple[Run, Run], rank: int) -> Parting:
     """Where the seedings of generators that the script made part."""
     a, b = ([event for event in events_of(run, rank, "") or [] if event.by in _OF_THE_SCRIPT] for run in runs)
     return parting(a, b)
+
+
+def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Script generators of both runs that differ, by variable: (class, seed, state) in a and in b."""
+    one, two = ({words[3]: words[:3] for words in _generators(run, rank)} for run in runs)
+    return {name: (one[name], two[name]) for name in one if name in two and one[name] != two[name]}
+
+
+def _generators(run: Run, rank: int) -> list[tuple[str, ...]]:
+    """(class, seed, state, variable) of each script generator on record."""
+    lines = run.settings_of(rank).document(DOCUMENT).get("generators")
+    every = [tuple(str(line).split(" ")) for line in lines] if isinstance(lines, list) else []
+    return [words for words in every if len(words) == 4]
 
 
 # --- what filled a parameter
