@@ -51,7 +51,7 @@ class Reason:
         applies: what makes a divergence one, resting on evidence, None where something that went into it differs;
             without one, that nothing has fed it.
         find: what may be found of it, each function from a view of the place to findings.
-        left: the codes of what may have made it where nothing is found on record.
+        left: the codes of what may have made it where nothing is found on record, or a function that yields them.
         weights: how well a setting explains it, 0 to 1, by the setting's source.
         names: settings whose names match explain it a little better.
     """
@@ -63,9 +63,13 @@ class Reason:
     is_fed: Fed = anything_before
     applies: Applies | None = None
     find: tuple[Find, ...] = ()
-    left: Left = lambda _: ()
+    left: Left | tuple[str, ...] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
     names: re.Pattern[str] | None = None
+
+    def remaining(self, at: View) -> Iterable[str]:
+        """The codes of what may have made a divergence where nothing is found on record."""
+        return self.left(at) if callable(self.left) else self.left
 
     def cause_of(self, step: Step, position: int) -> Cause | None:
         """The cause of a divergence by this reason; None where the reason does not apply or an input differs."""

@@ -58,7 +58,7 @@ def explained(at: View) -> Explained:
         findings = [replace(one, certainty=Certainty.LIKELY) for one in findings]
     # that copies differ is on record, and tells no cause
     proved = any(one.certainty is Certainty.PROVED and one.code != "copies" for one in findings)
-    findings += [] if proved else say.left(reason.left(at))
+    findings += [] if proved else say.left(reason.remaining(at))
     findings.sort(key=lambda one: list(Certainty).index(one.certainty))
     more = [told("rounding-alone")] if at.rounding and not proved else []
     more += [told("grown", first=at.tolerated)] if at.cause.grown and at.tolerated else []

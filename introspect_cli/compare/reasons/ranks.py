@@ -218,12 +218,6 @@ def find_collective(at: View) -> Iterator[Finding]:
         yield found("collective-other", a=_shown(a), b=_shown(b))
 
 
-def left_in_collective(at: View) -> Iterator[str]:
-    """Remaining causes: what the ranks send, or the order of collectives."""
-    del at
-    yield from ("sent", "order-of-collectives")
-
-
 def _shown(summary: Summary | None) -> str:
     return "" if summary is None else summary.text.strip("'\"")
 

@@ -23,7 +23,7 @@ def _left_in_gap(at: View) -> Iterator[str]:
     """Remaining causes of the reason that would apply if all were recorded, and `not-recorded`."""
     for reason in ROWS:
         if reason.word == at.cause.instead:
-            yield from (*reason.left(at), "not-recorded")
+            yield from (*reason.remaining(at), "not-recorded")
     if at.step.gap:
         yield "steps-between"
 
@@ -48,7 +48,7 @@ ROWS: Final = (
         frozenset({Kind.COLLECTIVE}),
         5,
         find=(ranks.find_collective,),
-        left=ranks.left_in_collective,
+        left=("sent", "order-of-collectives"),
     ),
     Reason(
         "parts",
@@ -110,7 +110,7 @@ ROWS: Final = (
         "A value that the script gave to `introspect_cli.record` differs.",
         frozenset({Kind.VALUE}),
         40,
-        left=lambda _: ("code-of-value", "not-recorded"),
+        left=("code-of-value", "not-recorded"),
     ),
     Reason(
         "module",
@@ -221,7 +221,7 @@ ROWS: Final = (
         frozenset({Kind.PARAM}),
         is_fed=update.by_hand_is_fed,
         find=(update.find_change_in_one,),
-        left=update.left_by_hand,
+        left=("by-hand",),
     ),
     Reason(
         "buffer",
@@ -229,7 +229,7 @@ ROWS: Final = (
         frozenset({Kind.BUFFER}),
         applies=update.buffer_cause,
         find=(update.find_buffer_cause,),
-        left=update.left_in_buffer,
+        left=("momentum", "mode", "number-of-updates"),
         names=_names("momentum|ema|stat|norm"),
     ),
     Reason(
@@ -265,6 +265,6 @@ ROWS: Final = (
         priority=100,
         applies=start.propagated_cause,
         find=(start.find_first_difference,),
-        left=lambda _: ("elsewhere",),
+        left=("elsewhere",),
     ),
 )

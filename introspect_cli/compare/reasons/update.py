@@ -250,12 +250,6 @@ def find_change_in_one(at: View) -> Iterator[Finding]:
         yield found("changed-in-one", side=side)
 
 
-def left_by_hand(at: View) -> Iterator[str]:
-    """Remaining cause: the script changes it by hand."""
-    del at
-    yield "by-hand"
-
-
 def _overwritten(step: Step) -> tuple[bool, bool]:
     """Whether DDP broadcasts another rank's buffers to the compared rank, in a and in b."""
     rank, stored = step.comparison.rank, step.comparison.tensors
@@ -304,9 +298,3 @@ def find_buffer_cause(at: View) -> Iterator[Finding]:
     else:
         yield from find_change_in_one(at)
         yield from find_attributes_of(at, owner_of(at.site.fqn))
-
-
-def left_in_buffer(at: View) -> Iterator[str]:
-    """Remaining causes: momentum, mode, number of updates."""
-    del at
-    yield from ("momentum", "mode", "number-of-updates")

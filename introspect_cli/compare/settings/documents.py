@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -195,23 +195,8 @@ def built_differences(a: Any, b: Any) -> Iterator[Difference]:
             # a sampler of another class has other attributes
             others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
             alone = [change for change in changes if not change[0].startswith(others)]
-            for name, x, y in _mappings(alone, {*one, *two}):
+            for name, x, y in alone:
                 yield Difference(kind, f"{where}: {name}", x, y)
-
-
-def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Changes with those below one mapping joined: `stoi.a` and `stoi.b` become `stoi` with two dicts."""
-    groups: dict[str, list[tuple[str, Any, Any]]] = {}
-    for change in changes:
-        holder, _, _ = change[0].rpartition(".")
-        groups.setdefault(change[0] if not holder or holder in names else holder, []).append(change)
-    for holder, members in groups.items():
-        if len(members) == 1:
-            yield members[0]
-            continue
-        sides = ({name[len(holder) + 1 :]: values[side] for name, *values in members} for side in (0, 1))
-        one, two = ({name: value for name, value in side.items() if value is not None} or None for side in sides)
-        yield holder, one, two
 
 
 def _shared(a: Any, b: Any) -> list[Any]:
