@@ -7,12 +7,14 @@ reads what was said.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.compare.terms.findings import Certainty, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _PROVED: Final[Mapping[str, str]] = {
     # modules and operators
@@ -243,7 +245,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "samples-are": "Over the samples of each step, the runs are",
     "it-is": "{name} is",
     "selected-is": "What was selected of {name} is",
-    "extent": "{records} of {steps}[, {within} of them {by}]",
+    "extent": "{records} of {steps}[ that both runs kept{thinned}][, {within} of them {by}]",
     "as-one": "only within the tolerance or by extrema and means",
     "tolerated": "within the tolerance or noise given",
     "until": "up to and including {step}",
@@ -281,10 +283,10 @@ _TOLD: Final[Mapping[str, str]] = {
     "agreed-within": "agreed within the tolerance or noise given {until}",
     "changed-at-the-end": "{agreed}; after that, run {run} alone changes {name} outside of an optimizer step, and no "
     "step follows that would show what comes of it",
-    "ends-before": "{agreed}, where run {short} ends; run {run} has {more}",
+    "ends-before": "{agreed}, where run {short} ends; run {run} has more (steps: {more:,})",
     # where they diverge
-    "place": "First divergence at {step}[, {ranks}][, {recomputed}][, {evaluation}]",
-    "place-evaluation": "{subject} the same ({extent}); evaluation diverges at {step}[, {ranks}][, {recomputed}]",
+    "place": "First divergence at {step}[, {ranks}][, recomputed{recomputed}][, in evaluation{evaluation}]",
+    "place-evaluation": "{subject} the same ({extent}); evaluation diverges at {step}[, {ranks}][, recomputed{recomputed}]",
     "diverges": "{name} diverges at {step}{too}: {what}.",
     "first-more": "First that is more than rounding: {name}{far}.",
     "rounding-alone": "Rounding alone can make such a difference.",
@@ -322,7 +324,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "raised-early": "Run {run} ended by an exception before its first step was complete: {words}.",
     "raised-no-common": "Run {run} ended by an exception: {words}. The runs have no step in common.",
     "raised-earlier": "Run {run} ended by an exception where run {other} goes on[ (cut off: {ranks})]: {words}. "
-    "Until then, {until}, everything {which} agrees{within}.",
+    "Until then, {until}, everything {which} agrees[ within tolerance{within}].",
     "raised-within": "Run {run} ended by an exception in {step} where run {other} goes on: {words}.[ The last record "
     "that agrees is {last}.]",
     "raised-later": "Run {run} ended by an exception, after the first divergence: {words}.",
@@ -338,6 +340,9 @@ _TOLD: Final[Mapping[str, str]] = {
     "part-lost": "not restored: {part}",
     # notes
     "running": "Run {run} is still being written: {until} is compared.",
+    "no-step": "no complete step",
+    "selected": "selected",
+    "both-recorded": "that both recorded",
     "interrupted": "Run {run} was interrupted: it holds {until}.",
     "ranks-ended": "Run {run}: {how}.",
     "thinned": "Run {run} does not hold {what}: what was there is not compared.",
@@ -375,17 +380,42 @@ _TOLD: Final[Mapping[str, str]] = {
 _FINDINGS = {code: (Certainty.PROVED, words) for code, words in _PROVED.items()} | {
     code: (Certainty.LIKELY, words) for code, words in _LIKELY.items()
 }
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FINDERS: dict[str, list[Callable[[Any], Iterable[Finding]]]] = defaultdict(list)
+"""What may be found of a divergence, by the word of its reason; of any under `*`."""
+
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _FIELD = re.compile(r"\{(\w+)")
 
 
 def _filled(template: str, fields: Mapping[str, Any]) -> str:
-    """A template with its fields; a part of it in brackets is dropped where a field in it is None, "" or 0."""
+    """A template with its fields; a part of it in brackets is dropped where a field in it is None, "" or 0.
+
+    A field that is True shows nothing: it only keeps its part.
+    """
 
     def part(match: re.Match[str]) -> str:
         return match[1] if all(fields.get(name) not in {None, "", 0} for name in _FIELD.findall(match[1])) else ""
 
-    return _PART.sub(part, template).format_map(fields)
+    shown = {name: "" if value is True else value for name, value in fields.items()}
+    return _PART.sub(part, template).format_map(shown)
+
+
+def finds(*reasons: str) -> Callable[[F], F]:
+    """Mark a function from the view of a divergence to findings as one that is asked of these reasons; `*` for all."""
+
+    def registered(find: F) -> F:
+        for reason in reasons:
+            _FINDERS[reason].append(find)
+        return find
+
+    return registered
+
+
+def all_found(reason: str, at: Any) -> list[Finding]:
+    """All findings on a divergence (a `View`), those of its reason first, in the order of the functions."""
+    return [one for find in (*_FINDERS[reason], *_FINDERS["*"]) for one in find(at)]
 
 
 def found(code: str, **fields: Any) -> Finding:

@@ -234,9 +234,9 @@ def _place_of_both(at: View, training: Separate | None, evaluation: Separate | N
     where = {
         "step": first.step_words,
         "ranks": ranks.ranks_words(at),
-        "recomputed": "recomputed" * (first.site.phase is Phase.RECOMPUTE),
+        "recomputed": first.site.phase is Phase.RECOMPUTE,
     }
-    place = told("place", **where, evaluation="in evaluation" * first.site.evaluates)
+    place = told("place", **where, evaluation=first.site.evaluates)
     if training is None or evaluation is None:
         return place, ""
     if not at.site.evaluates:

@@ -99,7 +99,8 @@ class Compared:
         return told(
             "extent",
             records=count(counts.equal, "record"),
-            steps=count(counts.steps_compared, "step") + " that both runs kept" * thinned,
+            steps=count(counts.steps_compared, "step"),
+            thinned=thinned,
             within=counts.within,
             by=told("as-one" if self.as_one else "tolerated"),
         )
@@ -256,7 +257,7 @@ def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
 def _state_notes(compared: Compared) -> Iterator[str]:
     """Notes on runs still being written, interrupted, thinned, or with fewer steps than their manifest names."""
     for name, run in compared.runs:
-        until = "no complete step" if run.last_step is None else told("until", step=f"step {run.last_step}")
+        until = told("no-step") if run.last_step is None else told("until", step=f"step {run.last_step}")
         if run.state.value in {"running", "interrupted"}:
             yield told(run.state.value, run=name, until=until)
         yield from (told("ranks-ended", run=name, how=sentence) for sentence in run.endings)

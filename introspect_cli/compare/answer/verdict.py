@@ -138,7 +138,7 @@ def _one_saw_more(compared: Compared, *, results: bool) -> str:
             changed = next((outcome.paired.changed for outcome in compared.outcomes if outcome.paired.changed), "")
             if changed:
                 return told("changed-at-the-end", agreed=agreed, run=long, name=changed)
-            return told("ends-before", agreed=agreed, short=OTHER[long], run=long, more=count(tail, "more step"))
+            return told("ends-before", agreed=agreed, short=OTHER[long], run=long, more=tail)
     return ""
 
 
@@ -245,6 +245,6 @@ def _before_the_end(compared: Compared) -> str:
         other=OTHER[side],
         words=ending.words,
         until=compared.until,
-        which="selected" if compared.options.narrowed else "that both recorded",
-        within=" within tolerance" if compared.tally["within"] else "",
+        which=told("selected" if compared.options.narrowed else "both-recorded"),
+        within=bool(compared.tally["within"]),
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.ranks import reduction_factor
-from introspect_cli.compare.say import found
+from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step.rests_on import PASSES
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.evidence import Cause, Known, those
@@ -121,6 +121,7 @@ def _no_factor(at: View) -> bool:
 # --- through modules
 
 
+@finds("backward")
 def find_recomputation(at: View) -> Iterator[Finding]:
     """Finding where the module was recomputed in the step (activation checkpointing)."""
     step, alignment = at.step, at.step.alignment
@@ -152,6 +153,7 @@ def gradient_cause(step: Step, position: int) -> Cause | None:
     return cause("gradient", *passes)
 
 
+@finds("gradient")
 def find_sparse_gradient(at: View) -> Iterator[Finding]:
     """Finding where the gradient is sparse in one run alone."""
     sides = _sparse_sides(at)
@@ -159,6 +161,7 @@ def find_sparse_gradient(at: View) -> Iterator[Finding]:
         yield found("sparse", side=sides, other=OTHER[sides])
 
 
+@finds("plain", "gradient")
 def find_stale_gradient(at: View) -> Iterator[Finding]:
     """Finding where one run's gradient contains the previous step's (a missing `zero_grad`)."""
     side, _ = stale_share(at.step, at.position)
@@ -166,6 +169,7 @@ def find_stale_gradient(at: View) -> Iterator[Finding]:
         yield found("stale", side=side, of="evaluation" if at.site.call else "step")
 
 
+@finds("gradient")
 def find_whole_factor(at: View) -> Iterator[Finding]:
     """Finding where the factor between the runs is a number of ranks or batches: a sum instead of a mean."""
     factor = reduction_factor(at)

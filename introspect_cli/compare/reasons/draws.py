@@ -20,7 +20,7 @@ import numpy as np
 
 from introspect_cli.compare.passes import matched
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, found
+from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, finds, found
 from introspect_cli.compare.settings.beginning import begins_later, first_difference, script_generators
 from introspect_cli.compare.settings.seedings import set_at, set_finding
 from introspect_cli.compare.step.rests_on import Place, random_at_start
@@ -193,6 +193,7 @@ def is_resumed_start(at: View) -> bool:
     return at.is_first_step and (at.first.step != at.first.step_b or begins_elsewhere)
 
 
+@finds("rng")
 def find_random_cause(at: View) -> Iterator[Finding]:
     """Findings on what set or drew from the state in one run alone, or with another seed."""
     site, who = at.site, (at.runs, at.first.rank)
@@ -242,6 +243,7 @@ def unseeded_names(at: View) -> tuple[str, ...]:
 _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 
 
+@finds("*")
 def find_unseeded_generators(at: View) -> Iterator[Finding]:
     """Finding where a generator was drawn from without a seed."""
     if names := unseeded_names(at):

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
-from introspect_cli.compare.reasons.draws import find_one_sided_draw, find_unseeded_generators, is_resumed_start
+from introspect_cli.compare.reasons.draws import find_one_sided_draw, is_resumed_start
 from introspect_cli.compare.reasons.forward import batch_before, draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.judge import reason_named
-from introspect_cli.compare.reasons.ranks import find_unequal_copies
 from introspect_cli.compare.reasons.start import is_recorded_late
 from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, script_generators
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
 
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE})
-_OF_ALL = (find_unequal_copies, find_unseeded_generators)
-"""What may be found of any divergence, after what its reason finds."""
 _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
 
@@ -53,7 +50,7 @@ class Explained:
 def explained(at: View) -> Explained:
     """All findings on a divergence, proved first; remaining causes only where none is proved."""
     reason = reason_named(at.tells)
-    findings = [one for find in (*reason.find, *_OF_ALL) for one in find(at)]
+    findings = say.all_found(reason.word, at)
     if at.cause.role is not Role.ORIGIN and at.tells == "gap":
         findings = [replace(one, certainty=Certainty.LIKELY) for one in findings]
     # that copies differ is on record, and tells no cause

@@ -11,7 +11,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.draws import side_that_draws
-from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, found, often
+from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, often
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step.rests_on import (
     LEFT_OUT,
@@ -125,6 +125,7 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
 # --- what is found of a module
 
 
+@finds("module", "own_code")
 def find_class(at: View) -> Iterator[Finding]:
     """Finding where the module, or the tensor's owner, has another class in b."""
     if classes := at.classes_of(at.module):
@@ -133,6 +134,7 @@ def find_class(at: View) -> Iterator[Finding]:
         yield found("class", module=at.module, a=at.first.module_class, b=other)
 
 
+@finds("module", "own_code")
 def find_attributes(at: View) -> Iterator[Finding]:
     """Findings on attributes that differ: the module's own, else those of unobserved submodules."""
     own = list(find_attributes_of(at, at.module, of=""))
@@ -156,11 +158,13 @@ def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[F
             yield found("attribute", **fields, a=a, b=b)
 
 
+@finds("gradient")
 def find_attributes_of_user(at: View) -> Iterator[Finding]:
     """Findings on attributes of the module that uses the parameter."""
     return find_attributes_of(at, at.parameter_user)
 
 
+@finds("loss")
 def find_attributes_of_losses(at: View) -> Iterator[Finding]:
     """Findings on attributes of loss modules (class ending in `Loss` or `Criterion`) in both runs."""
     one, two = at.step.modules
@@ -169,12 +173,14 @@ def find_attributes_of_losses(at: View) -> Iterator[Finding]:
             yield from find_attributes_of(at, name)
 
 
+@finds("module")
 def find_dtypes(at: View) -> Iterator[Finding]:
     """Finding where the dtypes differ."""
     if at.dtypes is not None:
         yield found("dtype", a=at.dtypes[0], b=at.dtypes[1])
 
 
+@finds("module", "own_code")
 def find_draws(at: View) -> Iterator[Finding]:
     """Finding where one run alone draws random numbers in the module, or for own code just before it."""
     if side := side_that_draws(at, before=at.cause.reason == "own_code"):
@@ -218,6 +224,7 @@ def left_in_own_code(at: View) -> Iterator[str]:
 # --- operators
 
 
+@finds("op")
 def find_arguments(at: View) -> Iterator[Finding]:
     """Findings on up to `_MOST` arguments of the operator that differ, as noted at its first call."""
     site = at.site
@@ -248,6 +255,7 @@ _GPU: Final = re.compile(r"^cuda\b")
 """ROCm devices are called so as well."""
 
 
+@finds("op")
 def find_nondeterminism(at: View) -> Iterator[Finding]:
     """Finding where the operator is on torch's list of nondeterministic ones and ran on CUDA in both runs."""
     on_gpu = all(side is not None and _GPU.match(side.layout.device) for side in (at.first.a, at.first.b))
@@ -269,6 +277,7 @@ def batch_is_fed(step: Step, position: int) -> bool:
     return step.rng_differs() or (site.phase, site.fqn) in step.carried.loaders or bool(step.carried.rng)
 
 
+@finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
     """Finding where the batch has the same values in another order."""
     if same_values(at.first) and at.dtypes is None and not at.reshaped:
@@ -319,6 +328,7 @@ def script_cause(step: Step, position: int) -> Cause | None:
     return cause("script", *evidence, *known)
 
 
+@finds("script", "loss")
 def find_call_counts(at: View) -> Iterator[Finding]:
     """Finding where a module runs a different number of times in the step; not for a one-sided record."""
     if at.calls and at.cause.reason != "structure":
@@ -354,6 +364,7 @@ def loss_is_fed(step: Step, position: int) -> bool:
     return before or step.rng_differs() or bool(step.carried.params)
 
 
+@finds("loss")
 def find_grad_scale(at: View) -> Iterator[Finding]:
     """Finding where the losses differ exactly by the ratio of `GradScaler`'s scales."""
     table = at.table

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import found, told
+from introspect_cli.compare.say import finds, found, told
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Phase, Site, Status, Summary
 from introspect_cli.texts import rank_list
@@ -124,6 +124,7 @@ def side_with_copies(first: Divergence) -> str:
     return "" if joined[0] == joined[1] else "ab"[joined[1]]
 
 
+@finds("*")
 def find_unequal_copies(at: View) -> Iterator[Finding]:
     """Finding where copies of a parameter, gradient or state differ between ranks of one run alone."""
     first, side = at.first, side_with_copies(at.first)
@@ -209,6 +210,7 @@ def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
 # --- collectives
 
 
+@finds("collective")
 def find_collective(at: View) -> Iterator[Finding]:
     """Finding where a collective is missing, or is another one."""
     a, b = at.first.a, at.first.b
@@ -236,6 +238,7 @@ def parts_cause(step: Step, position: int) -> Cause | None:
     return cause("parts") if any(incomplete) else None
 
 
+@finds("parts")
 def find_incomplete_parts(at: View) -> Iterator[Finding]:
     """Findings naming the run and its incomplete parts."""
     for summary, side in ((at.first.a, "a"), (at.first.b, "b")):

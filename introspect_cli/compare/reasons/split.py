@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import found
+from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.terms.names import FORWARD
 from introspect_cli.compare.terms.sites import kind_code
@@ -84,6 +84,7 @@ def split_cause(step: Step, position: int) -> Cause | None:
     return cause("split", *(replace(fact, needed=False) for fact in evidence))
 
 
+@finds("split")
 def find_split_effect(at: View) -> Iterator[Finding]:
     """The effect of the split, and how each run cuts the batch."""
     finding, splits = split_finding(at.step, at.position), at.step.comparison.splits

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import find_attributes, find_attributes_of, find_attributes_of_losses
 from introspect_cli.compare.reasons.structure import subject_of
-from introspect_cli.compare.say import found
+from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.beginning import filled
 from introspect_cli.compare.step.rests_on import updates_by_hand
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
@@ -39,6 +39,7 @@ def is_recorded_late(at: View) -> bool:
     return at.is_first_step and at.first.step > 0
 
 
+@finds("initial")
 def find_child_processes(at: View) -> Iterator[Finding]:
     """Finding where the script runs another, unrecorded process."""
     names = {str(name): None for run in at.runs for name in run.manifest.get("children", [])}
@@ -46,6 +47,7 @@ def find_child_processes(at: View) -> Iterator[Finding]:
         yield found("children", names=", ".join(names))
 
 
+@finds("initial")
 def find_initial_draw(at: View) -> Iterator[Finding]:
     """Findings on what filled the tensor differently before the first step; for buffers, their module's attributes."""
     if not at.is_first_step or is_recorded_late(at) or at.dtypes or at.reshaped or at.first.size is Size.ROUNDING:
@@ -55,6 +57,7 @@ def find_initial_draw(at: View) -> Iterator[Finding]:
     yield from filled(at.runs, at.first.rank, at.site.fqn)
 
 
+@finds("initial")
 def find_tied_parameter(at: View) -> Iterator[Finding]:
     """Finding where one run alone ties this parameter to another module that both have."""
     for tree, other, side in zip(at.step.modules, at.step.modules[::-1], "ab", strict=True):
@@ -103,6 +106,7 @@ def outside_cause(step: Step, position: int) -> Cause | None:
     return cause("outside")
 
 
+@finds("outside")
 def find_change_between_steps(at: View) -> Iterator[Finding]:
     """Finding where one run alone changed it after the step, or no optimizer steps in a run."""
     if at.first.only:
@@ -137,6 +141,7 @@ def gap_cause(step: Step, position: int) -> Cause | None:
     return cause("gap", role=Role.PROPAGATED)
 
 
+@finds("gap")
 def find_attributes_in_gap(at: View) -> Iterator[Finding]:
     """Findings on differing attributes of the module or of loss modules."""
     if at.cause.instead == "module":
@@ -151,6 +156,7 @@ def resumed_cause(step: Step, position: int) -> Cause | None:
     return cause("resumed", role=Role.PROPAGATED) if step.resumed else None
 
 
+@finds("resumed")
 def find_unrestored(at: View) -> Iterator[Finding]:
     """Finding with up to three tensors that the later run began with differently."""
     carried = at.step.carried
@@ -165,6 +171,7 @@ def propagated_cause(step: Step, position: int) -> Cause | None:
     return cause("propagated", role=Role.PROPAGATED)
 
 
+@finds("propagated")
 def find_first_difference(at: View) -> Iterator[Finding]:
     """Finding with the first record of the step that differs, unless that is this one."""
     if at.step.sites[0] != at.site:

@@ -8,7 +8,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.update import find_changed_hands, find_other_optimizer
-from introspect_cli.compare.say import WHOLE_VALUE, found, often
+from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.names import FORWARD, owner_of
@@ -70,6 +70,7 @@ def drawn_one_sided_start(step: Step) -> int | None:
     return None
 
 
+@finds("structure")
 def find_why_one_sided(at: View) -> Iterator[Finding]:
     """Findings of the first clause in `_CLAUSES` that has any."""
     for kinds, clause in _CLAUSES:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.ranks import side_with_copies
-from introspect_cli.compare.say import found
+from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.hyperparameters import (
     RECORDED,
@@ -78,6 +78,7 @@ def optimizer_cause(step: Step, position: int) -> Cause | None:
 # --- what is found of an optimizer's step
 
 
+@finds("optimizer")
 def find_other_optimizer(at: View) -> Iterator[Finding]:
     """Finding where other optimizers step, or another of the same optimizers holds the parameter."""
     a, b = at.steppers
@@ -93,6 +94,7 @@ def find_changed_hands(at: View) -> Iterator[Finding]:
         yield found("changed-hands", a=", ".join(hands[0]), b=", ".join(hands[1]))
 
 
+@finds("optimizer")
 def find_partial_sum(at: View) -> Iterator[Finding]:
     """Finding where one run's ranks had not summed the gradient before the optimizer step."""
     if at.cause.rests_on(Thing.GRADIENT_SUM):
@@ -100,6 +102,7 @@ def find_partial_sum(at: View) -> Iterator[Finding]:
         yield found("owed", side=side_with_copies(at.first) or owing_side(at.step, sites.tolist()))
 
 
+@finds("optimizer")
 def find_untouched(at: View) -> Iterator[Finding]:
     """Finding where one run's step leaves the parameter unchanged and the other's does not."""
     side = at.step.untouched_side(at.union)
@@ -107,6 +110,7 @@ def find_untouched(at: View) -> Iterator[Finding]:
         yield found("untouched", side=side, name=", ".join(at.steppers[side == "b"]))
 
 
+@finds("optimizer")
 def find_fresh_state(at: View) -> Iterator[Finding]:
     """Finding where one run's optimizer counts step 1 and the other's more, or a resumed run lost state."""
     table, fqn = at.table, at.site.fqn
@@ -131,6 +135,7 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
         yield found("fresh-state-without", side=goes.late, names=", ".join(lost))
 
 
+@finds("optimizer")
 def find_hyperparameters(at: View) -> Iterator[Finding]:
     """Findings on the parameter's hyper-parameters that differ; likely only, where evidence is unobserved."""
     applying = set(applying_hyperparameters(at))
@@ -139,6 +144,7 @@ def find_hyperparameters(at: View) -> Iterator[Finding]:
         yield found(code, name=change.name, a=change.a, b=change.b)
 
 
+@finds("optimizer")
 def find_amplified(at: View) -> Iterator[Finding]:
     """Finding where inputs agree only within tolerance and no hyper-parameter differs."""
     if at.cause.grown and not hyperparameter_changes_of(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
@@ -243,6 +249,7 @@ def by_hand_is_fed(step: Step, position: int) -> bool:
     return step.rng_differs() or step.anything_before(made_by)
 
 
+@finds("by_hand")
 def find_change_in_one(at: View) -> Iterator[Finding]:
     """Finding where one run alone changes the tensor in the step."""
     left = at.step.untouched_side(at.union)
@@ -289,6 +296,7 @@ def buffer_cause(step: Step, position: int) -> Cause | None:
     return cause("buffer", *inputs, *before, module=owner)
 
 
+@finds("buffer")
 def find_buffer_cause(at: View) -> Iterator[Finding]:
     """Finding where DDP overwrites it, one run does not update it, or module attributes differ."""
     overwritten = _overwritten(at.step)
