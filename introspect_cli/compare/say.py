@@ -286,7 +286,8 @@ _TOLD: Final[Mapping[str, str]] = {
     "ends-before": "{agreed}, where run {short} ends; run {run} has more (steps: {more:,})",
     # where they diverge
     "place": "First divergence at {step}[, {ranks}][, recomputed{recomputed}][, in evaluation{evaluation}]",
-    "place-evaluation": "{subject} the same ({extent}); evaluation diverges at {step}[, {ranks}][, recomputed{recomputed}]",
+    "place-evaluation": "{subject} the same ({extent}); evaluation diverges at {step}[, {ranks}][, "
+    "recomputed{recomputed}]",
     "diverges": "{name} diverges at {step}{too}: {what}.",
     "first-more": "First that is more than rounding: {name}{far}.",
     "rounding-alone": "Rounding alone can make such a difference.",
@@ -403,7 +404,8 @@ def _filled(template: str, fields: Mapping[str, Any]) -> str:
 
 
 def finds(*reasons: str) -> Callable[[F], F]:
-    """Mark a function from the view of a divergence to findings as one that is asked of these reasons; `*` for all."""
+    """Mark a function from the view of a divergence to findings as one that is asked of these reasons; `*` for "
+    "all."""
 
     def registered(find: F) -> F:
         for reason in reasons:
