@@ -404,8 +404,7 @@ def _filled(template: str, fields: Mapping[str, Any]) -> str:
 
 
 def finds(*reasons: str) -> Callable[[F], F]:
-    """Mark a function from the view of a divergence to findings as one that is asked of these reasons; `*` for "
-    "all."""
+    """Mark a function from the view of a divergence to findings as one that is asked of these reasons; `*` for all."""
 
     def registered(find: F) -> F:
         for reason in reasons:
