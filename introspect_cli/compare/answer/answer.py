@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.answer.between import code_changes
-from introspect_cli.compare.answer.causes import by_exclusion, causes_of, likely_words, with_code
+from introspect_cli.compare.answer.causes import likely_words, ranked_candidates, weighed_by_code, with_only_change
 from introspect_cli.compare.answer.compared import notes_on
 from introspect_cli.compare.answer.endings import cut_short
 from introspect_cli.compare.answer.restored import head_of, origins_of, resumed_rightly, with_parts
@@ -19,7 +19,7 @@ from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.say import sentence, told
-from introspect_cli.compare.settings.beginning import first_difference
+from introspect_cli.compare.settings.beginning import find_first_event
 from introspect_cli.compare.settings.documents import on_some_ranks
 from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, setting_changes
 from introspect_cli.compare.step.overview import strip_of, tree_of
@@ -89,7 +89,7 @@ def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges
     a, b = compared.a, compared.b
     code, offset = code_changes(a, b, at, compared.ending), any(outcome.offset for outcome in compared.outcomes)
     if at is None:
-        return code, with_code(setting_changes(a, b, Blame(offset=offset)), code)
+        return code, weighed_by_code(setting_changes(a, b, Blame(offset=offset)), code)
     tuned = hyperparameter_changes_of(at) if at.cause.reason == "optimizer" else at.hyperparameters
     scheduled = any(change.about in _SCHEDULED for change in tuned)  # of the rest, no scheduler makes anything
     blame = Blame(
@@ -105,8 +105,8 @@ def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges
     )
     differ = setting_changes(a, b, blame)
     if not (at.rounding or _by_chance(at)):
-        code = by_exclusion(code, differ)
-    at.settings = with_code(differ, code, rounding=at.rounding and not tuned)
+        code = with_only_change(code, differ)
+    at.settings = weighed_by_code(differ, code, rounding=at.rounding and not tuned)
     return code, at.settings
 
 
@@ -119,7 +119,7 @@ def _by_chance(at: View) -> bool:
     if unseeded_names(at):
         return True
     if at.cause.reason == "rng" and at.is_first_step:
-        return not any(first_difference(at.runs, at.first.rank, at.site.fqn))
+        return not any(find_first_event(at.runs, at.first.rank, at.site.fqn))
     at_start = at.cause.rests_on(Thing.RANDOM_AT_START) if at.cause.reason == "initial" else ()
     return any(fact.known is not Known.EQUAL for fact in at_start)
 
@@ -144,7 +144,7 @@ def _diverging(
     options, reach, first, best = compared.options, compared.reach, at.first, at.outcome
     training, evaluation = separately(compared)
     story = explained(at)
-    causes = causes_of(story.findings, code, settings)
+    causes = ranked_candidates(story.findings, code, settings)
     place, beside = _place_of_both(at, training, evaluation)
     place = (leaves_words(reach, first) if reach is not None else "") + place
     resumed = next((one.resumption for one in compared.outcomes if one.resumption is not None), None)

@@ -19,13 +19,13 @@ from introspect_cli.compare.reasons.update import hyperparameter_changes_of as o
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
-    fillings,
+    last_fillings,
     partings,
     script_seedings,
     variables_that_differ,
 )
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.settings.seedings import set_at
+from introspect_cli.compare.settings.seedings import differing_calls
 from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.store.format.sources import Sources
@@ -55,7 +55,7 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     """
     if any("sources" not in run.settings for run in (a, b)):
         return None
-    one, two = _Texts(a), _Texts(b)
+    one, two = _KeptTexts(a), _KeptTexts(b)
     renamed = _renamed(one, two)
     names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
     differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
@@ -67,7 +67,7 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     unread: list[tuple[str, str]] = []
     sides: tuple[dict[str, str], dict[str, str]] = {}, {}
     wanted = {renamed.get(name, name) for name in differing}
-    texts_b = two.all({}, wanted)
+    texts_b = two.texts({}, wanted)
     for name in differing:
         other = renamed.get(name, name)
         texts = one.text(name), two.text(other)
@@ -81,17 +81,17 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     changes, in_comments, in_names = changed_between(*sides, [renamed.get(name, name) for name in names])
     back = {new: old for old, new in renamed.items()}
     for quiet in (in_comments, in_names):
-        for other in [o for o in quiet if not (one.exact(back.get(o, o)) and two.exact(o))]:
+        for other in [o for o in quiet if not (one.is_unredacted(back.get(o, o)) and two.is_unredacted(o))]:
             quiet.remove(other)
             unread.append((other, "secret"))
-    every = one.all(renamed, wanted) if changes else {}, texts_b
+    every = one.texts(renamed, wanted) if changes else {}, texts_b
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
     order = ranked(changes, every, clues)
-    order = tuple(replace(each, above=_above(each.change, every)) for each in order)
+    order = tuple(replace(each, above=_line_above(each.change, every)) for each in order)
     return CodeChanges(order, tuple(in_comments), tuple(in_names), tuple(unread), len(names))
 
 
-def _above(change: Change, texts: tuple[Mapping[str, str], Mapping[str, str]]) -> str:
+def _line_above(change: Change, texts: tuple[Mapping[str, str], Mapping[str, str]]) -> str:
     """The nearest non-blank line above a change, in b's version, or in a's where the code was removed; "" for none."""
     side, text = (change.b, texts[1]) if change.b is not None else (change.a, texts[0])
     if side is None or change.unit == "file":
@@ -100,7 +100,7 @@ def _above(change: Change, texts: tuple[Mapping[str, str], Mapping[str, str]]) -
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _renamed(one: _Texts, two: _Texts) -> dict[str, str]:
+def _renamed(one: _KeptTexts, two: _KeptTexts) -> dict[str, str]:
     """Names of files in a, mapped to those in b where they differ: the scripts, then files with a unique basename."""
     left = [name for name in one.digests if name not in two.digests]
     right = [name for name in two.digests if name not in one.digests]
@@ -112,7 +112,7 @@ def _renamed(one: _Texts, two: _Texts) -> dict[str, str]:
     return names
 
 
-class _Texts:
+class _KeptTexts:
     """Source texts that one run kept, by file name."""
 
     def __init__(self, run: Run) -> None:
@@ -126,11 +126,11 @@ class _Texts:
         """The text of a file; None where the run did not keep it."""
         return self._sources[name].text if name in self._sources else None
 
-    def exact(self, name: str) -> bool:
+    def is_unredacted(self, name: str) -> bool:
         """Whether a text is unredacted."""
         return name not in self._sources or self._sources[name].exact
 
-    def all(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
+    def texts(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
         """Texts by their names in b: all of `wanted`, others (same top directory first) up to `_MOST` characters."""
         texts: dict[str, str] = {}
         size = 0
@@ -167,7 +167,7 @@ def clues_of(scene: View) -> Clues:
         words |= _attributes_that_differ(scene.step.modules, name)
     if cause.reason in {"initial", "outside"}:
         words.add(site.fqn.rpartition(".")[2])
-    words |= {*replaced} | ({_last(cause.subject)} if cause.subject else set())
+    words |= {*replaced} | ({_last_part(cause.subject)} if cause.subject else set())
     if scene.first.a is not None and scene.first.b is not None:
         dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
         words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
@@ -176,11 +176,11 @@ def clues_of(scene: View) -> Clues:
     if scene.calls is not None and cause.reason in {"structure", "loss"}:
         few, many = sorted(scene.calls[1:])
         late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
-    words |= _handling(scene) if cause.reason == "gradient" else set()
+    words |= _handling_calls(scene) if cause.reason == "gradient" else set()
     words |= {*MODES} if cause.reason == "batch" and is_drawn_otherwise(scene) else set()
-    lines = _lines(scene)
+    lines = _recorded_lines(scene)
     begins = cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
-    for events, place in zip(_beginning(scene) if begins else (), lines, strict=False):
+    for events, place in zip(_suspect_events(scene) if begins else (), lines, strict=False):
         # what a module draws tells nothing of why one run has no such module
         events_there = [event for event in events if cause.reason != "structure" or event.name == subject]
         place.extend(event.line for event in events_there)
@@ -193,13 +193,13 @@ def clues_of(scene: View) -> Clues:
         reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
-        attributes=tuple(_last(name) for name in names),
+        attributes=tuple(_last_part(name) for name in names),
         inside=tuple({tree[name].module_class: 0 for name in scene.unseen_inside}),
-        models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
+        models=frozenset(_last_part(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
         words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
-        lines=(_parsed(lines[0]), _parsed(lines[1])),
-        bounds=_bounds(scene),
+        lines=(_parsed_lines(lines[0]), _parsed_lines(lines[1])),
+        bounds=_bounding_lines(scene),
         kind=site.kind,
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
@@ -209,13 +209,13 @@ def clues_of(scene: View) -> Clues:
     )
 
 
-def _lines(scene: View) -> tuple[list[str], list[str]]:
+def _recorded_lines(scene: View) -> tuple[list[str], list[str]]:
     """Lines of the user's code that the records of a and of b name."""
     lines: tuple[list[str], list[str]] = [scene.first.source if scene.first.a is not None else ""], []
     if (ended := cut_short(scene)) is not None and ended.file:
         lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
     if scene.cause.reason == "rng" and not scene.is_first_step:
-        for places, settings in zip(lines, set_at(scene.runs, scene.first), strict=True):
+        for places, settings in zip(lines, differing_calls(scene.runs, scene.first), strict=True):
             places.extend(setting.line for setting in settings)
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
         for places, event in zip(lines, script_seedings(scene.runs, scene.first.rank).first, strict=True):
@@ -223,40 +223,41 @@ def _lines(scene: View) -> tuple[list[str], list[str]]:
     return lines
 
 
-def _drawn_alike(scene: View) -> bool:
+def _is_drawn_alike(scene: View) -> bool:
     """Whether an initial value was last filled by the same function with equal state and arguments in both runs."""
     one, two = (
-        fillings(scene.runs, scene.first.rank, scene.site.fqn) if scene.cause.reason == "initial" else (None, None)
+        last_fillings(scene.runs, scene.first.rank, scene.site.fqn) if scene.cause.reason == "initial" else (None, None)
     )
     same = one is not None and two is not None and (one.state, one.by, one.arguments)
     return bool(same) and two is not None and same == (two.state, two.by, two.arguments)
 
 
-def _beginning(scene: View) -> tuple[list[Event], list[Event]]:
+def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
     """Seedings and draws before the first step that may be what differs, in a and in b."""
-    if _drawn_alike(scene):
+    if _is_drawn_alike(scene):
         return [], []
     suspects = [parted.suspects for parted in partings(scene.runs, scene.first.rank)]
     events = [event for one, _ in suspects for event in one], [event for _, two in suspects for event in two]
     if scene.cause.reason == "initial":
-        filled = fillings(scene.runs, scene.first.rank, scene.site.fqn)
+        filled = last_fillings(scene.runs, scene.first.rank, scene.site.fqn)
         given = [event and (event.by, event.arguments) for event in filled]
         for there, event in zip(events, filled if given[0] != given[1] else (), strict=False):
             there.extend([event] if event is not None else [])
     return events
 
 
-def _bounds(scene: View) -> tuple[Bounds, Bounds]:
+def _bounding_lines(scene: View) -> tuple[Bounds, Bounds]:
     """Lines of the last record that agrees and the first that differs: (a's two, b's two); None where unknown."""
     from introspect_cli.compare.step.step import lines_around
 
     one, two = (
-        [next(iter(_parsed([line])), None) for line in lines] for lines in lines_around(scene.step, scene.position)
+        [next(iter(_parsed_lines([line])), None) for line in lines]
+        for lines in lines_around(scene.step, scene.position)
     )
     return (one[0], one[1]), (two[0], two[1])
 
 
-def _handling(scene: View) -> set[str]:
+def _handling_calls(scene: View) -> set[str]:
     """Names of calls that may have changed the gradient (`clip_grad_norm_`, `zero_grad`), less what records exclude."""
     if stale_share(scene.step, scene.position)[0]:
         return set(Handling.ZERO_GRAD.calls)
@@ -271,12 +272,12 @@ def clues_of_ending(ending: Raised) -> Clues:
     return Clues("raised", lines=((), line) if ending.side == "b" else (line, ()))
 
 
-def _parsed(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
+def _parsed_lines(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """`model.py:41` as `("model.py", 41)`; lines of another form are left out."""
     return tuple((match[1], int(match[2])) for line in lines if (match := _LINE.fullmatch(line)))
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     """The last part of a dotted name that is no number: `blocks` of `blocks.3`; "" for none."""
     return next((part for part in reversed(name.split(".")) if not _INDEX.fullmatch(part)), "")
 

@@ -27,7 +27,7 @@ _UNLIKELY = 0.45
 _IN_COMMENTS = 0.05
 
 
-def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
+def with_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
     """Mark the only changed statement `Nearness.ALONE`, if every text was read and no setting of weight differs.
 
     Otherwise the changes are returned as they are.
@@ -40,7 +40,7 @@ def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) ->
     return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),))
 
 
-def with_code(
+def weighed_by_code(
     settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
 ) -> tuple[SettingChange, ...]:
     """Settings re-sorted by weight, each changed file weighed by its statement nearest to the divergence.
@@ -85,7 +85,7 @@ _GIVEN = frozenset({"command", "environment", "options", "files"})
 """Sources whose names somebody wrote."""
 
 
-def causes_of(
+def ranked_candidates(
     findings: Sequence[Finding], code: CodeChanges | None, settings: Sequence[SettingChange]
 ) -> tuple[Candidate, ...]:
     """Likely statements, then settings that explain; settings with an equal pair of values are merged into one."""
@@ -115,10 +115,10 @@ def causes_of(
         made = next((one for one, members in merged.items() if getattr(members[0], side) == value), key)
         if value is not None and made != key:  # what was made of it has its value
             merged[made] += merged.pop(key)
-    return (*statements, *(_setting(members, on_record) for members in merged.values()))
+    return (*statements, *(_setting_candidate(members, on_record) for members in merged.values()))
 
 
-def _setting(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
+def _setting_candidate(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
     """One cause for merged settings, named by the member a person wrote (command line, environment, files) if any.
 
     Proved where a finding has its two values.
@@ -148,12 +148,12 @@ _SHOWN, _AROUND, _WORDS = 60, 12, 400
 def candidate_words(one: Candidate) -> str:
     """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`."""
     if one.kind == "statement":
-        a, b = (text or "(nothing)" for text in _both_in_brief(one.a or "", one.b or ""))
+        a, b = (text or "(nothing)" for text in _shortened_pair(one.a or "", one.b or ""))
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
 
 
-def _both_in_brief(*texts: str) -> list[str]:
+def _shortened_pair(*texts: str) -> list[str]:
     """Two versions of a statement, one line each; over `_SHOWN` characters, equal parts become `...`."""
     whole = [" ".join(text.split()) for text in texts]
     if max(map(len, whole)) <= _SHOWN:

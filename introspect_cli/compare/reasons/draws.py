@@ -21,8 +21,8 @@ import numpy as np
 from introspect_cli.compare.passes import matched
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, finds, found
-from introspect_cli.compare.settings.beginning import begins_later, first_difference, script_generators
-from introspect_cli.compare.settings.seedings import set_at, set_finding
+from introspect_cli.compare.settings.beginning import find_first_event, find_later_beginning, find_script_seedings
+from introspect_cli.compare.settings.seedings import differing_calls, find_differing_call
 from introspect_cli.compare.step.rests_on import Place, random_at_start
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.names import generator_of
@@ -200,10 +200,10 @@ def find_random_cause(at: View) -> Iterator[Finding]:
     if site.phase is Phase.START and at.is_first_step:
         if not is_resumed_start(at):
             by_script = " " in site.fqn
-            yield from script_generators(*who, seeds=True) if by_script else first_difference(*who, site.fqn)
-            yield from begins_later(at.runs, (at.first.step, at.first.step_b))
+            yield from find_script_seedings(*who, seeds=True) if by_script else find_first_event(*who, site.fqn)
+            yield from find_later_beginning(at.runs, (at.first.step, at.first.step_b))
         return
-    set_by = list(set_finding(*set_at(at.runs, at.first)))
+    set_by = list(find_differing_call(*differing_calls(at.runs, at.first)))
     yield from set_by
     if set_by or " " in site.fqn:  # nobody sees what draws from a generator of the script's
         return

@@ -11,7 +11,7 @@ from introspect_cli.compare.reasons.forward import batch_before, draws_nothing, 
 from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.start import is_recorded_late
 from introspect_cli.compare.say import told
-from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, script_generators
+from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, find_script_seedings
 from introspect_cli.compare.step.rests_on import lacks_gradient
 from introspect_cli.compare.terms.evidence import RANDOM, Evidence, Known
 from introspect_cli.compare.terms.findings import Certainty, Finding
@@ -160,7 +160,7 @@ def evidence_lines(at: View, story: Explained) -> tuple[str, ...]:
     if at.cause.reason != "rng":
         further += find_one_sided_draw(at)
     if at.is_first_step and at.tells in MAY_REST_ON_THEM:
-        further += script_generators(at.runs, at.first.rank)
+        further += find_script_seedings(at.runs, at.first.rank)
     said = {one.text for one in story.findings}
     clauses += [f"{one.text[:1].upper()}{one.text[1:]}." for one in further if one.text not in said]
     return tuple(clauses)

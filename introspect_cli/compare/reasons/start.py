@@ -8,7 +8,7 @@ from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import find_attributes, find_attributes_of, find_attributes_of_losses
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.say import finds, found
-from introspect_cli.compare.settings.beginning import filled
+from introspect_cli.compare.settings.beginning import find_filling
 from introspect_cli.compare.step.rests_on import updates_by_hand
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.result import Role, Size
@@ -54,7 +54,7 @@ def find_initial_draw(at: View) -> Iterator[Finding]:
         return
     if at.site.kind is Kind.BUFFER:
         yield from find_attributes_of(at, at.site.fqn.rpartition(".")[0])
-    yield from filled(at.runs, at.first.rank, at.site.fqn)
+    yield from find_filling(at.runs, at.first.rank, at.site.fqn)
 
 
 @finds("initial")

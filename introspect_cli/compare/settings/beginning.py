@@ -40,7 +40,7 @@ class Event:
         state: the generator's state before a draw.
         by: the function; of a module that drew when it was called, its mode, one of `MODES`; "" for a draw by something
             that was not seen itself.
-        name: the parameter that was filled, or the module; "" for none that has a name.
+        name: the parameter that was find_filling, or the module; "" for none that has a name.
         line: of the user's code; where nobody saw what drew, the line that came next; of a module, where the outermost
             one was called. "" for none.
         arguments: what the function was given beside what it fills; None where that is not on record.
@@ -137,7 +137,7 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collecti
     return not one.is_unseen or is_set or [e.state for e in after[0]] == [e.state for e in after[1]]
 
 
-def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
+def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
     """Finding for the first seeding or draw before the first step that differs; nothing without records."""
     a, b = (events_of(run, rank, generator) for run in runs)
     if a is None or b is None:
@@ -145,10 +145,10 @@ def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Iterat
     parted = parting(a, b)
     if not any(parted.first) and b and b[-1].is_unseen:  # the state after the last draw is that which differs
         parted = Parting(a, b, len(b) - 1)
-    yield from _difference(parted)
+    yield from _find_difference(parted)
 
 
-def _difference(parted: Parting) -> Iterator[Finding]:
+def _find_difference(parted: Parting) -> Iterator[Finding]:
     """Finding for the first events that differ: another seed, another state, one run's alone, or two draws."""
     one, two = parted.first
     common = parted.b[: parted.agreed]
@@ -176,7 +176,7 @@ def _difference(parted: Parting) -> Iterator[Finding]:
             yield found("first-in-one", event=str(one or two), side="b" if one is None else "a", before=before)
 
 
-def begins_later(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
+def find_later_beginning(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
     """Finding where one run alone ran models without gradients before its step."""
     ran = [passes_over(run.manifest, step) for run, step in zip(runs, steps, strict=True)]
     if ran[0] != ran[1]:
@@ -186,9 +186,9 @@ def begins_later(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Find
 # --- generators that the script made
 
 
-def script_generators(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> Iterator[Finding]:
+def find_script_seedings(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> Iterator[Finding]:
     """Finding for generators created by the script: seeds that differ, else states; with `seeds`, seeds alone."""
-    findings = list(_difference(script_seedings(runs, rank)))
+    findings = list(_find_difference(script_seedings(runs, rank)))
     yield from findings
     for name, ((label, seed, _), (_, seed_b, _)) in [] if findings else variables_that_differ(runs, rank).items():
         if seed != seed_b:
@@ -217,11 +217,11 @@ def _generators(run: Run, rank: int) -> list[tuple[str, ...]]:
     return [words for words in every if len(words) == 4]
 
 
-# --- what filled a parameter
+# --- what find_filling a parameter
 
 
-def fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | None, Event | None]:
-    """The draw that last filled a parameter, in a and in b; else of one named so but for a wrapper."""
+def last_fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | None, Event | None]:
+    """The draw that last find_filling a parameter, in a and in b; else of one named so but for a wrapper."""
     last: list[Event | None] = []
     for run in runs:
         drawn = [event for event in events_of(run, rank, "") or [] if event.by not in MODES]
@@ -237,16 +237,16 @@ def _is_inside(one: str, two: str) -> bool:
     return bool(inside) and two.endswith(f".{inside}") and two.count(".") > one.count(".")
 
 
-def filled(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
-    """Finding where a parameter was filled by another function, from another state, or with other arguments."""
-    one, two = fillings(runs, rank, name)
+def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
+    """Finding where a parameter was find_filling by another function, from another state, or with other arguments."""
+    one, two = last_fillings(runs, rank, name)
     if one is None or two is None:
         if one or two:
             yield found("filled-in-one", by=str(one or two), side="a" if one else "b")
     elif (one.by, one.of_script) != (two.by, two.of_script) or (one.of_script and one.state != two.state):
         yield found("filled-by", a=str(one), b=str(two))
     elif one.state != two.state:
-        yield from first_difference(runs, rank, "torch")
+        yield from find_first_event(runs, rank, "torch")
     elif one.arguments != two.arguments and None not in (one.arguments, two.arguments):
         yield found("filled-with", by=str(two), a=one.arguments or "-", b=two.arguments or "-")
     elif one.arguments is not None:

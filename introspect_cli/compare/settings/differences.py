@@ -55,10 +55,10 @@ def on_one_line(one: Any, two: Any) -> tuple[str | None, str | None]:
         start = 0
     else:
         start = max(begin_alike(a, b) - _AROUND, 0) if max(len(a), len(b)) > _LONGEST else 0
-    return _cut(a, start), _cut(b, start)
+    return _shortened(a, start), _shortened(b, start)
 
 
-def _cut(text: str | None, start: int) -> str | None:
+def _shortened(text: str | None, start: int) -> str | None:
     """A text from `start` on, at most `_LONGEST` characters, with `...` where cut."""
     if text is None:
         return None
@@ -75,20 +75,20 @@ def unequal_values(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """(name, value in a, value in b) for each difference; None on the side that lacks it."""
     if a == b:
         return
-    if (_flat(a) or not a) and (_flat(b) or not b):
+    if (_is_flat(a) or not a) and (_is_flat(b) or not b):
         a, b = a or {}, b or {}
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             yield from ((str(name), one, two) for name, one, two in unequal(a, b))
             return
-    yield from _nested(a, b)
+    yield from _nested_differences(a, b)
 
 
-def _flat(value: Any) -> bool:
+def _is_flat(value: Any) -> bool:
     """Whether a value is a mapping without nested mappings, lists or tuples."""
     return isinstance(value, Mapping) and not any(isinstance(item, (Mapping, list, tuple)) for item in value.values())
 
 
-def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+def _nested_differences(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """Differences of nested values, as deepdiff finds them."""
     from deepdiff import DeepDiff
 

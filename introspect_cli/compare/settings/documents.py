@@ -122,10 +122,10 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
             option = next(name for name in itertools.chain([given], again) if name not in values)
             values[option] = True
             if equals:
-                _give(values, option, value)
+                _set_option(values, option, value)
                 option = ""
         elif option and values[option] is True:
-            option = _give(values, option, word)
+            option = _set_option(values, option, word)
         elif _ASSIGNED.match(word):
             name, _, value = word.partition("=")
             values[name] = value
@@ -139,7 +139,7 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def _give(values: dict[str, Any], option: str, value: str) -> str:
+def _set_option(values: dict[str, Any], option: str, value: str) -> str:
     """Set an option's value and return its name: `-p lr` where the value is `lr=1`."""
     if _ASSIGNED.match(value):
         del values[option]
@@ -183,9 +183,9 @@ def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[st
 
 def built_differences(a: Any, b: Any) -> Iterator[Difference]:
     """Differences of objects both runs built (loaders, schedulers), named `line: attribute`, by kind."""
-    for kind in _shared(a, b):
+    for kind in _shared_keys(a, b):
         one_side, other_side = a[kind], b[kind]
-        for thing in _shared(one_side, other_side):
+        for thing in _shared_keys(one_side, other_side):
             one, two = one_side[thing], other_side[thing]
             if not (isinstance(one, Mapping) and isinstance(two, Mapping)):
                 continue
@@ -199,6 +199,6 @@ def built_differences(a: Any, b: Any) -> Iterator[Difference]:
                 yield Difference(kind, f"{where}: {name}", x, y)
 
 
-def _shared(a: Any, b: Any) -> list[Any]:
+def _shared_keys(a: Any, b: Any) -> list[Any]:
     """Keys of both mappings, in the order of `a`; [] where either is no mapping."""
     return [key for key in a if key in b] if isinstance(a, Mapping) and isinstance(b, Mapping) else []
