@@ -180,6 +180,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "accumulation": "accumulation",
     "zero-grad": "zero_grad",
     "gradient-by-hand": "a change of the gradient by hand",
+    "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
     "optimizer": "the optimizer",
@@ -275,15 +276,15 @@ _TOLD: Final[Mapping[str, str]] = {
     "nothing-in-common": "the runs have nothing in common that both observed",
     "blank-step": "what the last compared step computes could not be observed, and it has no loss and no gradient",
     "mostly-unseen": "about {unseen:,} of {all:,} records in common could not be observed",
-    "cut-within": "all that both runs recorded agrees until run {run} was interrupted[ with exit code {exit}] within "
-    "step {step}",
+    "cut-within": "all that both runs recorded agrees until run {run} [ended with exit code {exit}][was "
+    "interrupted{cut}] within step {step}",
     "seen-by-one": "all that both runs saw agrees, but {records} only one of them could see (the first: {first})",
     "ranks-missing": "all that both runs recorded agrees {until}, but {ranks} of {run} left nothing",
     "equal-until": "equal {until}",
     "agreed-within": "agreed within the tolerance or noise given {until}",
     "changed-at-the-end": "{agreed}; after that, run {run} alone changes {name} outside of an optimizer step, and no "
     "step follows that would show what comes of it",
-    "ends-before": "{agreed}, where run {short} ends; run {run} has more (steps: {more:,})",
+    "ends-before": "{agreed}, where run {short} ends; run {run} has {more:,} more steps",
     # where they diverge
     "place": "First divergence at {step}[, {ranks}][, recomputed{recomputed}][, in evaluation{evaluation}]",
     "place-evaluation": "{subject} the same ({extent}); evaluation diverges at {step}[, {ranks}][, "

@@ -53,11 +53,11 @@ def test_the_drivers_version_is_read_from_its_module(tmp_path):
 @pytest.mark.parametrize(
     ("name", "sides", "said"),
     [
-        ("matmul_allow_tf32", ("False", "True"), "TF32 in matrix products is on in b only"),
-        ("cudnn_benchmark", ("True", "False"), "the benchmark that chooses cuDNN's kernels is on in a only"),
-        ("flash_sdp", ("True", None), "flash_sdp = True only in a"),
+        ("matmul_allow_tf32", ("False", "True"), "matmul_allow_tf32 False -> True"),
+        ("cudnn_benchmark", ("True", "False"), "cudnn_benchmark True -> False"),
+        ("flash_sdp", ("True", None), "flash_sdp True, only in a"),
         ("driver", ("550.54.15", "570.86.10"), "driver 550.54.15 -> 570.86.10"),
     ],
 )
-def test_a_switch_is_on_in_one_run_only(name, sides, said):
+def test_a_switch_is_told_with_both_values(name, sides, said):
     assert describe(SettingChange("runtime", name, *sides, True, 0.6)) == said

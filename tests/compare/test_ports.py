@@ -64,12 +64,12 @@ def compare(originals, tmp_path):
 
 STAGE, MINE = "ViTForImageClassification.vit.layers", "Seen.stages"
 SIGHT = {
-    "eps": f"in {STAGE}.1.layernorm_before (LayerNorm) in a, which is {MINE}.1.pre (LayerNorm) in b: its input agrees",
-    "gelu": f"In between, a ran {STAGE}.1.mlp.activation_fn; b ran {MINE}.1.act.",
-    "causal": f"before {STAGE}.1.attention.o_proj (Linear) in a, which is {MINE}.1.mixer.out (Linear) in b",
-    "columns first": "which is the output of Seen.cut in b, the same numbers in another order.",
-    "last token": "before ViTForImageClassification.classifier (Linear) in a, which is Seen.answer (Linear) in b",
-    "bias": f"Look at its parameters: {STAGE}.0.mlp.fc2.bias holds the same numbers as in b, in another order.",
+    "eps": f"the output of {STAGE}.1.layernorm_before (LayerNorm) in a, the output of {MINE}.1.pre (LayerNorm) in b",
+    "gelu": "; left: what runs between the last value that agrees and this one.",
+    "causal": f"the output of {STAGE}.1.attention.o_proj (Linear) in a, the output of {MINE}.1.mixer.out (Linear) in b",
+    "columns first": "the output of Seen.cut in b, the same numbers in another order.",
+    "last token": "ViTForImageClassification.classifier (Linear) in a, the output of Seen.answer (Linear) in b",
+    "bias": f"cause: the numbers of b in another order: {STAGE}.0.mlp.fc2.bias.",
 }
 
 

@@ -66,12 +66,6 @@ def test_one_rank_that_computes_in_another_precision_is_no_other_order_of_sums(r
     assert "another precision: " in result.sentence
 
 
-def test_a_batch_that_all_ranks_share_is_reported_beside_one_process(runs):
-    with open_run(runs / "1" / "hand-none") as a, open_run(runs / "2" / "ddp-same-samples") as b:
-        notes = compare_runs(a, b, DiffOptions()).notes
-    assert notes[0] == "In run b all 2 ranks were given the same batch."
-
-
 def test_the_first_divergence_is_that_of_the_rank_where_it_began(runs):
     """What rank 1's learning rate does arrives on rank 0 with the next reduction."""
     with open_run(runs / "2" / "hand-none") as a, open_run(runs / "2" / "hand-rate") as b:

@@ -78,7 +78,7 @@ def test_the_sentence_comes_first_and_the_notes_last():
     rows = divergence(side(mean=0.0), side(mean=1.0))
     found = result(rows, settings=settings, evidence=("Batches agree.",), notes=("Half seen.",))
     text = text_of(diff_blocks(found, everything=True))
-    order = ["First divergence", "- Batches agree.", "lr 0.1 -> 0.2", "X = 1, set only in b", "origin", "29 not listed"]
+    order = ["First divergence", "- Batches agree.", "lr 0.1 -> 0.2", "X 1, only in b", "origin", "29 not listed"]
     assert [text.index(word) for word in order] == sorted(text.index(word) for word in order)
     assert text.rstrip().endswith("Note: Half seen.")
     assert "lr" not in text_of(diff_blocks(found))

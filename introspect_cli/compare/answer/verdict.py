@@ -124,7 +124,8 @@ def _one_saw_more(compared: Compared, *, results: bool) -> str:
     if compared.tally["cut"]:
         name, run = next(each for each in compared.runs if stopped_within(each[1].manifest))
         ended = run.manifest.get("exit_code") if run.manifest.get("how") == "exit" else None
-        return told("cut-within", run=name, exit="" if ended is None else str(ended), step=run.last_step)
+        ended_by = {"exit": "" if ended is None else str(ended), "cut": ended is None}
+        return told("cut-within", run=name, step=run.last_step, **ended_by)
     if compared.tally["blind"] and not results:
         return told("seen-by-one", records=count(compared.tally["blind"], "record"), first=compared.blind_site)
     for name, run, other in (("a", compared.a, compared.b), ("b", compared.b, compared.a)):

@@ -188,6 +188,9 @@ def left_in_gradient(at: View) -> Iterator[str]:
         yield "reduction"
     if at.first.scale is not None and not gone >= TOGETHER:
         yield from ("clipping", "unscaling", "accumulation")
+    elif at.rounding and Handling.CLIPPING in gone and at.parameter_user:
+        yield "rounding-in-backward"
+        return
     else:
         if Handling.CLIPPING in gone:
             yield "clipping-by-value"
