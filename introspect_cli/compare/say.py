@@ -97,7 +97,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: each rank took its "
     "own, it was "
     "not reduced",
-    "not-reduced-on": "in {side} it was not reduced on {ranks}, or changed after that; the others have the other run's",
     "parts": "in {side} its parts are not the whole: {text}",
     "collective-missing": "[{name} ]is missing in {other}, one too many in {side}, or in another place",
     "collective-other": "it is {a} in a, {b} in b: one is missing, doubled or in another place",

@@ -7,13 +7,11 @@ with come from the first divergence.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, cut_short
 from introspect_cli.compare.changes.clues import Clues, CodeChanges
-from introspect_cli.compare.reasons.back import Handling, excluded_handling, stale_share
 from introspect_cli.compare.reasons.draws import is_drawn_otherwise
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of as optimizer_settings
 from introspect_cli.compare.settings.beginning import (
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from introspect_cli.compare.changes.clues import Bounds
-    from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.settings.beginning import Event
     from introspect_cli.records import ModuleInfo
@@ -86,18 +83,7 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
             unread.append((other, "secret"))
     every = one.texts(renamed, wanted) if changes else {}, texts_b
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
-    order = ranked(changes, every, clues)
-    order = tuple(replace(each, above=_line_above(each.change, every)) for each in order)
-    return CodeChanges(order, tuple(in_comments), tuple(in_names), tuple(unread), len(names))
-
-
-def _line_above(change: Change, texts: tuple[Mapping[str, str], Mapping[str, str]]) -> str:
-    """The nearest non-blank line above a change, in b's version, or in a's where the code was removed; "" for none."""
-    side, text = (change.b, texts[1]) if change.b is not None else (change.a, texts[0])
-    if side is None or change.unit == "file":
-        return ""
-    lines = text.get(change.file, "").splitlines()[: side.first - 1]
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return CodeChanges(ranked(changes, every, clues), tuple(in_comments), tuple(in_names), tuple(unread), len(names))
 
 
 def _renamed(one: _KeptTexts, two: _KeptTexts) -> dict[str, str]:
@@ -171,12 +157,6 @@ def clues_of(scene: View) -> Clues:
     if scene.first.a is not None and scene.first.b is not None:
         dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
         words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
-    # all steps before agree: a condition on the number of this one is a hint
-    late = {str(scene.first.step)} if scene.first.step > 1 and scene.steps_before else set()
-    if scene.calls is not None and cause.reason in {"structure", "loss"}:
-        few, many = sorted(scene.calls[1:])
-        late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
-    words |= _handling_calls(scene) if cause.reason == "gradient" else set()
     words |= {*MODES} if cause.reason == "batch" and is_drawn_otherwise(scene) else set()
     lines = _recorded_lines(scene)
     begins = cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
@@ -197,7 +177,7 @@ def clues_of(scene: View) -> Clues:
         inside=tuple({tree[name].module_class: 0 for name in scene.unseen_inside}),
         models=frozenset(_last_part(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
-        words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
+        words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)),
         lines=(_parsed_lines(lines[0]), _parsed_lines(lines[1])),
         bounds=_bounding_lines(scene),
         kind=site.kind,
@@ -255,15 +235,6 @@ def _bounding_lines(scene: View) -> tuple[Bounds, Bounds]:
         for lines in lines_around(scene.step, scene.position)
     )
     return (one[0], one[1]), (two[0], two[1])
-
-
-def _handling_calls(scene: View) -> set[str]:
-    """Names of calls that may have changed the gradient (`clip_grad_norm_`, `zero_grad`), less what records exclude."""
-    if stale_share(scene.step, scene.position)[0]:
-        return set(Handling.ZERO_GRAD.calls)
-    gone = excluded_handling(scene)
-    names = {word for handling in Handling if handling not in gone for word in handling.calls}
-    return names | ({"clip_grad_value_"} if Handling.CLIPPING in gone else set())
 
 
 def clues_of_ending(ending: Raised) -> Clues:

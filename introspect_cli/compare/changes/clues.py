@@ -92,7 +92,6 @@ class Ranked:
     nearness: Nearness
     depth: int = 0
     hits: int = 0
-    above: str = ""
     can_matter: bool = True
 
     @property

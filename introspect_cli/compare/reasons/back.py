@@ -41,21 +41,14 @@ _REST = 1e-5
 _MEASURED, _OF_THE_REST = 1e-4, 0.3
 
 
-class Handling(Enum):
-    """A treatment of gradients between backward pass and update: (code, names of calls in scripts)."""
+class Handling(str, Enum):
+    """A treatment of gradients between backward pass and update, as the code of what is left."""
 
-    CLIPPING = (
-        "clipping",
-        ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grads_with_norm_"),
-    )
-    UNSCALING = "unscaling", ("unscale_",)
-    ACCUMULATION = "accumulation", ("accumulate", "no_sync")
-    ZERO_GRAD = "zero-grad", ("zero_grad", "set_to_none")
-    BY_HAND = "gradient-by-hand", ()
-
-    def __init__(self, code: str, calls: tuple[str, ...]) -> None:
-        self.code = code
-        self.calls = calls
+    CLIPPING = "clipping"
+    UNSCALING = "unscaling"
+    ACCUMULATION = "accumulation"
+    ZERO_GRAD = "zero-grad"
+    BY_HAND = "gradient-by-hand"
 
 
 TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATION})
@@ -194,7 +187,7 @@ def left_in_gradient(at: View) -> Iterator[str]:
     else:
         if Handling.CLIPPING in gone:
             yield "clipping-by-value"
-        yield from (handling.code for handling in Handling if handling not in gone)
+        yield from (handling.value for handling in Handling if handling not in gone)
     if differ[0] != differ[1] and at.parameter_user:
         yield "use-in-module"
     yield "penalty"

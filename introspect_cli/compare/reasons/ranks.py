@@ -187,18 +187,9 @@ def _not_done(copies: dict[int, _Copy], wanted: NDArray[np.float64], side: str) 
     sketches = {rank: copy.sketch for rank, copy in copies.items() if copy.sketch is not None}
     known = len(sketches) == len(copies) > 1 and wanted.size and np.linalg.norm(wanted) > 0
     middle = np.mean(list(sketches.values()), axis=0) if known else wanted
-    if not known or not max(_far(copy, middle) for copy in sketches.values()) > _APART:
-        yield found("not-reduced", side=side)
-        return
-    if any(_far(total, wanted) <= _CLOSE for total in (middle, middle * len(sketches))):
-        yield found("not-reduced-proved", side=side)
-        return
-    right = [rank for rank, copy in sketches.items() if _far(copy, wanted) <= _CLOSE]
-    if right:
-        others = [rank for rank in sketches if rank not in right]
-        yield found("not-reduced-on", side=side, ranks=rank_list(others))
-    else:
-        yield found("not-reduced", side=side)
+    apart = known and max(_far(copy, middle) for copy in sketches.values()) > _APART
+    proved = apart and any(_far(total, wanted) <= _CLOSE for total in (middle, middle * len(sketches)))
+    yield found("not-reduced-proved" if proved else "not-reduced", side=side)
 
 
 def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
