@@ -1,7 +1,8 @@
 """Changes between the source files of two runs, the most likely cause of their divergence first.
 
-Files are paired by name, the two scripts also under different names. Names, classes and lines that changes are matched
-with come from the first divergence.
+Files are paired by name, the two scripts also under different names. A text comes from the run, or from the git clone
+in the current directory, if that has the file with the recorded digest. Names, classes and lines that changes are
+matched with come from the first divergence.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from introspect_cli.compare.settings.seedings import differing_calls
 from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.store.format.sources import Sources
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from introspect_cli.store.read.run import Run
 
 
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_PATH = re.compile(r"(?!/|-)(?!.*\.\.)[\w./ -]+\.py")
+_SECONDS = 5
 _MOST = 1 << 19
 """Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
@@ -52,7 +57,7 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     """
     if any("sources" not in run.settings for run in (a, b)):
         return None
-    one, two = _KeptTexts(a), _KeptTexts(b)
+    one, two = _SourceTexts(a), _SourceTexts(b)
     renamed = _renamed(one, two)
     names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
     differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
@@ -86,7 +91,7 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     return CodeChanges(ranked(changes, every, clues), tuple(in_comments), tuple(in_names), tuple(unread), len(names))
 
 
-def _renamed(one: _KeptTexts, two: _KeptTexts) -> dict[str, str]:
+def _renamed(one: _SourceTexts, two: _SourceTexts) -> dict[str, str]:
     """Names of files in a, mapped to those in b where they differ: the scripts, then files with a unique basename."""
     left = [name for name in one.digests if name not in two.digests]
     right = [name for name in two.digests if name not in one.digests]
@@ -98,22 +103,30 @@ def _renamed(one: _KeptTexts, two: _KeptTexts) -> dict[str, str]:
     return names
 
 
-class _KeptTexts:
-    """Source texts that one run kept, by file name."""
+class _SourceTexts:
+    """Source texts of one run by file name, stored with the run or read from the current directory's git clone."""
 
     def __init__(self, run: Run) -> None:
         self._sources = Sources(run)
         self.digests = self._sources.digests
+        commit = run.settings.document("git").get("commit")
+        self._commit = commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else ""
         script = PurePath(str(run.manifest.get("script") or "")).name
         named = [name for name in self.digests if PurePath(name).name == script]
         self.script = named[0] if len(named) == 1 else ""
 
     def text(self, name: str) -> str | None:
-        """The text of a file; None where the run did not keep it."""
-        return self._sources[name].text if name in self._sources else None
+        """The text of a file; None where neither the run nor a git blob with the recorded digest has it."""
+        if name in self._sources:
+            return self._sources[name].text
+        digest = self.digests.get(name)
+        if digest is None or not self._commit or not _PATH.fullmatch(name):
+            return None
+        data = _blob(f"{self._commit}:{name}")
+        return data.decode("utf-8", "replace") if source_digest(data) == digest else None
 
     def is_unredacted(self, name: str) -> bool:
-        """Whether a text is unredacted."""
+        """Whether a text is unredacted; True also for files read from git."""
         return name not in self._sources or self._sources[name].exact
 
     def texts(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
@@ -127,11 +140,28 @@ class _KeptTexts:
             return name not in wanted, "/" in name and name.partition("/")[0] not in tops
 
         for name in sorted(self.digests, key=distance):
-            text, in_b = self.text(name), renamed.get(name, name)
+            in_b = renamed.get(name, name)
+            text = self.text(name) if name in self._sources or in_b in wanted else None
             if text is not None and (size < _MOST or in_b in wanted):
                 texts[in_b] = text
                 size += len(text)
         return texts
+
+
+def _blob(name: str) -> bytes:
+    """The bytes of `commit:path` in the git clone of the current directory; b"" where git fails or lacks it."""
+    import subprocess
+
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell; the name was checked
+            ["git", "cat-file", "blob", name],  # noqa: S607 - the user's own git
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout if done.returncode == 0 else b""
 
 
 _LINE = re.compile(r"(.+):(\d+)\Z")

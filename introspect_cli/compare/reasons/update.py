@@ -103,14 +103,6 @@ def find_partial_sum(at: View) -> Iterator[Finding]:
 
 
 @finds("optimizer")
-def find_untouched(at: View) -> Iterator[Finding]:
-    """Finding where one run's step leaves the parameter unchanged and the other's does not."""
-    side = at.step.untouched_side(at.union)
-    if side:
-        yield found("untouched", side=side, name=", ".join(at.steppers[side == "b"]))
-
-
-@finds("optimizer")
 def find_fresh_state(at: View) -> Iterator[Finding]:
     """Finding where one run's optimizer counts step 1 and the other's more, or a resumed run lost state."""
     table, fqn = at.table, at.site.fqn
@@ -142,6 +134,14 @@ def find_hyperparameters(at: View) -> Iterator[Finding]:
     for change in hyperparameter_changes_of(at):
         code = "hyperparameter" if change in applying else "hyperparameter-elsewhere"
         yield found(code, name=change.name, a=change.a, b=change.b)
+
+
+@finds("optimizer")
+def find_untouched(at: View) -> Iterator[Finding]:
+    """Finding where one run's step leaves the parameter unchanged and the other's does not."""
+    side = at.step.untouched_side(at.union)
+    if side:
+        yield found("untouched", side=side, name=", ".join(at.steppers[side == "b"]))
 
 
 @finds("optimizer")
