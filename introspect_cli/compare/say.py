@@ -30,6 +30,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
     # data and the script
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
+    "drew-before-batch": "since the step began, one run drew other random numbers (an evaluation, shuffling, "
+    "augmentation)",
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",

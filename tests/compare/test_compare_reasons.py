@@ -77,7 +77,7 @@ def test_nans_are_counted_in_the_sentence(compare):
     def steps(value):
         return [[row("forward", "input", "Net", good, path="[0]"), row("forward", "output", "Net", value)]]
 
-    assert "0 NaN against 1)" in compare(steps(good), steps(bad)).sentence
+    assert "0 NaN against 1;" in compare(steps(good), steps(bad)).sentence
 
 
 def test_stale_gradients_are_found_through_clipping(compare):
@@ -196,7 +196,7 @@ def test_more_calls_are_accumulation_only_with_more_losses(compare):
 @pytest.mark.parametrize(
     ("stepped", "words"),
     [
-        ([SGD], "(loading a checkpoint), a moving average, copying or in-place code"),
+        ([SGD], "(loading a checkpoint), a moving average, copying, in-place code"),
         ([], "the script's update by hand"),
     ],
     ids=["optimizer", "none"],
@@ -267,7 +267,7 @@ def test_equal_records_that_are_nan_throughout_are_counted_beside_the_verdict(co
 
     result = compare(steps(none), steps(none))
     assert result.verdict is Verdict.SAME
-    assert "2 of 3 records are NaN throughout in both runs (the first: the output of Net" in result.sentence
+    assert "of 3 records, NaN throughout in both runs: 2 (the first: the output of Net" in result.sentence
     assert "NaN" not in compare(steps(part), steps(part)).sentence
 
 

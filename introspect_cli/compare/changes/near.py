@@ -475,6 +475,8 @@ class SideReach:
             for name in {*names, *clues.inside}:
                 near |= code.reached_from(code.methods(name, *_FORWARD), clues.reason == "structure")
         wanted = [_CALLS[reason]] if reason in _CALLS else []
+        if reason == "rng" and any(clues.lines):
+            wanted = [_SEED]  # the lines that draw are on record
         wanted += [r"\Amemory_format\Z"] if reason in _OF_MODULES else []
         wanted += [_CAST] if "dtype" in clues.words else []
         wanted += [_MODE] if clues.words & {"training", "train"} else []
@@ -500,6 +502,8 @@ class SideReach:
                 for p in code.called(name, s.place)
             }
             near = code.reached_from(data | used, 1) | near
+        if reason == "loss" and clues.gap:
+            near |= code.reached_from(p for name in code.classes for p in code.methods(name, "forward"))
         if reason in _OF_LOSS:
             starts = code.calling(self.models if reason == "script" else _BACKWARD)
             starts |= {s for s in code.statements if s.scope.endswith(("training_step", "compute_loss"))}

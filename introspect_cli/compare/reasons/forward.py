@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.draws import side_that_draws
+from introspect_cli.compare.reasons.draws import is_drawn_otherwise, side_that_draws
 from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, often
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step.rests_on import (
@@ -279,8 +279,10 @@ def batch_is_fed(step: Step, position: int) -> bool:
 
 @finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
-    """Finding where the batch has the same values in another order."""
-    if same_values(at.first) and at.dtypes is None and not at.reshaped:
+    """Finding where draws between start and batch differ, or the batch has the same values in another order."""
+    if is_drawn_otherwise(at):
+        yield found("drew-before-batch")
+    elif same_values(at.first) and at.dtypes is None and not at.reshaped:
         yield found("shuffled")
 
 
