@@ -12,10 +12,10 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -84,6 +84,10 @@ class Source(ABC):
     def place(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
         """Path or URL of the object that holds the byte at `offset`, for messages."""
         return self.path
+
+    def ranges(self, begin: int, end: int) -> Sequence[Any]:  # noqa: ARG002 - nothing on disk is read beforehand
+        """What of object storage holds the bytes `begin` to `end`, to be given to `remote.pieces.prefetch`."""
+        return ()
 
     def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
         """The bytes from `begin` to `end` (None: the end of the source), in blocks of at most `most` bytes."""

@@ -33,7 +33,7 @@ from introspect_cli.store.format.totals import Totals
 from introspect_cli.store.format.totals import decode as decode_totals
 from introspect_cli.store.read.name_tables import Names, NameTables, SiteTable, layouts_of, modules_of
 from introspect_cli.store.read.step_reader import StepReader
-from introspect_cli.store.remote.pieces import RemoteFile, fetch
+from introspect_cli.store.remote.pieces import prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -285,19 +285,19 @@ class RankReader(StepReader):
 
     def ranges(self, rows: Iterable[int]) -> list[Range]:
         """Byte ranges of some steps (positions) in object storage; empty where the run is on disk."""
-        log = self._log() if len(self) else None
-        if not isinstance(log, RemoteFile):
+        if not len(self):
             return []
-        places = [(int(self.entries["offset"][row]), int(self.entries["length"][row])) for row in rows]
-        return [each for offset, length in places for each in log.ranges(offset, offset + length)]
+        entries, log = self.entries[list(rows)], self._log()
+        begins, ends = entries["offset"].tolist(), (entries["offset"] + entries["length"]).tolist()
+        return [each for begin, end in zip(begins, ends, strict=True) for each in log.ranges(begin, end)]
 
 
 def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> Iterator[StepBatch]:
     """Yield one step of each rank (`rows`: its position in each); from object storage many are fetched at once."""
-    there = 0
+    prefetched = 0
     for number, (reader, row) in enumerate(zip(readers, rows, strict=True)):
-        if number == there:
-            there += fetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
+        if number == prefetched:
+            prefetched += prefetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
         yield reader.read_row(row)
 
 
