@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.run import Run
+    from introspect_cli.store.read.step_reader import Reader
 
 Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]
 """Of a and of b, what the script calls each root."""

@@ -15,7 +15,7 @@ from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.terms.sites import FLOWING_BACK, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Layout, Phase
-from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
+from introspect_cli.store.ranks.whole_reader import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.terms.table import Learned, Table
     from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.step_reader import Reader
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.terms.at import BatchValues, State, StateKey
     from introspect_cli.compare.terms.table import Table
-    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.step_reader import Reader
 
 
 @dataclass

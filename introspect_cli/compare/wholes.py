@@ -22,17 +22,17 @@ import numpy as np
 
 from introspect_cli.records import EVALUATED, Kind, Phase, Site
 from introspect_cli.store.ranks.tasks import as_one, tasks_of
-from introspect_cli.store.ranks.whole_reader import Reader
+from introspect_cli.store.read.step_reader import Reader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.store.ranks.tasks import Task, Work
-    from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.name_tables import SiteTable
     from introspect_cli.store.read.rank_reader import RankReader
     from introspect_cli.store.read.run import Run
+    from introspect_cli.store.read.step_reader import Reader
 
     Pairs = Sequence[tuple[RankReader, RankReader]]
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -57,7 +57,7 @@ def free(path):
     with open_run(path) as run:
         reader = WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks], complete=True)
         return [
-            entry.digest if known else None for entry, known in zip(reader.steps, reader._free_digests(), strict=True)
+            entry.digest if known else None for entry, known in zip(reader.steps, reader._layout_free_digests(), strict=True)
         ]
 
 

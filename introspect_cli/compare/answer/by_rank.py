@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.sites import Columns, Ids
     from introspect_cli.store.ranks.tasks import Task, Work
-    from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.run import Run
+    from introspect_cli.store.read.step_reader import Reader
 
 _LEAST = 4_000
 """Records that are counted in the time that opening a step of both runs takes."""

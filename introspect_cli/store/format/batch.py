@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from introspect_cli.records import Given, Joined
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.format.columns import Lists, Malformed, Texts, filled, integer_lists, sparse_texts, texts
+from introspect_cli.store.format.columns import (
+    Lists,
+    Malformed,
+    Texts,
+    integer_lists,
+    nonempty_rows,
+    sparse_texts,
+    texts,
+)
 from introspect_cli.store.format.schemas import LIMIT_TEXT, SKETCH, STATISTIC, WHOLE_COLUMNS
 
 if TYPE_CHECKING:
@@ -220,7 +228,7 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
     for batch, rows, start in zip(batches, which, ends.tolist(), strict=False):
         to = np.full(len(batch), -1)
         to[rows] = place[start : start + len(rows)]
-        texts |= {int(to[row]): batch.text[row] for row in filled(batch.text).tolist() if to[row] >= 0}
+        texts |= {int(to[row]): batch.text[row] for row in nonempty_rows(batch.text).tolist() if to[row] >= 0}
     return StepBatch(
         **{name: column([getattr(batch, name) for batch in batches]) for name in _PLAIN},
         counts=by_name([batch.counts for batch in batches]),

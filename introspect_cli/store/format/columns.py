@@ -152,7 +152,7 @@ def texts(values: Sequence[str]) -> Texts:
     return Texts(_offsets(encoded), b"".join(encoded))
 
 
-def filled(column: Sequence[str]) -> Array:
+def nonempty_rows(column: Sequence[str]) -> Array:
     """int64 row numbers of the non-empty texts of a column; decodes none."""
     if isinstance(column, Texts):
         return np.flatnonzero(np.diff(column.offsets)) if len(column.data) else np.zeros(0, np.int64)

@@ -32,7 +32,7 @@ from introspect_cli.store.format.log import COLUMNS, DOCUMENT, LABELS, LAYOUTS, 
 from introspect_cli.store.format.totals import Totals
 from introspect_cli.store.format.totals import decode as decode_totals
 from introspect_cli.store.read.name_tables import Names, NameTables, SiteTable, layouts_of, modules_of
-from introspect_cli.store.read.step_reader import StepReader
+from introspect_cli.store.read.step_reader import Reader
 from introspect_cli.store.remote.pieces import prefetch
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Shared:
         self.tables = NameTables()
 
 
-class RankReader(StepReader):
+class RankReader(Reader):
     """One rank of a run, as it was when it was opened.
 
     Attributes:

@@ -21,30 +21,48 @@ from introspect_cli.store.format.log import StepEntry
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from introspect_cli.records import Layout
+    from introspect_cli.labels import Labels
+    from introspect_cli.records import Layout, ModuleInfo
     from introspect_cli.store.format.batch import Array, StepBatch
-    from introspect_cli.store.format.log import Entries
+    from introspect_cli.store.format.log import Entries, Thinned
     from introspect_cli.store.read.name_tables import SiteTable
+    from introspect_cli.store.read.rank_reader import RankReader
 
 
 _MEASURED = (Status.OBSERVED, Status.PARTIAL)
 _MOST_ELEMENTS = (1 << 63) - 1
 
 
-class StepReader(ABC):
+class Reader(ABC):
     """Steps of one rank, or of several as one.
 
     Attributes:
         rank: its number; of several, the lowest.
         path: where it is, for messages.
-        entries: structured array of `schemas.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
+        entries: structured array of `log.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
         many: how many ranks it stands for.
+        running: whether a process was still writing any of them.
+        ended: whether all of them were closed properly.
+        thinned: steps that were recorded and then dropped.
     """
 
     rank: int
     path: str
     entries: Entries
     many: int
+    running: bool
+    ended: bool
+    thinned: tuple[Thinned, ...]
+
+    @property
+    @abstractmethod
+    def readers(self) -> Sequence[RankReader]:
+        """The readers of the ranks, each by itself."""
+
+    @property
+    @abstractmethod
+    def is_whole(self) -> bool:
+        """Whether its records may stand for those of several ranks."""
 
     @property
     @abstractmethod
@@ -56,11 +74,30 @@ class StepReader(ABC):
     def layouts(self) -> list[Layout]:
         """All layouts, by number."""
 
+    @property
+    @abstractmethod
+    def modules(self) -> list[ModuleInfo]:
+        """The module tree, one row per module: its first."""
+
+    @property
+    @abstractmethod
+    def module_rows(self) -> list[ModuleInfo]:
+        """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Mapping[int, Labels]:
+        """The framework's labels of each step, by step; steps without any are left out."""
+
     @abstractmethod
     def read_row(self, row: int) -> StepBatch:
         """All records of the `row`-th step."""
 
-    def ahead(self, rows: Sequence[int]) -> None:  # noqa: B027 -- who reads one rank has nothing to do beforehand
+    @abstractmethod
+    def rows_in(self, rows: Array) -> int:
+        """Number of records in some steps (positions among the entries)."""
+
+    def prefetch(self, rows: Sequence[int]) -> None:  # noqa: B027 -- who reads one rank has nothing to do beforehand
         """Announce the steps (positions) that will be read, in order; used by readers that combine steps beforehand."""
 
     def read(self, step: int) -> StepBatch:
