@@ -56,9 +56,8 @@ def free(path):
     """The layout-free digests of a run."""
     with open_run(path) as run:
         reader = WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks], complete=True)
-        return [
-            entry.digest if known else None for entry, known in zip(reader.steps, reader._layout_free_digests(), strict=True)
-        ]
+        layout_free = reader._layout_free_digests()
+        return [entry.digest if known else None for entry, known in zip(reader.steps, layout_free, strict=True)]
 
 
 def test_steps_of_two_layouts_that_agree_are_not_read(tmp_path, reads):

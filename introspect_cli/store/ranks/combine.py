@@ -52,7 +52,7 @@ class Combiner:
         plan: of the step that was combined last; None before the first.
     """
 
-    def __init__(self, tables: LayoutTables, names: WholeNames, lacking: str, *, complete: bool) -> None:
+    def __init__(self, tables: LayoutTables, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
         self.tables, self.names = tables, names
         self.lacking, self.complete = lacking, complete
         self.plan: Plan | None = None

@@ -118,7 +118,7 @@ class RankReader(Reader):
         return bool(self.frames.of(COLUMNS, counting=False))
 
     @property
-    def readers(self) -> list[RankReader]:
+    def readers(self) -> list[RankReader]:  # type: ignore[override]  # as an attribute it would be a cycle
         """The reader itself in a list, for the same interface as `WholeReader`."""
         return [self]
 

@@ -44,6 +44,7 @@ class Reader(ABC):
         running: whether a process was still writing any of them.
         ended: whether all of them were closed properly.
         thinned: steps that were recorded and then dropped.
+        readers: of the ranks, each by itself.
     """
 
     rank: int
@@ -53,11 +54,7 @@ class Reader(ABC):
     running: bool
     ended: bool
     thinned: tuple[Thinned, ...]
-
-    @property
-    @abstractmethod
-    def readers(self) -> Sequence[RankReader]:
-        """The readers of the ranks, each by itself."""
+    readers: list[RankReader]
 
     @property
     @abstractmethod
