@@ -14,7 +14,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.exchange.formats import EVERYTHING, wanted_steps
 from introspect_cli.records import Kind, Status
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-from introspect_cli.store.format.batch import absent
+from introspect_cli.store.format.columns import Column, absent_column
 from introspect_cli.store.read.step_reader import derived_stats
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     for name in dict.fromkeys((*STATISTICS, *DERIVED_STATS, *counts, *floats)):
         column = counts.get(name, floats.get(name))
         if column is None:
-            column = absent(STATISTICS[name].type if name in STATISTICS else "<f8", len(at))
+            kind = STATISTICS[name].type if name in STATISTICS else "<f8"
+            column = absent_column(Column(name, kind), len(at))
         missing = column < 0 if column.dtype.kind == "i" else np.isnan(column)
         columns[name] = pa.array(column if column.dtype.kind == "i" else column.astype(np.float64), mask=missing)
     if sketch and batch.sketch is not None:

@@ -22,7 +22,7 @@ from introspect_cli.compare.terms.sites import kind_code
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
-from introspect_cli.store.format.batch import fitted
+from introspect_cli.store.format.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,7 +203,7 @@ def _common_factor(step: Step) -> float | None:
     if not pairs:
         return None
     one, two = (np.stack(sketch) for sketch in zip(*pairs, strict=True))
-    factor, _ = fitted(one.ravel(), two.ravel())
+    factor, _ = scale_between(one.ravel(), two.ravel())
     rest = np.linalg.norm(two - factor * one, axis=1)
     sizes = np.linalg.norm(two, axis=1)
     fits = rest <= _CLOSE * np.maximum(sizes, _CLOSE * sizes.max())

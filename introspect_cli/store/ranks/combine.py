@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import KIND_CODES, Joined, Kind, Status
-from introspect_cli.store.format.batch import StepBatch, absent, rows_of
+from introspect_cli.store.format.batch import StepBatch, rows_of
 from introspect_cli.store.format.columns import nonempty_rows
 from introspect_cli.store.format.kinds import codes_that
 from introspect_cli.store.ranks.plan import Plan, any_of, group_of, plan_of, starts_of
@@ -152,7 +152,7 @@ class CombinedStep:
         """Set `how`, `status` and text of groups, and clear their statistics and sketches."""
         self.how[groups], self.status[groups] = how, status
         for column in (*self.counts.values(), *self.floats.values()):
-            column[groups] = absent(column.dtype.str, 1)[0]
+            column[groups] = -1 if column.dtype.kind == "i" else np.nan
         if self.sketch is not None:
             self.sketch[groups] = np.nan
         texts = [text] * len(groups) if isinstance(text, str) else text

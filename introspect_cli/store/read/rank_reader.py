@@ -270,7 +270,7 @@ class RankReader(Reader):
         if len(data) != length or zlib.crc32(data) != entry["crc"]:
             raise DamageError(log.place(offset), f"the records of step {step} are not those that were written")
         try:
-            out = StepBatch.of(decode_rows(self._schema, memoryview(data), int(entry["rows"])), self._schema)
+            out = StepBatch.from_columns(decode_rows(self._schema, memoryview(data), int(entry["rows"])), self._schema)
         except Malformed as error:
             raise DamageError(log.path, f"step {step}: {error}") from None
         if len(out) and (

@@ -206,31 +206,19 @@ def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], nume
         return {name: np.where(np.isfinite(column), column, np.nan) for name, column in derived.items()}
 
 
-_BLOCK = 256
-
-
 def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]]) -> dict[str, float]:
     """All statistics of one row, stored and derived; counts are ints, absent ones are left out.
 
-    numpy takes as long for one row as for some hundred, so what is derived is derived for its neighbours, too.
-
     Args:
-        batch: the step's.
+        batch: the step's, which keeps what was derived.
         row: which.
         numels: gives how many elements tensors of some layouts have.
     """
-    block, place = divmod(row, _BLOCK)
-    derived = batch.derived.get(block)
-    if derived is None:
-        rows = slice(block * _BLOCK, (block + 1) * _BLOCK)
-        counts: dict[str, Array] = {name: column[rows] for name, column in batch.counts.items()}
-        floats = {name: column[rows] for name, column in batch.floats.items()}
-        numel = np.array(numels(batch.layout[rows]), np.int64)
-        derived = batch.derived[block] = derived_stats(counts, floats, numel)
+    if not batch.derived:
+        numel = np.array(numels(batch.layout), np.int64)
+        batch.derived.update(derived_stats(batch.counts, batch.floats, numel))
     out: dict[str, float] = {name: int(column[row]) for name, column in batch.counts.items() if column[row] >= 0}
-    numbers = {name: float(column[row]) for name, column in batch.floats.items()}
-    numbers |= {name: float(column[place]) for name, column in derived.items()}
-    for name, value in numbers.items():
-        if not math.isnan(value):
+    for name, column in (*batch.floats.items(), *batch.derived.items()):
+        if not math.isnan(value := float(column[row])):
             out[name] = int(value) if name == "infs" else value
     return out

@@ -184,7 +184,7 @@ class RankWriter:
     def _take_names(self) -> list[Frame]:
         """Frames of the sites, layouts and modules that were not written yet."""
         written = dict(zip(NAMED, self._log.written.names, strict=True))
-        taken = {kind: each.rest(written[kind]) for kind, each in self._interners.items() if each.waits}
+        taken = {kind: each.rest(written[kind]) for kind, each in self._interners.items() if each.has_unwritten}
         return [self._log.names(kind, data, rows) for kind, (data, rows) in taken.items() if rows]
 
     def _filled(self, batch: StepBatch) -> Message:
