@@ -228,13 +228,12 @@ SCHEMA = (
 )
 
 
-def column_of(column, rows, random):
+def random_column(column, rows, random):
     if column.type == "utf8":
         return texts(["x" * number for number in random.integers(0, 9, rows)])
     if column.type == "list<utf8>":
         return column_of(column, [["ab"] * number for number in random.integers(0, 3, rows)])
     if column.type.startswith("list<"):
-        kind = np.int64 if column.type == "list<i8>" else np.int32
         return column_of(column, [[number] * number for number in random.integers(0, 3, rows)])
     if column.type == "vector":
         return random.standard_normal((rows, column.width)).astype("<f4")
@@ -254,11 +253,11 @@ def test_a_body_is_that_of_its_columns_in_every_step(rows):
     random, message = np.random.default_rng(rows), Message(SCHEMA, rows)
     with pytest.raises(ValueError, match="the column given was not filled in"):
         message.pieces()
-    columns = {column.name: column_of(column, rows, random) for column in SCHEMA}
+    columns = {column.name: random_column(column, rows, random) for column in SCHEMA}
     for name, column in columns.items():
         message.put(name, column)
     for column in SCHEMA:
-        columns[column.name] = made = column_of(column, rows, random)
+        columns[column.name] = made = random_column(column, rows, random)
         if column.name in message.columns:
             message.columns[column.name][:] = made
         else:
