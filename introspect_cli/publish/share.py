@@ -183,7 +183,7 @@ class Share:
         if not heads.startswith(self._heads.get(name, b"")):  # it was written anew, without some steps
             self._extents.pop(log, None)
         self._heads[name] = heads
-        return len(frames.of(STEP))
+        return len(frames.numbers_of(STEP))
 
     # --- what is to be sent
 

@@ -111,7 +111,7 @@ def test_without_totals_every_step_is_read_and_altered_ones_are_damage(tmp_path,
     file = one / "rank1" / LOG
     with open_run(one) as run:
         frames = run.rank(1).frames
-        at = int(frames.at[frames.of(TOTALS)[3]]) + HEAD.size
+        at = int(frames.at[frames.numbers_of(TOTALS)[3]]) + HEAD.size
     data = bytearray(file.read_bytes())
     data[at] ^= 1
     file.write_bytes(data)
@@ -152,7 +152,7 @@ def test_a_run_of_one_process_keeps_no_totals(tmp_path):
         layout = writer.layout(Layout(SHAPE, "float32", "cpu", "contiguous"))
         writer.append(0, StepBatch(one * site, one * 0, one * layout, np.zeros(1, np.uint8), np.ones(1, np.uint64)))
     with open_run(tmp_path / "run") as run:
-        assert not run.rank(0).frames.of(TOTALS)
+        assert not run.rank(0).frames.numbers_of(TOTALS)
 
 
 def test_ranks_share_tables_and_have_few_files_open(tmp_path):

@@ -48,7 +48,7 @@ class NameTables:
         made: Callable[[dict[str, ColumnData], str], Names],
     ) -> Names:
         """The table that `made` makes of a rank's frames of `kind`; the same object for equal digests."""
-        numbers, path = frames.of(kind, counting=False), f"{frames.path} ({TABLES[kind]})"
+        numbers, path = frames.numbers_of(kind, counting=False), f"{frames.path} ({TABLES[kind]})"
         heads = frames.heads[numbers]
         key = kind, schema, tuple(heads["rows"].tolist()), heads["digest"].tobytes()
         if key not in self._tables:

@@ -70,7 +70,7 @@ class RankReader(Reader):
         path: its directory, for messages.
         running: whether a process was still writing it.
         ended: whether its writer closed it properly.
-        entries: structured array of `schemas.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
+        entries: structured array of `log.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
         frames: of its log.
         cut: what is missing of its log although its writer closed it; "" for nothing.
         thinned: steps that were recorded and then dropped.
@@ -115,7 +115,7 @@ class RankReader(Reader):
     @property
     def began(self) -> bool:
         """Whether the log has described its columns, which a writer does before the first step."""
-        return bool(self.frames.of(COLUMNS, counting=False))
+        return bool(self.frames.numbers_of(COLUMNS, counting=False))
 
     @property
     def readers(self) -> list[RankReader]:  # type: ignore[override]  # as an attribute it would be a cycle
@@ -178,7 +178,7 @@ class RankReader(Reader):
     def _documents(self) -> dict[str, tuple[int, bytes]]:
         """Frame number and body of each document in the log, by name; the last one of a name counts."""
         found = {}
-        for number in self.frames.of(DOCUMENT, counting=False):
+        for number in self.frames.numbers_of(DOCUMENT, counting=False):
             data = self.body(number)
             name, _, rest = data.partition(b"\n")
             found[name.decode("ascii", "replace")] = number, rest
@@ -213,13 +213,13 @@ class RankReader(Reader):
         """The framework's labels of each step, by step; steps without any are left out."""
         self._open()
         path = self.frames.path
-        return {step: decode_labels(data, path) for step, data in self.frames.small(LABELS) if step in self}
+        return {step: decode_labels(data, path) for step, data in self.frames.bodies_of(LABELS) if step in self}
 
     @cached_property
     def totals(self) -> Totals:
         """Totals of the records of each step, where the writer kept them; see `format.totals`."""
         self._open()
-        return decode_totals(self.frames.small(TOTALS), self.entries, self.frames.path)
+        return decode_totals(self.frames.bodies_of(TOTALS), self.entries, self.frames.path)
 
     # --- names
 
@@ -267,7 +267,7 @@ class RankReader(Reader):
             data = log.read(offset, offset + length)
         except OSError as error:
             raise unreadable(log.path, error) from None
-        if len(data) != length or zlib.crc32(data) != entry["crc"]:
+        if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
             raise DamageError(log.place(offset), f"the records of step {step} are not those that were written")
         try:
             out = StepBatch.from_columns(decode_rows(self._schema, memoryview(data), int(entry["rows"])), self._schema)

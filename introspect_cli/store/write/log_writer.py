@@ -233,7 +233,7 @@ class LogWriter:
         folder = self.folder.secure()
         with folder.file(LOG) as old:
             frames = Frames(old, self.rank, old.path)
-            gone = {int(frames.heads["step"][number]) for number in frames.of(STEP)} & dropped
+            gone = {int(frames.heads["step"][number]) for number in frames.numbers_of(STEP)} & dropped
             if not gone:
                 return
             with suppress(FileNotFoundError):
