@@ -78,7 +78,6 @@ class Run:
         self.path = path
         self._folder = folder
         self._on_close: list[Callable[[], None]] = []
-        self._holding: list[int] | None = None
         self.load_tensor: Callable[[int], NDArray[Any] | None] | None = None
         """Gives whole tensors by their checksums that lie in no store."""
         # Asked first: a run that ends while it is opened is called running, never interrupted.
@@ -253,14 +252,10 @@ class Run:
         """
         return frozenset(digest for place in self._places() for digest in kept_in(place))
 
-    @property
+    @cached_property
     def _with_tensors(self) -> list[int]:
         """Ranks whose directories hold whole tensors."""
-        if self._holding is None or self.state is RunState.RUNNING:
-            self._holding = [
-                rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place
-            ]
-        return self._holding
+        return [rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place]
 
     def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Directory]:
         """Directories that may hold whole tensors and sources: the run's, or those of `ranks` (None: all ranks)."""
