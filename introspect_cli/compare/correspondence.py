@@ -125,7 +125,7 @@ def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
 
     None otherwise, or where a run has no parameter.
     """
-    if len(a.recorded) != 1 or len(b.recorded) != 1 or a.whole_of or b.whole_of:
+    if len(a.recorded) != 1 or len(b.recorded) != 1 or a.combined_ranks or b.combined_ranks:
         return None
     one, two = a.rank(a.recorded[0]), b.rank(b.recorded[0])
     roots = [

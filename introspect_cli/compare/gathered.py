@@ -267,4 +267,4 @@ def _size(batch: StepBatch, rows: Ids) -> Floats:
 def shares(reader: Reader) -> float:
     """Number of ranks over which a batch is divided; pipeline stages of one model count once."""
     stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
-    return reader.many / max((each.of / max(len(each.roots), 1) for each in stages), default=1)
+    return reader.rank_count / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

@@ -111,7 +111,7 @@ def test_without_totals_every_step_is_read_and_altered_ones_are_damage(tmp_path,
     file = one / "rank1" / LOG
     with open_run(one) as run:
         frames = run.rank(1).frames
-        at = int(frames.at[frames.numbers_of(TOTALS)[3]]) + HEAD.size
+        at = int(frames.begins[frames.numbers_of(TOTALS)[3]]) + HEAD.size
     data = bytearray(file.read_bytes())
     data[at] ^= 1
     file.write_bytes(data)

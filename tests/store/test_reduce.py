@@ -70,7 +70,7 @@ def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monk
 def test_wholes_are_one_run_that_says_what_it_does_not_have(wholes, introspect):
     path = wholes / "shared copies together"
     with open_run(path) as run:
-        assert (run.ranks, run.world_size, run.whole_of, run.state) == ((0,), 4, 4, RunState.COMPLETE)
+        assert (run.ranks, run.world_size, run.combined_ranks, run.state) == ((0,), 4, 4, RunState.COMPLETE)
         assert run.endings == []
         assert check(run).checked
     done = introspect("check", str(path))

@@ -65,7 +65,7 @@ def cuts(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, root, number, rule), rule, reader.many)
+        Cut(side, microbatches(reader, root, number, rule), rule, reader.rank_count)
         for side, reader, root, number, rule in (
             ("a", comparison.a, _name_in_a(step, splits.root), table.step, splits.a),
             ("b", comparison.b, splits.root, table.step_b, splits.b),
@@ -102,7 +102,7 @@ def split_finding(step: Step, position: int) -> Finding | None:
         finding = _by_itself(step, position)
         if finding is not None:
             return finding
-    if not (splits.differ or (site.kind is Kind.LOSS and step.comparison.a.many != step.comparison.b.many)):
+    if not (splits.differ or (site.kind is Kind.LOSS and step.comparison.a.rank_count != step.comparison.b.rank_count)):
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step)

@@ -81,7 +81,7 @@ class Source(ABC):
         """Whether a writer may still append."""
         return False
 
-    def place(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
+    def object_at(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
         """Path or URL of the object that holds the byte at `offset`, for messages."""
         return self.path
 
@@ -134,7 +134,7 @@ class Descriptor:
         """Whether the descriptor still refers to the file it was opened on (same device and inode)."""
         return self.fd >= 0 and _identity(self.fd) == self._file
 
-    def is_at(self, folder: Descriptor, name: str) -> bool:
+    def is_same_file(self, folder: Descriptor, name: str) -> bool:
         """Whether `name` in `folder` is this file (same device and inode)."""
         status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
         return (status.st_dev, status.st_ino) == self._file

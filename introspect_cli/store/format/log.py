@@ -177,7 +177,7 @@ class Frames:
         source: its bytes; None of a log that is not there.
         run_id: 16 bytes; empty where a writer was killed before it could write the beginning.
         heads: array of `HEADS`.
-        at: where each frame begins, and where the next one would.
+        begins: where each frame begins, and where the next one would.
         damage: what ended it before its end, where damage is to be told and not raised; else "".
     """
 
@@ -199,7 +199,7 @@ class Frames:
         """
         self.path, self.source = path, source
         self.run_id, self.damage = b"", ""
-        self.heads, self.at, self._bodies = np.zeros(0, HEADS), np.zeros(1, np.int64), memoryview(b"")
+        self.heads, self.begins, self._bodies = np.zeros(0, HEADS), np.zeros(1, np.int64), memoryview(b"")
         self._cached, self._offsets = 0, np.zeros(0, np.int64)
         try:
             start = b"" if source is None else source.read(0, START.size)
@@ -260,7 +260,7 @@ class Frames:
         Raises:
             DamageError: a head's CRC-32 does not fit, unless all its bytes are 0, or there are more than LIMIT_FRAMES.
         """
-        at, chunk, first = int(self.at[-1]) or START.size, b"", 0
+        at, chunk, first = int(self.begins[-1]) or START.size, b"", 0
         heads: list[bytes] = []
         try:
             while at + HEAD.size <= size:
@@ -291,7 +291,7 @@ class Frames:
             raise DamageError(self.path, "a frame is of a kind that no version writes")
         if (heads["length"] > LIMIT_BATCH).any():
             raise DamageError(self.path, "a frame's length is not one")
-        self.heads, self.at = heads, _places(heads)
+        self.heads, self.begins = heads, _places(heads)
 
     def encoded(self, count: int | None = None) -> bytes:
         """The bytes of the file of heads, for the first `count` frames; for all where None."""
@@ -307,7 +307,7 @@ class Frames:
             DamageError: they were altered.
         """
         head = self.heads[number]
-        length, at = int(head["length"]), int(self.at[number]) + HEAD.size
+        length, at = int(head["length"]), int(self.begins[number]) + HEAD.size
         if number < self._cached and _is_small(self.heads[number : number + 1])[0]:
             begin = int(self._offsets[number])
             data = bytes(self._bodies[begin : begin + length])
@@ -374,7 +374,7 @@ class Frames:
         out = np.zeros(len(rows), ENTRY)
         for name in HEADS.names or ():
             out[name] = heads[name]
-        out["offset"] = self.at[rows] + HEAD.size
+        out["offset"] = self.begins[rows] + HEAD.size
         for name, kind in (("n_sites", SITES), ("n_layouts", LAYOUTS)):
             counts = np.where(self.heads["kind"] == kind, self.heads["rows"], 0)
             out[name] = np.minimum(np.cumsum(counts, dtype=np.int64)[rows], (1 << 32) - 1)

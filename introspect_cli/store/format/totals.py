@@ -50,7 +50,7 @@ _SECOND = np.uint64(0xD1B54A32D192ED03)
 
 
 @lru_cache(maxsize=4096)
-def place_of(layout: Layout) -> int:
+def part_hash(layout: Layout) -> int:
     """A hash of a layout's dtype, whole shape and part; 0 for a layout without a part."""
     if layout.part is None:
         return 0
@@ -59,7 +59,7 @@ def place_of(layout: Layout) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") | 1
 
 
-def keys_of(sites: Array) -> Array:
+def site_factors(sites: Array) -> Array:
     """Odd multipliers for the checksums of sites, uint64 (n, 2), derived from the sites' keys."""
     return np.asarray(np.stack([mix(sites), mix(sites ^ _SECOND)], axis=1) | np.uint64(1))
 
@@ -106,7 +106,7 @@ class StepTotals:
 
     def name_layouts(self, counted: int, layouts: list[Layout]) -> None:
         """Set the layouts from number `counted` on."""
-        places = np.array([place_of(layout) for layout in layouts], np.uint64)
+        places = np.array([part_hash(layout) for layout in layouts], np.uint64)
         heads = [0 if layout.part is None else header(layout.dtype, layout.shape) for layout in layouts]
         self._places = np.concatenate([self._places[:counted], places])
         self._heads = np.concatenate([self._heads[:counted], np.array(heads, np.uint64)])
@@ -151,7 +151,7 @@ class StepTotals:
             shares[len(starts)] = SET, len(settings), 0, _added(seen[settings])
         if len(mixed):
             shares[-1] = MIXED, len(mixed), 0, _added(seen[mixed])
-        keys = keys_of(self._keys[site[order]])
+        keys = site_factors(self._keys[site[order]])
         heads, form = self._heads[layout[order]], shares.tobytes()
         return _Arrangement(site, layout, status, order, starts, keys, heads, mixed, form)
 

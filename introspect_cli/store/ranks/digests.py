@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import Status
-from introspect_cli.store.format.totals import FIRST, LEFT_OUT, MIXED, STATE, keys_of, place_of
+from introspect_cli.store.format.totals import FIRST, LEFT_OUT, MIXED, STATE, part_hash, site_factors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,7 +127,7 @@ def _fixed(names: WholeNames, tables: LayoutTables, plan: Plan, shares: Sequence
     if not _separate(group, tables.part[number], _share_of(names, tables, basis, rows, shares)):
         return None
     groups = np.unique(group[plan.parts[group]])
-    keys = keys_of(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
+    keys = site_factors(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
     head = tables.header[basis.layout[plan.rows[plan.starts[groups]]]]
     lanes = np.zeros(4, np.uint64)
     lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
@@ -138,7 +138,7 @@ def _fixed(names: WholeNames, tables: LayoutTables, plan: Plan, shares: Sequence
 def _share_of(names: WholeNames, tables: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
     """For each row a number of its share, equal for shares of the same copies; -1 for values of each rank's own."""
     kind, rank = names.kinds[basis.site[rows]], basis.rank[rows]
-    place = np.array([place_of(layout) for layout in tables.layouts], np.uint64)[basis.layout[rows]]
+    place = np.array([part_hash(layout) for layout in tables.layouts], np.uint64)[basis.layout[rows]]
     adds_up = np.isin(kind, STATE) | (place > 0)
     numbers: dict[bytes, int] = {}
     by_rank = [

@@ -179,8 +179,8 @@ def reduce_run(
         raise StoreError(f"{out} exists: choose another directory with -o")
     place = from_anywhere(source)
     with open_run(source) as run:
-        if run.whole_of:
-            raise StoreError(f"{source} is put together already, of {count(run.whole_of, 'rank')}")
+        if run.combined_ranks:
+            raise StoreError(f"{source} is put together already, of {count(run.combined_ranks, 'rank')}")
         if run.world_size < 2 or not run.ranks:
             raise StoreError(f"{source} is a run of one process: --whole takes a run of several ranks")
         if run.state is RunState.RUNNING:

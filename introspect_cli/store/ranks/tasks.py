@@ -158,7 +158,7 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
         work: runs tasks.
     """
     readers = [run.rank(rank) for rank in run.recorded]
-    if run.whole_of:
+    if run.combined_ranks:
         return readers[0]
     complete = len(readers) >= run.world_size
     if len(readers) == 1 and not fold and complete and not any(layout.part for layout in readers[0].layouts):

@@ -81,7 +81,7 @@ class WholeReader(WholeNames, Reader):
             combine: combines steps at some positions in other processes; None to combine here.
         """
         super().__init__(path, readers, fold, stages)
-        self.many = len(self.readers)
+        self.rank_count = len(self.readers)
         self.rank = self.readers[0].rank
         self.running = any(reader.running for reader in self.readers)
         self.ended = all(reader.ended for reader in self.readers)

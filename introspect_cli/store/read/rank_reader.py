@@ -78,7 +78,7 @@ class RankReader(Reader):
     """
 
     def __init__(
-        self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None, many: int = 1
+        self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None, rank_count: int = 1
     ) -> None:
         """Open a rank; a `damaged` one up to what is damaged, and without believing the heads beside its log.
 
@@ -87,10 +87,10 @@ class RankReader(Reader):
             rank: its number.
             damaged: see above.
             shared: what it shares with other ranks of the run.
-            many: how many ranks were put together in this one.
+            rank_count: how many ranks were put together in this one.
         """
         self._shared = Shared() if shared is None else shared
-        self.many = many
+        self.rank_count = rank_count
         self.rank = rank
         self.path = f"{run.path}/rank{rank}"
         self._run = run
@@ -125,7 +125,7 @@ class RankReader(Reader):
     @property
     def is_whole(self) -> bool:
         """Whether its records were combined from several ranks (`merge --whole`)."""
-        return self.many > 1
+        return self.rank_count > 1
 
     def read_file(self, name: str, limit: int) -> bytes:
         """The bytes of another file of the rank, at most `limit` of them.
@@ -268,7 +268,7 @@ class RankReader(Reader):
         except OSError as error:
             raise unreadable(log.path, error) from None
         if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
-            raise DamageError(log.place(offset), f"the records of step {step} are not those that were written")
+            raise DamageError(log.object_at(offset), f"the records of step {step} are not those that were written")
         try:
             out = StepBatch.from_columns(decode_rows(self._schema, memoryview(data), int(entry["rows"])), self._schema)
         except Malformed as error:

@@ -86,7 +86,7 @@ class Run:
         self._ranks = self._open_ranks(only)
         self.ranks = tuple(sorted(self._ranks))
         self.manifests: dict[int, dict[str, Any]] = {}
-        self.world_size = world_size(self.manifest) or self.whole_of or len(self.ranks)
+        self.world_size = world_size(self.manifest) or self.combined_ranks or len(self.ranks)
         if launch_of(self.manifest) is not None:
             self.manifests = read_rank_manifests(self._ranks.values(), self.manifest.get("id"))
             self.manifest = merge_manifests(self.manifest, self.manifests)
@@ -105,10 +105,10 @@ class Run:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
         shared = Shared()
-        self._folder.expect([match[0] for match in matches])
+        self._folder.prefetch([match[0] for match in matches])
         for match in matches:
             rank = int(match[1])
-            reader = readers[rank] = RankReader(self._folder, rank, shared=shared, many=self.whole_of or 1)
+            reader = readers[rank] = RankReader(self._folder, rank, shared=shared, rank_count=self.combined_ranks or 1)
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
                 raise DamageError(reader.path, "it belongs to another run than the manifest")
         return readers
@@ -150,7 +150,7 @@ class Run:
         return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
 
     @property
-    def whole_of(self) -> int:
+    def combined_ranks(self) -> int:
         """How many ranks were combined into this run's one rank (`merge --whole`); 0 for any other run."""
         whole = self.manifest.get("whole")
         size = whole.get("world_size") if isinstance(whole, dict) else None
@@ -167,7 +167,7 @@ class Run:
         return stages_in(self.manifests)
 
     @property
-    def alone(self) -> str:
+    def lone_rank(self) -> str:
         """`rank 1 of 8 alone` where one process of a larger job was captured by itself; "" otherwise."""
         alone = self.manifest.get("alone", {})
         rank, world = alone.get("rank"), alone.get("world_size")
@@ -203,7 +203,7 @@ class Run:
     @cached_property
     def lost_ranks(self) -> list[str]:
         """Sentences on ranks that left nothing or ended before the others; none while the run is being written."""
-        if self.world_size < 2 or self.whole_of or self.state is RunState.RUNNING:
+        if self.world_size < 2 or self.combined_ranks or self.state is RunState.RUNNING:
             return []
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}

@@ -40,7 +40,7 @@ class Reader(ABC):
         rank: its number; of several, the lowest.
         path: where it is, for messages.
         entries: structured array of `log.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
-        many: how many ranks it stands for.
+        rank_count: how many ranks it stands for.
         running: whether a process was still writing any of them.
         ended: whether all of them were closed properly.
         thinned: steps that were recorded and then dropped.
@@ -50,7 +50,7 @@ class Reader(ABC):
     rank: int
     path: str
     entries: Entries
-    many: int
+    rank_count: int
     running: bool
     ended: bool
     thinned: tuple[Thinned, ...]

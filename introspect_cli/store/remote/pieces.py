@@ -168,7 +168,7 @@ class RemoteFile(Source):
         """Number of bytes."""
         return sum(extent.length for extent in self._extents)
 
-    def place(self, offset: int) -> str:
+    def object_at(self, offset: int) -> str:
         """URL of the piece that holds the byte at `offset`."""
         return next((each.url for each in self.ranges(offset, offset + 1)), self.path)
 

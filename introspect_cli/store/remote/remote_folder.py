@@ -68,7 +68,7 @@ class RemoteFolder(Directory):
     def __contains__(self, name: str) -> bool:
         return name in self._inside
 
-    def expect(self, names: Iterable[str]) -> None:
+    def prefetch(self, names: Iterable[str]) -> None:
         """Read the catalogues of the rank directories among `names` concurrently."""
         wanted = [name for name in names if name.startswith("rank") and self._inside.get(name, name) is None]
         places = [below(self._place, name) for name in wanted]
@@ -77,7 +77,7 @@ class RemoteFolder(Directory):
 
     def folder(self, name: str) -> RemoteFolder:
         """The directory `name` inside this one."""
-        self.expect([name])
+        self.prefetch([name])
         if name not in self._inside:
             raise FileNotFoundError(name)
         inside, place = self._inside[name], below(self._place, name)
@@ -96,7 +96,7 @@ class RemoteFolder(Directory):
 
     def files(self) -> Iterator[tuple[str, Source]]:
         """(path, file) of all files in it and in its directories."""
-        self.expect(self.names())
+        self.prefetch(self.names())
         for name in self.names():
             if isinstance(self._inside[name], list):
                 yield name, self.file(name)

@@ -137,7 +137,7 @@ class RankWriter:
 
     def _append(self, step: int, batch: StepBatch | Message, labels: Labels | None) -> None:
         """Write names not yet written, labels, totals and the step in one commit."""
-        self._log.guard()
+        self._log.undo_uncounted()
         frames = self._take_names()
         rows = dict(zip(NAMED, self._log.written.names, strict=True))
         for frame in frames:
@@ -200,7 +200,7 @@ class RankWriter:
         ends = f"step {step}" if step is not None else "its beginning: no step was written"
         self.failure = f"cannot write to {self._log.folder.path}: {why}; the store ends at {ends}"
         with suppress(OSError, StoreError):  # what follows the last whole frame is not read anyway
-            self._log.guard()
+            self._log.undo_uncounted()
         raise StoreError(self.failure)
 
     def close(self) -> None:

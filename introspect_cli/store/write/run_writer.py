@@ -176,7 +176,7 @@ class StoreWriter:
 
     def _locked(self) -> Folder:
         """The run's directory; locks it again where the script closed the lock's descriptor."""
-        folder = self._folder.secure()
+        folder = self._folder.reopen_if_closed()
         if isinstance(self._lock, Handle) and not self._lock.is_ours():
             self._lock.open_again(os.O_RDWR)
             take_lock(self._lock.fd)
@@ -206,7 +206,7 @@ class StoreWriter:
         with self._writing("a tensor to {}"):
             if self._tensors is None:
                 self._tensors = self._locked().make_folder(TENSORS)
-            if name in self._tensors.secure():
+            if name in self._tensors.reopen_if_closed():
                 return 0
             data = memoryview(array).cast("B")
             from introspect_cli.store.format import tensorfile
@@ -222,7 +222,7 @@ class StoreWriter:
             name = f"{checksum:016x}.safetensors"
             with suppress(OSError):
                 if self._tensors is not None and checksum in self._stored:
-                    size = os.stat(name, dir_fd=self._tensors.secure().fd).st_size
+                    size = os.stat(name, dir_fd=self._tensors.reopen_if_closed().fd).st_size
                     os.unlink(name, dir_fd=self._tensors.fd)
                     self._stored.remove(checksum)
                     self.tensor_bytes -= size
