@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, scarcity
-from introspect_cli.store.files.handles import Descriptor, Handle, Source, status_of, take_lock
+from introspect_cli.store.files.handles import Closing, Descriptor, Handle, Source, status_of, take_lock
 from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Appended(Handle):
         self.length = length
 
 
-class Directory(ABC):
+class Directory(Closing, ABC):
     """A directory of a run, on disk or in object storage.
 
     Attributes:
@@ -205,17 +205,8 @@ class Directory(ABC):
         """Bytes of the directory's files in object storage; 0 on disk."""
         return 0
 
-    def prefetch(self, names: Iterable[str]) -> None:  # noqa: B027 - on disk there is nothing to do beforehand
+    def prefetch(self, names: Iterable[str]) -> None:
         """Prefetch the directories `names`, which are read next; on disk nothing is done."""
-
-    def close(self) -> None:  # noqa: B027 - of some nothing is open
-        """Close open descriptors; a second call does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
 
 class Folder(Descriptor, Directory):

@@ -55,7 +55,20 @@ def _away(fd: int) -> int:
     return high
 
 
-class Source(ABC):
+class Closing:
+    """What has something open until it is closed, at the end of a `with` at the latest."""
+
+    def close(self) -> None:
+        """Close what is open; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+class Source(Closing, ABC):
     """Bytes that are read by ranges: a file, or pieces in object storage.
 
     Attributes:
@@ -105,17 +118,8 @@ class Source(ABC):
             file.flush()
             return Handle(os.dup(file.fileno()), self.path)
 
-    def close(self) -> None:  # noqa: B027 - of some nothing is open
-        """Close open descriptors; a second call does nothing."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-
-class Descriptor:
+class Descriptor(Closing):
     """An open file descriptor that closes with its owner, or at the end of a `with`.
 
     A script may close descriptors that are not its own (`os.closerange(3, 100)`, as daemons do) and get the numbers for
@@ -152,12 +156,6 @@ class Descriptor:
         ours, fd, self.fd = self.is_ours(), self.fd, -1
         if ours:
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ends():  # python has begun to take modules apart; the system closes what is left

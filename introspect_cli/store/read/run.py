@@ -25,6 +25,7 @@ from introspect_cli.store.files.folders import (
     is_locked,
     reason,
 )
+from introspect_cli.store.files.handles import Closing
 from introspect_cli.store.format import tensorfile
 from introspect_cli.store.format.sources import kept_in, read_from
 from introspect_cli.store.read.manifests import (
@@ -62,7 +63,7 @@ class RunState(str, Enum):
     INTERRUPTED = "interrupted"
 
 
-class Run:
+class Run(Closing):
     """A run opened for reading; a context manager that closes its files.
 
     Attributes:
@@ -285,12 +286,6 @@ class Run:
         self._folder.close()
         while self._on_close:
             self._on_close.pop()()
-
-    def __enter__(self) -> Run:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
 
 def run_state(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from introspect_cli.store.format.batch import Array, StepBatch
     from introspect_cli.store.format.log import Entries, Thinned
     from introspect_cli.store.read.name_tables import SiteTable
-    from introspect_cli.store.read.rank_reader import RankReader
 
 
 _MEASURED = (Status.OBSERVED, Status.PARTIAL)
@@ -44,7 +43,7 @@ class Reader(ABC):
         running: whether a process was still writing any of them.
         ended: whether all of them were closed properly.
         thinned: steps that were recorded and then dropped.
-        readers: of the ranks, each by itself.
+        readers: a `RankReader` of each rank.
     """
 
     rank: int
@@ -54,7 +53,7 @@ class Reader(ABC):
     running: bool
     ended: bool
     thinned: tuple[Thinned, ...]
-    readers: list[RankReader]
+    readers: Sequence[Any]
 
     @property
     @abstractmethod

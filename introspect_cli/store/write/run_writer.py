@@ -27,7 +27,7 @@ from introspect_cli.store.files.folders import (
     Folder,
     reason,
 )
-from introspect_cli.store.files.handles import Handle, take_lock
+from introspect_cli.store.files.handles import Closing, Handle, take_lock
 from introspect_cli.store.format import documents
 from introspect_cli.store.format.sources import encode
 from introspect_cli.store.write.launch import join_launch, lock_file, refuse_unless, set_aside
@@ -35,7 +35,6 @@ from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
     from introspect_cli.store.write.launch import Launch
     from introspect_cli.store.write.log_writer import LogWriter
@@ -45,7 +44,7 @@ _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 
 
-class StoreWriter:
+class StoreWriter(Closing):
     """A run's directory, locked for writing until closed.
 
     Where several processes write one run, it is that of a rank, whose log holds its documents and is what is locked.
@@ -278,14 +277,6 @@ class StoreWriter:
             self._lock.abandon()
         else:
             self._lock.close()
-
-    def __enter__(self) -> StoreWriter:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def ignored(runs: Path) -> None:
