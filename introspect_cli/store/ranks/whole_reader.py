@@ -57,6 +57,7 @@ class WholeReader(WholeNames, Reader):
     """
 
     is_whole = True
+    readers: list[RankReader]
 
     def __init__(
         self,
