@@ -15,7 +15,7 @@ from synthetic import row, write_run
 from introspect_cli.commands.stores import import_
 from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.errors import IntrospectError
-from introspect_cli.exchange.arrays import ORDER_UNKNOWN, parsed
+from introspect_cli.exchange.arrays import ORDER_UNKNOWN, parse_name
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
@@ -179,7 +179,7 @@ def test_steps_ranks_calls_and_types_are_read(tmp_path):
     ],
 )
 def test_a_name_says_what_an_array_is(words, found):
-    named = parsed(words)
+    named = parse_name(words)
     assert (named.step, named.order, named.site) == found
 
 
