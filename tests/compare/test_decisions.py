@@ -54,7 +54,7 @@ ASKED = {
 }
 """The questions of every run of the tests: what needs few runs of each corpus. `ask` without them asks all."""
 RULES = {"accepted": [], "merged": {}, "rules_gone": {}, "settings_gone": {}}
-DIRECTORY = artefacts.ROOT / "decisions"
+DIRECTORY = artefacts.DECISIONS
 
 
 def run(*words):

@@ -27,7 +27,6 @@ from introspect_cli.store.format.columns import (
     decode_rows,
     encode_rows,
     integer_lists,
-    sparse_texts,
     text_lists,
     texts,
 )
@@ -176,21 +175,6 @@ def test_descriptions_that_no_version_writes_are_refused(description):
         parse_columns(description)
 
 
-def test_what_operators_were_given_is_data(tmp_path):
-    path = captured(tmp_path / "run", train, level="op")
-    with open_run(path) as run:
-        reader = run.rank(0)
-        records = list(reader.records(1))
-        numbers = dict(enumerate(reader.sites))
-    (made,) = [record for record in records if record.site.path == "aten.addmm.default"]
-    written = [numbers[number][0].kind if number >= 0 else None for number in made.given.inputs]
-    assert written == [Kind.PARAM, None, Kind.PARAM]
-    assert all(not record.summary.text for record in records if record.site.kind is Kind.OP_OUTPUT)
-    assert all(record.given is None for record in records if record.site.kind is not Kind.OP_OUTPUT)
-    backward = [record for record in records if record.given and record.given.forward >= 0]
-    assert {numbers[record.given.forward][0].path for record in backward} >= {"aten.addmm.default"}
-
-
 def test_attributes_of_modules_and_their_changes(tmp_path):
     first = ModuleInfo("A.drop", "Dropout", attributes=(("p", "0.1"), ("training", "True")))
     later = replace(first, attributes=(("p", "0.2"), ("training", "True")), step=3)
@@ -275,23 +259,6 @@ def test_a_body_is_that_of_its_columns_in_every_step(rows):
     for other in (SCHEMA[:-1], (*SCHEMA, Column("more", "<u4"))) if rows else ():
         with pytest.raises(Malformed):
             decode_rows(other, memoryview(data), rows)
-
-
-def test_what_has_not_changed_is_not_encoded_again_and_the_largest_is_known(monkeypatch):
-    message, encoded = Message(record_columns(operators=True), 2), []
-    monkeypatch.setattr(
-        "introspect_cli.store.format.columns.encoded_column", lambda column, _: encoded.append(column.name)
-    )
-    same = {"text": sparse_texts(2, {1: "a"}), "given": integer_lists([[], [5]], np.int32)}
-    for _ in range(3):
-        for name, column in same.items():
-            message.put(name, column)
-    message.put("text", Texts(same["text"].offsets, b"b"))
-    assert encoded == ["text", "given", "text"]
-    message.put("site", np.array([4, 9], np.uint32))
-    assert (message.largest("site"), message.largest("layout"), Message(SCHEMA, 0).largest("site")) == (9, 0, -1)
-    message.put("site", np.array([0, 1], np.uint32))
-    assert message.largest("site") == 1
 
 
 def test_texts_are_cut_where_they_are_longer_than_a_store_holds():
