@@ -1,7 +1,6 @@
 """Sentences of a comparison claim only what was seen: each falsehood that was once told, with what is told instead."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from synthetic import row, summary, write_run
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.records import Kind, ModuleInfo
+from introspect_cli.records import ModuleInfo
 from introspect_cli.render.plain import divergence_document
 from introspect_cli.store.read.run import open_run
 
@@ -118,8 +117,3 @@ class TestNarrowing:
         both = ({"manifest": {"narrowing": {"modules": []}}},) * 2
         assert compare(train(), more, both=both).verdict is Verdict.SAME
         assert compare(train(), more, both=both, options=DiffOptions(strict=True)).verdict is Verdict.DIVERGED
-
-
-def test_every_kind_has_a_row_on_the_page_about_captures():
-    page = (Path(__file__).parents[2] / "docs/reference/capture.md").read_text(encoding="utf-8")
-    assert [kind.value for kind in Kind if f"`{kind.value}`" not in page] == []

@@ -96,28 +96,6 @@ def test_the_history_of_a_site_is_shown(run):
 
 
 @pytest.mark.parametrize(
-    ("options", "shown"),
-    [
-        ([], ["train.py --lr 1", "exit code 0", "4 (0 to 3)"]),
-        (["tree"], ["BatchNorm1d", "6x8", "128"]),
-        (["step", "1", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
-        (["step", "0", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
-        (["history", "Net.a", "--kinds", "output"], ["over 4 steps", "0: "]),
-        (["settings"], ["torch: 2.13.0", "A\\x1b[2J"]),
-    ],
-    ids=["overview", "tree", "step", "first step", "history", "settings"],
-)
-def test_each_view_as_text_and_as_json(introspect, run, options, shown):
-    done = introspect("show", *options, run.path)
-    assert done.returncode == 0, done.stderr
-    for word in shown:
-        assert word in done.stdout
-    assert "\x1b" not in done.stdout
-    found = json.loads(introspect("show", *options, run.path, "--format", "json").stdout)
-    assert found["format"] == 1
-
-
-@pytest.mark.parametrize(
     "options",
     [["step", "99"], ["tree", "--settings"], ["history", "x"], ["tree", "--rank", "4"], ["step", "--", "-1"]],
 )
@@ -136,18 +114,6 @@ def test_an_interrupted_run_and_an_empty_one(introspect, tmp_path):
     assert done.returncode == 0
     assert "none" in done.stdout
     assert introspect("show", "tree", "none", cwd=tmp_path).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("code", "exception", "said"),
-    [
-        (1, "RuntimeError: its own", "RuntimeError: its own (exit code 1)"),
-        (-2, "KeyboardInterrupt", "KeyboardInterrupt (signal 2)"),
-    ],
-)
-def test_how_a_run_ended_is_reported(introspect, tmp_path, code, exception, said):
-    write_run(tmp_path / "run", train(), manifest={"exit_code": code, "ended": "2026-01-01", "exception": exception})
-    assert f"2026-01-01 by {said}" in introspect("show", "run").stdout
 
 
 @pytest.mark.parametrize("verb", ["diff", "show", "check", "export", "verify", "report"])
