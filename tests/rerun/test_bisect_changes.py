@@ -71,33 +71,60 @@ def test_the_likeliest_change_is_proven_by_two_runs():
     )
 
 
-def test_one_of_many_changes_takes_few_runs():
+def cancelling(chosen):
+    return "x" if ("c" in chosen) or (("d" in chosen) != ("g" in chosen)) else ""
+
+
+def broken_alone(chosen):
+    """d and u run only together."""
+    return "?" if ("d" in chosen) != ("u" in chosen) else ""
+
+
+@pytest.mark.parametrize(
+    ("names", "rule", "wanted", "is_each"),
+    [
+        *((names, cancelling, "c", False) for names in ("abcdefgh", "dgcabefh", "hgfedcba")),
+        ("abcdefgh", lambda chosen: "x" * ({"c", "f"} <= chosen), "cf", False),
+        ("abcdefgh", lambda chosen: "x" * bool({"b", "g"} & chosen), "bg", True),
+        ("abcdefgh", lambda chosen: "?" if chosen & {"b", "g"} == {"g"} else "x" * ("b" in chosen), "bg", False),
+        ("adbkcu", lambda chosen: broken_alone(chosen) or "x" * ("k" in chosen), "k", False),
+        ("adbcu", lambda chosen: broken_alone(chosen) or "x" * ("d" in chosen), "du", False),
+    ],
+    ids=[
+        "beside two that cancel", "in another order", "in a third", "two that only together diverge",
+        "two of which each does", "two that need one another", "beside two that do not run alone",
+        "two of which none runs alone",
+    ],
+)  # fmt: skip
+def test_what_makes_runs_diverge_is_found(names, rule, wanted, is_each):
+    found, proof = search(names, rule)
+    assert (found, proof.proven, proof.each) == ({*wanted}, True, is_each)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (lambda chosen: "x", "already diverges from a"),
+        (lambda chosen: "?", "cannot be run again"),
+        (lambda chosen: "", "all of b's changes does not diverge"),
+    ],
+)
+def test_a_run_that_does_not_repeat_or_diverge_proves_nothing(rule, said):
+    found, proof = search("abc", rule)
+    assert (found, proof.proven) == (set(), False)
+    assert said in proof.sentence
+
+
+@pytest.mark.parametrize(("wanted", "most", "runs"), [({"f41"}, 100, 18), ({"f41", "f7"}, 12, 12)])
+def test_of_many_changes_one_takes_few_runs_and_no_more_are_made_than_were_allowed(wanted, most, runs):
     names = [f"f{number}" for number in range(64)]
-    found, proof = search(names, lambda chosen: "x" if "f41" in chosen else "", likely=3)
-    assert (found, proof.proven) == ({"f41"}, True)
-    assert proof.runs <= 18
-
-
-def test_changes_that_cancel_are_not_the_cause():
-    def rule(chosen):
-        return "x" if ("c" in chosen) or (("d" in chosen) != ("g" in chosen)) else ""
-
-    for names in ("abcdefgh", "dgcabefh", "hgfedcba"):
-        found, proof = search(names, rule)
-        assert (found, proof.proven) == ({"c"}, True)
-
-
-def test_a_pair_that_only_together_diverges_is_found_together():
-    found, proof = search("abcdefgh", lambda chosen: "x" if {"c", "f"} <= chosen else "")
-    assert (found, proof.proven, proof.each) == ({"c", "f"}, True, False)
-    assert "2 together make them diverge: c:1 and f:1" in proof.sentence or "f:1 and c:1" in proof.sentence
-    assert "the runs are the same" in proof.sentence
-
-
-def test_two_causes_are_both_found_and_each_is_said_to_be_one():
-    found, proof = search("abcdefgh", lambda chosen: "x" if {"b", "g"} & chosen else "")
-    assert (found, proof.proven, proof.each) == ({"b", "g"}, True, True)
-    assert proof.sentence.endswith("; each of them does by itself")
+    found, proof = search(names, lambda chosen: "x" * bool(wanted & chosen), most=most, likely=3)
+    assert proof.runs <= runs
+    if most > runs:
+        assert (found, proof.proven) == (wanted, True)
+    else:
+        assert not proof.proven
+        assert "not finished after 12 runs (--max-runs)" in proof.sentence
 
 
 def test_a_file_that_lies_in_both_directories_is_no_change_where_one_is_younger_than_its_run(tmp_path):
@@ -110,47 +137,6 @@ def test_a_file_that_lies_in_both_directories_is_no_change_where_one_is_younger_
             os.utime(root / file, (150, 150))
         grounds.append(survey(root, root, (), before, tmp_path / "runs"))
     assert [name for name, _, _ in in_directories(*grounds)] == ["log.txt"]
-
-
-def test_of_changes_that_need_one_another_the_one_that_diverges_alone_is_named():
-    def rule(chosen):
-        return "?" if chosen & {"b", "g"} == {"g"} else "x" if "b" in chosen else ""
-
-    found, proof = search("abcdefgh", rule)
-    assert (found, proof.proven, proof.each) == ({"b", "g"}, True, False)
-    assert proof.sentence.endswith("; enough alone: b:1")
-
-
-def test_what_does_not_run_answers_nothing():
-    def rule(chosen):
-        return "?" if ("d" in chosen) != ("u" in chosen) else "x" if "k" in chosen else ""
-
-    found, proof = search("adbkcu", rule)
-    assert (found, proof.proven) == ({"k"}, True)
-    found, proof = search("adbcu", lambda chosen: "?" if ("d" in chosen) != ("u" in chosen) else "x" * ("d" in chosen))
-    assert (found, proof.proven) == ({"d", "u"}, True)
-    assert proof.undecided > 0
-
-
-def test_a_run_that_does_not_repeat_proves_nothing():
-    found, proof = search("abc", lambda chosen: "x")
-    assert (found, proof.proven) == (set(), False)
-    assert "already diverges from a" in proof.sentence
-    found, proof = search("abc", lambda chosen: "?")
-    assert "cannot be run again" in proof.sentence
-
-
-def test_changes_that_do_not_make_it_diverge_are_not_blamed():
-    found, proof = search("abc", lambda chosen: "")
-    assert (found, proof.proven) == (set(), False)
-    assert "all of b's changes does not diverge" in proof.sentence
-
-
-def test_a_search_stops_after_as_many_runs_as_were_allowed_and_says_what_is_left():
-    names = [f"f{number}" for number in range(64)]
-    _, proof = search(names, lambda chosen: "x" if {"f41", "f7"} & chosen else "", most=12)
-    assert (proof.proven, proof.runs) == (False, 12)
-    assert "not finished after 12 runs (--max-runs)" in proof.sentence
 
 
 # Real runs.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from synthetic import COUNTS, NUMBERS, row, summary, write_run
 
 from introspect_cli.records import SKETCH_SIZE, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, Status, Summary
-from introspect_cli.store.format.schemas import record_columns
+from introspect_cli.store.format.schemas import LIMIT_TEXT, record_columns
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.texts import clean
@@ -183,3 +183,8 @@ def test_lone_surrogates_are_written_readably(tmp_path):
     assert verify_run(path).sound
     with open_run(path) as run:
         assert run.settings["env"] == {"A": "\\udc80"}
+
+
+def test_long_texts_are_cut(tmp_path):
+    path = write_run(tmp_path / "run", [[row("data", "batch", "D", "x" * 10_000)]])
+    assert len(read(path)[0][0].summary.text) == LIMIT_TEXT
