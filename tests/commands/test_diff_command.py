@@ -79,17 +79,6 @@ def test_settings_alone_are_listed_on_request(introspect, runs):
     assert introspect("diff", "a", "same", "--settings", cwd=runs).stdout == "No setting that both runs kept differs.\n"
 
 
-def test_no_torch_and_no_deepdiff_for_flat_settings(runs):
-    code = (
-        "import sys; from introspect_cli.cli import main; sys.argv = ['introspect', 'diff', 'a', 'other']\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "assert not {'torch', 'deepdiff', 'pandas'} & set(sys.modules), set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=runs, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_run_still_being_written_is_compared_as_far_as_it_is(introspect, tmp_path):
     from synthetic import batch
 

@@ -54,7 +54,8 @@ def test_answers_are_worded_as_they_were(forks, verb, corpus, one_of, more, file
         assert_worded(file, pool.map(answer, chosen))
 
 
-VIEWS = ("", "tree", "step 1", "step 1 --kinds output --modules a", "history Net.a --kinds output", "settings")
+VIEWS = ("", "tree", "step 0 --kinds input,batch,rng,hyperparameter", "history Net.a --kinds input", "settings")
+"""Of numbers, those that no processor rounds otherwise."""
 
 
 def test_views_of_a_run_are_worded_as_they_were(tmp_path, introspect):

@@ -48,7 +48,10 @@ ASKED = {
         "diff splits whole three-split",
         "diff splits uneven *",
     ],
-    **{name: [f"* {name} *"] for name in ("resumed", "engines", "checkpoints", "ports", "ill")},
+    **{
+        name: [f"* {name} *"]
+        for name in ("resumed", "loaded", "engines", "checkpoints", "ports", "ill", "attention", "kernels", "precision")
+    },
     "ranks": ["* ranks *"],
     "faults": ["* faults *"],
 }

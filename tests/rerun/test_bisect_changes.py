@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from answer_schema import schema
+from repositories import introspect
 
 from introspect_cli.compare.answer.endings import Raised
 from introspect_cli.compare.changes.statements import Change, Side
@@ -226,15 +226,6 @@ def project(directory, *edits):
     return directory
 
 
-def call(directory, *words, code):
-    answer = subprocess.run(
-        [sys.executable, "-m", "introspect_cli", *map(str, words)],
-        cwd=directory, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
-    assert answer.returncode == code, answer.stdout + answer.stderr
-    return answer
-
-
 def state(directory):
     return {
         path.relative_to(directory): (path.stat().st_mtime_ns, path.read_bytes())
@@ -247,15 +238,15 @@ def state(directory):
 def first(quick_python, tmp_path_factory):
     """A project and its run: what each test compares with."""
     path = tmp_path_factory.mktemp("first")
-    call(project(path / "exp1"), "capture", "-q", "-o", "../a", "train.py", code=0)
+    introspect(project(path / "exp1"), "capture", "-q", "-o", "../a", "train.py", code=0)
     return path
 
 
 def test_two_scratch_directories_without_git(first, tmp_path):
     b = project(tmp_path / "exp2", *HARMLESS, ("model.py", "torch.relu(hidden)", "torch.tanh(hidden)"))
-    call(b, "capture", "-q", "-o", "../b", "train.py", code=0)
+    introspect(b, "capture", "-q", "-o", "../b", "train.py", code=0)
     before = state(first / "exp1"), state(b)
-    answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
+    answer = introspect(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
     assert " ".join(answer.stdout.split()).startswith(
         "Of 5 changes in 2 files, one makes them diverge: model.py:12; proven by 2 runs: without it the runs are the "
         "same up to step 0, with it alone they diverge where b does."
@@ -264,7 +255,7 @@ def test_two_scratch_directories_without_git(first, tmp_path):
     assert (state(first / "exp1"), state(b)) == before
     assert not list((tmp_path / "introspect-runs").rglob("variants/*"))
 
-    answer = call(tmp_path, "bisect", "--format", "json", "--changes", first / "a", "b", code=1)
+    answer = introspect(tmp_path, "bisect", "--format", "json", "--changes", first / "a", "b", code=1)
     document = json.loads(answer.stdout)
     schema("bisect-changes").validate(document)
     assert document["proven"] is True
@@ -275,9 +266,9 @@ def test_two_scratch_directories_without_git(first, tmp_path):
 def test_sources_that_were_edited_since_come_from_the_runs_and_arguments_are_changes_too(first, tmp_path):
     place = first / "exp1"
     project(place, *HARMLESS, ("model.py", "torch.relu(hidden)", "torch.relu(hidden) * 1.0"))
-    call(place, "capture", "-q", "-o", tmp_path / "b", "train.py", "--lr", "0.2", "--name", "other", code=0)
+    introspect(place, "capture", "-q", "-o", tmp_path / "b", "train.py", "--lr", "0.2", "--name", "other", code=0)
     project(place)
-    answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
+    answer = introspect(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
     assert "Of 5 changes in 2 files and 2 differing settings, one makes them diverge: --lr; proven by " in answer.stdout
     assert "--lr: - -> 0.2" in answer.stdout
 
@@ -286,8 +277,8 @@ def test_another_file_in_the_other_directory_is_found(first, tmp_path):
     b = project(tmp_path / "exp2")
     (b / "data.json").write_text("[1.0, 0.5, 2.5]")
     os.utime(b / "data.json", (1e9, 1e9))
-    call(b, "capture", "-q", "-o", "../b", "--record", "loss,param", "train.py", code=0)
-    answer = call(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
+    introspect(b, "capture", "-q", "-o", "../b", "--record", "loss,param", "train.py", code=0)
+    answer = introspect(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
     said = " ".join(answer.stdout.split())
     assert "one makes them diverge: data.json: [2]; " in said
     assert "the runs are the same up to step 0 in what a recorded, with it alone" in said
@@ -307,9 +298,9 @@ def test_a_value_of_a_configuration_file_that_was_edited_between_the_runs_is_the
     for name, text in (("a", before), ("b", after)):
         config.write_text(text)
         os.utime(config, (1e9 + len(text), 1e9 + len(text)))
-        call(place, "capture", "-q", "-o", tmp_path / name, "train.py", code=0)
+        introspect(place, "capture", "-q", "-o", tmp_path / name, "train.py", code=0)
     held = state(place)
-    answer = call(tmp_path, "bisect", "--changes", "a", "b", code=1)
+    answer = introspect(tmp_path, "bisect", "--changes", "a", "b", code=1)
     said = " ".join(answer.stdout.split())
     assert said.startswith("Of 2 changes in 1 file, one makes them diverge: conf/c.yaml: model.scale; proven by 2 runs")
     assert "- scale: 1.0 # of the batch + scale: 1.5 # of the batch" in said
@@ -350,15 +341,15 @@ def test_the_values_of_a_configuration_file_that_differ(name, a, b, places):
 
 def test_the_change_that_makes_a_script_fail_is_proven_by_its_exception_whichever_run_fails(first, tmp_path):
     b = project(tmp_path / "exp2", *HARMLESS, ("model.py", "nn.Linear(4, 2)", "nn.Linear(4, 2, wide=True)"))
-    call(b, "capture", "-q", "-o", "../b", "train.py", code=1)
-    answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
+    introspect(b, "capture", "-q", "-o", "../b", "train.py", code=1)
+    answer = introspect(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
     assert "; they end in different ways\n" in answer.stderr
     assert "a with model.py:8 alone: ends as b: TypeError: Linear.__init__() got an unexpected" in answer.stderr
     assert " ".join(answer.stdout.split()).startswith(
         "Of 6 changes in 2 files, one makes them diverge: model.py:8; proven by 2 runs: without it the runs are the "
         "same up to step 0, with it alone a ends by b's exception."
     )
-    answer = call(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
+    answer = introspect(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
     assert "without it b ends by a's exception, with it alone a does not end by its exception." in " ".join(
         answer.stdout.split()
     )
@@ -372,9 +363,9 @@ def test_the_change_that_makes_a_script_fail_is_proven_by_its_exception_whicheve
 
 
 def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
-    assert "nothing to bisect" in call(first, "bisect", "--changes", "a", "a", code=2).stderr
-    assert "leave 'train.py' out" in call(first, "bisect", "--changes", "a", "a", "train.py", code=2).stderr
-    assert "say what to bisect" in call(first, "bisect", "--changes", "a", "a", "--good", "x", code=2).stderr
+    assert "nothing to bisect" in introspect(first, "bisect", "--changes", "a", "a", code=2).stderr
+    assert "leave 'train.py' out" in introspect(first, "bisect", "--changes", "a", "a", "train.py", code=2).stderr
+    assert "say what to bisect" in introspect(first, "bisect", "--changes", "a", "a", "--good", "x", code=2).stderr
 
 
 @pytest.mark.parametrize(

@@ -280,21 +280,6 @@ def test_nothing_stays_open(tmp_path):
     assert open_descriptors() == before
 
 
-def test_the_store_is_written_and_read_without_torch_or_pyarrow(tmp_path):
-    path = write_run(tmp_path / "run", [STEP])
-    code = f"""if True:
-        import sys
-        import introspect_cli.store.read.verify
-        import introspect_cli.store.write.run_writer
-        from introspect_cli.store.read.run import open_run
-        with open_run({str(path)!r}) as run:
-            list(run.rank(0).records(0))
-        print([name for name in ("torch", "pyarrow", "safetensors") if name in sys.modules])
-    """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out == "[]\n"
-
-
 @pytest.mark.parametrize(
     ("where", "limit", "message"),
     [
