@@ -36,6 +36,7 @@ def assert_worded(name, said):
     [
         ("diff", "scenes", 3, (), "answers.txt"),
         ("diff", "scenes", 40, ("-v", "--all", "--map"), "answers-in-full.txt"),
+        ("diff", "checkpoints", 1, (), "answers-checkpoints.txt"),
         ("check", "ill", 1, (), "answers-check.txt"),
     ],
 )
@@ -48,7 +49,7 @@ def test_answers_are_worded_as_they_were(forks, verb, corpus, one_of, more, file
 
     def answer(question):
         done = forks(verb, *question.options, *more, *question.runs, cwd=artefacts.DECISIONS / recorder_key())
-        return question.name, re.sub(r"(?:captured|train_ill)-[0-9a-f]+/?", "", done.stdout)
+        return question.name, re.sub(r"(?:captured|saved|train_ill)-[0-9a-f]+/?", "", done.stdout)
 
     with ThreadPoolExecutor(2) as pool:
         assert_worded(file, pool.map(answer, chosen))
