@@ -109,10 +109,17 @@ def decided(group, *names):
     """
     needs(*names, *(name.partition("/")[2] for name in names))
     only = [f"check {group} {name}" for name in names]
-    questions = {question.name: question.runs[0] for question in decisions.planned(only)[0]}
-    words = [word for glob in only for word in ("--only", glob)]
-    subprocess.run([sys.executable, decisions.__file__, "make", DECISIONS, *words], check=True, capture_output=True)
-    return [DECISIONS / kept_runs.recorder_key() / questions[name] for name in only]
+    folder, runs = DECISIONS / kept_runs.recorder_key(), [_first_runs()[question] for question in only]
+    if not decisions.has_runs(folder, runs):
+        words = [word for glob in only for word in ("--only", glob)]
+        subprocess.run([sys.executable, decisions.__file__, "make", DECISIONS, *words], check=True, capture_output=True)
+    return [folder / run for run in runs]
+
+
+@functools.cache
+def _first_runs():
+    """The name of the run, or the first one, of each question."""
+    return {question.name: question.runs[0] for question in decisions.planned()[0]}
 
 
 def run_of(forks, script, *words, options=()):
