@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch._dynamo.testing
-from neutrality import Seen, assert_neutral, mlp
+from neutrality import Seen, assert_neutral, mlp, subnormals_kept
 from torch import nn
 from torch._guards import CompileContext
 from torch.nn import functional as F
@@ -1150,6 +1150,18 @@ def the_compiler_sees_no_frame_of_introspect(log):
     for _ in range(2):
         step(torch.ones(2, 8))
     log(compiled, model)
+
+
+@program
+def a_network_of_subnormal_numbers(log):
+    net = nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        net.weight.mul_(1e-38)
+    for _ in range(3):
+        out = net(torch.full((2, 4), 0.01))
+        out.sum().backward()
+        log(net, out, subnormals_kept())
+    assert 0 < out.abs().min() < torch.finfo(torch.float32).tiny
 
 
 # --- what is asserted of all

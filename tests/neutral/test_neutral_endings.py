@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -148,99 +146,6 @@ def test_a_disk_that_fills_up_ends_the_run_and_not_the_script(tmp_path, five_ste
         assert (int(said[1]), int(said[2])) == (len(steps), steps[-1].step)
         assert all(len(list(run.rank(0).records(entry.step))) > 20 for entry in steps)
     assert_compared(tmp_path / "run", five_steps, "could not see everything: cannot write to")
-
-
-def test_a_full_device_ends_the_run_and_not_the_script(tmp_path):
-    """A write to a device without space fails at once."""
-    body = """
-import errno
-write = os.pwritev
-def full(fd, data, at):
-    if os.readlink(f"/proc/self/fd/{fd}").endswith("log.bin"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return write(fd, data, at)
-os.pwritev = full
-train(3); print("done"); sys.exit(4)
-"""
-    out = run_script(tmp_path, body)
-    assert out.returncode == 4, out.stderr
-    assert out.stdout == "three\ndone\n"
-    assert out.stderr.count("the script goes on, the run ends here") == 1
-    assert "Traceback" not in out.stderr
-
-
-def test_unwritable_place_is_refused_before_the_script_starts(tmp_path):
-    (tmp_path / "file").write_text("")
-    out = run_script(tmp_path, "", "-o", "file/run")
-    assert out.returncode == 2
-    assert out.stdout == ""
-    assert out.stderr.count("\n") == 1
-
-
-def test_a_script_out_of_memory_ends_as_the_bare_one(tmp_path):
-    """An allocation that fails raises in the script as it would without us."""
-    body = """
-import resource
-resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
-try:
-    torch.empty(2**40, dtype=torch.uint8)
-except RuntimeError as error:
-    print(type(error).__name__)
-train(2)
-"""
-    out = run_script(tmp_path, body)
-    assert out.returncode == 0, out.stderr
-    assert out.stdout == "three\nRuntimeError\n"
-
-
-def test_a_script_killed_for_its_memory_leaves_a_whole_run(tmp_path, five_steps):
-    """Killed as it grows, without notice, as the system or a watching daemon does to the largest process."""
-    if not Path("/proc/self/statm").exists():
-        pytest.skip("no way to see a process grow")
-    body = """
-print(os.getpid(), flush=True)
-held = []
-while len(held) < 50:
-    train(1)
-    held.append(torch.ones(2**24))
-    print(len(held), flush=True)
-"""
-    (tmp_path / "train.py").write_text(HEAD + body)
-    process = capture(tmp_path / "train.py", tmp_path / "run")
-    assert process.stdout is not None
-    process.stdout.readline()
-    pid = int(process.stdout.readline())
-    statm = Path(f"/proc/{pid}/statm")
-    allowed = int(statm.read_text().split()[1]) + 2**29 // resource.getpagesize()
-    while int(statm.read_text().split()[1]) < allowed:
-        time.sleep(0.001)
-    os.kill(pid, signal.SIGKILL)
-    out, err = process.communicate()
-    assert (process.returncode, err) == (-signal.SIGKILL, b"")
-    ended = 3 + len(out.splitlines())
-    assert ended > 6
-    with open_run(tmp_path / "run") as run:
-        assert run.state is RunState.INTERRUPTED
-        assert ended <= len(run.rank(0).steps) <= ended + 1
-        assert all(len(list(run.rank(0).records(entry.step))) > 20 for entry in run.rank(0).steps)
-    assert verify_run(tmp_path / "run").findings == ()
-    assert_compared(tmp_path / "run", five_steps, "interrupted: it holds up to and including step")
-
-
-def test_an_interrupt_ends_a_captured_script_as_the_bare_one(tmp_path):
-    (tmp_path / "train.py").write_text(HEAD + "while True:\n    print('go', flush=True)\n    train(1)\n")
-    process = capture(tmp_path / "train.py", tmp_path / "run")
-    assert process.stdout is not None
-    for _ in range(5):
-        process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == -signal.SIGINT
-    assert err.rstrip().endswith(b"KeyboardInterrupt")
-    assert b"introspect" not in err
-    with open_run(tmp_path / "run") as run:
-        assert run.state is RunState.COMPLETE
-        assert run.manifest["how"] == "interrupt"
 
 
 def test_reading_while_it_is_written(tmp_path):
