@@ -1,13 +1,10 @@
-"""What is kept of an accelerator beside its tensors, and how a difference in it is said."""
+"""What is kept of an accelerator beside its tensors."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from introspect_cli.capture.environment import settings
-from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.terms.result import SettingChange
 
 
 def test_switches_are_those_of_the_moment():
@@ -48,16 +45,3 @@ def test_the_drivers_version_is_read_from_its_module(tmp_path):
     )
     assert settings.driver(said) == "570.86.10"
     assert settings.driver(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "sides", "said"),
-    [
-        ("matmul_allow_tf32", ("False", "True"), "TF32 in matrix products is on in b only"),
-        ("cudnn_benchmark", ("True", "False"), "the benchmark that chooses cuDNN's kernels is on in a only"),
-        ("flash_sdp", ("True", None), "flash_sdp = True only in a"),
-        ("driver", ("550.54.15", "570.86.10"), "driver 550.54.15 -> 570.86.10"),
-    ],
-)
-def test_a_switch_is_on_in_one_run_only(name, sides, said):
-    assert describe(SettingChange("runtime", name, *sides, True, 0.6)) == said

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from lit import fit
@@ -27,38 +25,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.head(torch.relu(self.body(x)))
-
-
-def train(evaluate, when):
-    torch.manual_seed(3)
-    x, y = torch.randn(STEPS * 4, 4), torch.randint(0, 2, (STEPS * 4,))
-    # A loader draws a seed for its workers from its generator: with one of its own, evaluation leaves training's alone.
-    training = DataLoader(list(zip(x, y, strict=True)), batch_size=4, generator=torch.Generator())
-    validation = DataLoader(list(zip(-x, y, strict=True)), batch_size=5, generator=torch.Generator())
-    net, criterion = Net(), nn.CrossEntropyLoss()
-    average = copy.deepcopy(net).eval()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    if when == "before":
-        evaluate(net, average, criterion, validation)
-    for step, (inputs, target) in enumerate(training):
-        if when == "between a batch and its use" and step == 1:
-            evaluate(net, average, criterion, validation)
-        loss = criterion(net(inputs), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if when == "in the middle" and step == 1:
-            evaluate(net, average, criterion, validation)
-    if when == "after":
-        evaluate(net, average, criterion, validation)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    path = tmp_path_factory.mktemp("alone") / "run"
-    with watched(path):
-        train(lambda *_: None, "never")
-    return path
 
 
 def places(run):

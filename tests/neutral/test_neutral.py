@@ -453,6 +453,22 @@ def the_script_finds_its_own_hooks_only(log):
 
 
 @program
+def variables_that_others_hold_are_left_to_them(log):
+    """Python before 3.13 keeps what it is asked for of a frame's variables: whoever asks again changes it."""
+
+    def scope():
+        net = mlp()
+        held = locals()
+        before = dict(held)
+        exec("rate = 0.25", held)
+        net(torch.randn(4, 8)).sum().backward()
+        later = 1
+        return {name for name in held if name != "__builtins__"} - before.keys(), held["net"] is net, later
+
+    log(*scope())
+
+
+@program
 def a_lazy_copy_stays_one(log):
     if not hasattr(torch._C, "_is_cow_tensor"):
         pytest.skip("this torch has no lazy copies that can be told")

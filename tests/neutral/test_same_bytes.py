@@ -423,6 +423,7 @@ WHOLE_STACK = (
 BARE_CHILDREN = {"a child that is forked in the middle of training goes on bare": "child 7", "children that": "child 0"}
 """What children print of themselves."""
 SWEPT = (
+    "an error that is the cause of another",
     "errors in the workers of a loader",
     "children that train a shared model (spawn)",
     "tensors and models that are sent to another process",
