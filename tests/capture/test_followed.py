@@ -14,11 +14,10 @@ from types import SimpleNamespace
 import pytest
 from artefacts import artefact
 from kept_runs import PACKAGE
+from opcapture import compared
 from sweeps import sliced
 
 from introspect_cli.capture.processes import Role, command_of, described
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.launch
@@ -150,8 +149,7 @@ def follow(folder, name):
 
 
 def same_as_direct(folder, name):
-    with open_run(folder / "run direct") as a, open_run(folder / f"run {name}") as b:
-        result = compare_runs(a, b, DiffOptions())
+    result = compared(folder / "run direct", folder / f"run {name}")
     return result.verdict.value == "same" and result.counts.steps_compared == 2
 
 

@@ -11,10 +11,9 @@ from functools import cache
 import pytest
 from interpreter import PYTHON
 from launches import TRAINED, free_port
+from opcapture import compared
 from sweeps import sliced
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 
@@ -92,8 +91,7 @@ def is_whole(path, ranks=2, steps=3):
 
 
 def is_same(one, two):
-    with open_run(one) as a, open_run(two) as b:
-        result = compare_runs(a, b, DiffOptions())
+    result = compared(one, two)
     assert (result.verdict.value, result.counts.steps_compared) == ("same", 6), result.sentence
     return True
 

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import yaml
-from opcapture import QUICK, captured, records
+from opcapture import QUICK, captured, compared, records
 from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.session import Session
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.inspect.module_tree import module_tree
 from introspect_cli.records import Kind, Phase
@@ -382,5 +380,4 @@ def test_classes_are_kept_once_a_run_and_equal_runs_stay_equal(nested_run, tmp_p
     assert document["Model"]["output"][""] == "Result"
     assert set(document) == {"Model", "Model.layer"}
     again = captured(tmp_path / "again", work)
-    with open_run(nested_run) as a, open_run(again) as b:
-        assert compare_runs(a, b, DiffOptions()).verdict is Verdict.SAME
+    assert compared(nested_run, again).verdict is Verdict.SAME

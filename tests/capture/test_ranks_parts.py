@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import opcapture
 import pytest
 import torch
 from artefacts import LEAN, launched
-from launches import SCRIPT, needs
+from launches import DISTRIBUTED, SCRIPT, needs
 from opcapture import compared
 
 import introspect_cli
-from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.findings import Certainty
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.store.ranks.whole_reader import WholeReader
@@ -85,8 +82,7 @@ def test_shares_add_up_to_what_one_process_has(runs):
 
 
 def test_the_layout_is_the_same_run(runs):
-    with open_run(runs / "single") as one, open_run(runs / "tpsp") as two:
-        result = compare_runs(one, two, DiffOptions())
+    result = compared(runs / "single", runs / "tpsp")
     assert result.verdict is Verdict.SAME, result.sentence
 
 
@@ -94,8 +90,8 @@ def test_the_layout_is_the_same_run(runs):
 def test_where_ranks_have_other_samples_too_nothing_is_added_up(runs):
     """The same columns on two ranks are those of other samples."""
     captured(runs, fsdp2tp=4)
-    with open_run(runs / "single") as one, open_run(runs / "fsdp2tp") as two:
-        assert compare_runs(one, two, DiffOptions()).verdict is Verdict.SAME
+    assert compared(runs / "single", runs / "fsdp2tp").verdict is Verdict.SAME
+    with open_run(runs / "fsdp2tp") as two:
         found = whole_of(two)
     hows = {how for site, (_, how) in found.items() if site.kind in FLOWING}
     assert hows == {Joined.GATHERED}
@@ -169,8 +165,7 @@ def shared(tmp_path_factory):
 
 @pytest.mark.parametrize(("a", "b", "large"), [("single", "ddp", "a"), ("ddp", "single", "b")])
 def test_a_loss_that_is_divided_by_the_samples_of_all_ranks_is_no_difference(shared, a, b, large):
-    with open_run(shared / a) as one, open_run(shared / b) as two:
-        result = compare_runs(one, two, DiffOptions())
+    result = compared(shared / a, shared / b)
     assert result.verdict is Verdict.SAME, result.sentence
     assert result.counts.steps_compared == 3
     assert any(
@@ -333,7 +328,7 @@ def test_groups_that_step_in_turn_are_one_step(partitioned, layout):
 @pytest.mark.parametrize(("sound", "fault", "named"), PARTITION_FAULTS)
 def test_a_fault_of_one_rank_is_named_by_parameter(partitioned, sound, fault, named):
     for other in ("single", sound):
-        result = opcapture.compared(partitioned / other, partitioned / fault)
+        result = compared(partitioned / other, partitioned / fault)
         assert result.verdict is Verdict.DIVERGED
         assert (result.first.step, result.first.site.kind) == (0, Kind.GRAD)
         assert result.first.site.fqn == named

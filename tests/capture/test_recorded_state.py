@@ -10,13 +10,11 @@ import pytest
 import torch
 from lit import fit
 from neutrality import watched
-from opcapture import captured, records
+from opcapture import captured, compared, records
 from torch import multiprocessing, nn
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.probes.held import Plan
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.read.run import open_run
@@ -184,8 +182,7 @@ def test_steps_leaves_and_gradients_are_recorded_under_the_scripts_own_names(pla
 def test_twins_are_the_same_and_what_was_not_seen_is_said(tmp_path, plain, how):
     with watched(tmp_path / "run"):
         train_plainly(how)
-    with open_run(plain[how]) as a, open_run(tmp_path / "run") as b:
-        result = compare_runs(a, b, DiffOptions(), [])
+    result = compared(plain[how], tmp_path / "run")
     assert result.verdict is Verdict.SAME
     assert any("no module was called, so nothing between" in note for note in result.notes)
 
@@ -225,13 +222,6 @@ def places_of(run):
     return set(zip(sites.phase, sites.fqn, sites.kind, sites.call.tolist(), strict=True))
 
 
-def assert_same(a, b):
-    with open_run(a) as one, open_run(b) as other:
-        result = compare_runs(one, other, DiffOptions(), [])
-        assert result.verdict is Verdict.SAME, result.sentence
-        assert one.manifest["steps"] == other.manifest["steps"] == STEPS
-
-
 def test_a_forward_before_the_optimizer_whose_graph_is_used_is_training(tmp_path):
     torch.manual_seed(3)
     net, criterion = Net(), nn.CrossEntropyLoss()
@@ -252,7 +242,8 @@ def test_lightnings_sanity_check_is_evaluation(tmp_path):
         net = Net()
         with watched(tmp_path / name):
             fit(net, tmp_path, STEPS, sanity_checks=checks, validation_batches=checks)
-    assert_same(tmp_path / "a", tmp_path / "b")
+    result = compared(tmp_path / "a", tmp_path / "b")
+    assert (result.verdict, result.counts.steps_compared) == (Verdict.SAME, STEPS), result.sentence
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["its own", "frozen in the optimizer"])

@@ -7,13 +7,10 @@ import sys
 import timeit
 
 import torch
-from opcapture import captured, records
+from opcapture import captured, compared, records
 
 import introspect_cli
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.records import Kind
-from introspect_cli.store.read.run import open_run
 
 
 def train(scale=1.0, steps=2):
@@ -50,8 +47,7 @@ def test_values_are_recorded_by_name_phase_and_count(tmp_path):
 
 def test_a_value_that_differs_first_is_the_divergence(tmp_path):
     a, b = (captured(tmp_path / name, lambda s=scale: train(s)) for name, scale in (("a", 1.0), ("b", 1.5)))
-    with open_run(a) as one, open_run(b) as two:
-        result = compare_runs(one, two, DiffOptions())
+    result = compared(a, b)
     assert (result.first.reason, result.first.step) == ("value", 1)
     assert "the recorded value rollout/advantages ['raw'] differs" in result.sentence
     assert "every module output recorded before it" in result.sentence

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 import survival
 from endings import HEAD
+from opcapture import compared
 from survival import ENVIRONMENT, capture
 from sweeps import sliced
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.store.read.run import RunState, open_run
 
@@ -53,8 +52,8 @@ def five_steps(tmp_path_factory):
 
 def assert_compared(path, whole, note):
     """Assert that a diff with an undisturbed run compares what is there, and says where it ends."""
+    result = compared(path, whole)
     with open_run(path) as a, open_run(whole) as b:
-        result = compare_runs(a, b, DiffOptions(), [])
         common = min(len(a.rank(0)), len(b.rank(0)))
     assert result.verdict is Verdict.UNDECIDED, result.sentence
     assert f"equal up to and including step {common - 1}, where run" in result.sentence

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_values import EVERY, PACKED, example, expected_row
+from sweeps import sliced
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.tensors import fallback
@@ -62,9 +63,12 @@ def held(dtype, *, transposed=False):
     return seen
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+TYPES = (torch.float32, torch.bfloat16, torch.float8_e5m2, torch.float64, torch.int64, torch.bool)
+EACH = [(dtype, transposed) for dtype in TYPES for transposed in (False, True)]
+
+
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2, torch.float64, torch.int64, torch.bool]
+    ("dtype", "transposed"), sliced(EACH, [(torch.float32, False), (torch.bfloat16, True), (torch.int64, False)])
 )
 def test_temporaries_stay_under_64_mb(dtype, transposed):
     assert 1 << 20 < held(dtype, transposed=transposed).peak <= LIMIT
