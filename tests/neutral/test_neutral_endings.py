@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 import survival
-from endings import HEAD
 from opcapture import compared
-from survival import ENVIRONMENT, capture
+from survival import ENVIRONMENT, HEAD, capture
 from sweeps import sliced
 
 from introspect_cli.compare.terms.result import Verdict

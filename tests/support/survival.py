@@ -38,6 +38,21 @@ for step in range({steps}):
     optimizer.step()
     print(step, flush=True)
 """
+HEAD = """
+import ctypes, os, shutil, signal, sys
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(net.parameters())
+def train(steps):
+    for _ in range(steps):
+        net(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+train(3)
+print("three", flush=True)
+"""
+"""How a script begins that ends in one of the ways a process can."""
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 """What is sent; most kills are the one that a process cannot notice."""
 
