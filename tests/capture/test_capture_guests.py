@@ -13,8 +13,6 @@ import torch
 from neutrality import Seen, assert_neutral, trajectory, watched
 from torch import nn
 
-from introspect_cli.capture.environment.source_files import SourceFiles
-from introspect_cli.capture.environment.sources import file_of
 from introspect_cli.capture.frames import is_introspects
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
@@ -250,27 +248,6 @@ def test_what_objects_of_the_script_raise_because_we_asked_ends_nothing(tmp_path
     assert all(map(torch.equal, bare.returned, captured.returned))
     assert any("SystemExit: " in sentence for sentence in session._guard.sentences)
     assert verify_run(tmp_path / "run").findings == ()
-
-
-def test_what_stands_in_for_a_module_is_not_asked_for_its_file(monkeypatch):
-    """A lazy one would import, and one that raises would end the run."""
-
-    class Lazy(type(sys)):
-        def __getattribute__(self, name):
-            raise SystemExit(name)
-
-    class Stand:
-        def __getattr__(self, name):
-            raise SystemExit(name)
-
-    monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
-    monkeypatch.setitem(sys.modules, "stand", Stand())
-    monkeypatch.setitem(sys.modules, "none", None)
-    assert [file_of(sys.modules[name]) for name in ("lazy", "stand", "none")] == [""] * 3
-    assert file_of(sys.modules[__name__]) == __file__
-    looked = SourceFiles(None, (), 0.0)
-    looked.look()
-    assert not {"lazy.py", "stand.py"} & looked.digests.keys()
 
 
 THREADS_THAT_ARE_NONE = """

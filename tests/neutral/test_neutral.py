@@ -524,6 +524,30 @@ class Output:
     note: str = "text"
 
 
+class Cache:
+    """As a cache of attention keys: an object of objects."""
+
+    def __init__(self, *keys):
+        self.layers = [Layer(key) for key in keys]
+
+
+class Layer:
+    def __init__(self, key):
+        self.key = key
+
+
+def holding_itself(a, b):
+    value = [a]
+    value += [value, {"again": value, "b": b}]
+    return value
+
+
+def buried(value):
+    for _ in range(150):
+        value = [value]
+    return value
+
+
 class Nested(nn.Module):
     def __init__(self, wrap):
         super().__init__()
@@ -550,7 +574,16 @@ OUTPUTS = {
     "dataclass": (lambda a, b: Output(a, [b]), [".logits", ".hidden[0]", ".note"], lambda out: out.logits),
     "list": (lambda a, b: [a, (b, None)], ["[0]", "[1][0]"], lambda out: out[0]),
     "iterator": (lambda a, b: iter([a, b]), [], next),
-}
+    "deque": (lambda a, b: collections.deque([a, b]), ["[0]", "[1]"], lambda out: out[0]),
+    "default dict": (lambda a, b: collections.defaultdict(list, a=[a], b=[b]), ["['a'][0]", "['b'][0]"],
+                     lambda out: out["a"][0]),
+    "what torch returns": (lambda a, b: torch.return_types.max((a, b)), ["[0]", "[1]"], lambda out: out[0]),
+    "objects in an object": (Cache, [".layers[0].key", ".layers[1].key"],
+                             lambda out: out.layers[0].key),
+    "nothing but one": (lambda a, b: [{}, None, (), a], ["[3]"], lambda out: out[3]),
+    "itself": (holding_itself, ["[0]", "[2]['b']"], lambda out: out[0]),
+    "too deep": (lambda a, b: Pair(a, buried(b)), [".left"], lambda out: out.left),
+}  # fmt: skip
 
 
 @program

@@ -121,6 +121,18 @@ SCRIPTS = {
             print(type(error).__name__)
         train(net())
         """,
+    "stand-ins for modules, which raise where anything is asked of them": """
+        class Lazy(type(sys)):
+            def __getattribute__(self, name):
+                raise SystemExit(name)
+        class Stand:
+            def __getattr__(self, name):
+                raise SystemExit(name)
+        sys.modules |= {"lazy": Lazy("lazy"), "stand": Stand(), "none": None}
+        train(net())
+        del sys.modules["lazy"], sys.modules["stand"]
+        print("trained")
+        """,
     "errors that are caught and shown": """
         net = failing
         def show(name):
