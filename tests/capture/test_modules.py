@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import yaml
-from opcapture import QUICK, captured, compared, records
+from opcapture import captured, compared, records
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.session import Session
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.inspect.module_tree import module_tree
 from introspect_cli.records import Kind, Phase
-from introspect_cli.script.ending import Ending
 from introspect_cli.store.read.run import open_run
 
 
@@ -147,25 +145,15 @@ def test_a_module_that_is_made_in_each_forward_has_its_attributes_on_record(tmp_
 # --- a model that is only called by `.forward()` shows no inputs and outputs; the last word of a capture says so
 
 
-def train_once(call):
-    net = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    call(net, torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-
-
-@pytest.mark.parametrize("forward_alone", [True, False])
-def test_the_last_word_tells_of_a_model_that_was_not_called(tmp_path, capsys, forward_alone):
-    session = Session(None, replace(QUICK, output=tmp_path / "run", force=True, quiet=False))
-    try:
-        session.attach()
-        train_once((lambda net, x: net.forward(x)) if forward_alone else (lambda net, x: net(x)))
-    finally:
-        session.finish(Ending(0, "returned"))
-    session.last_word()
-    said = capsys.readouterr().err
+@pytest.mark.parametrize("call", ["net", "net.forward"])
+def test_the_last_word_tells_of_a_model_that_was_not_called(tmp_path, introspect, call):
+    (tmp_path / "train.py").write_text(
+        "import torch\nnet = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        f"{call}(torch.ones(2, 4)).sum().backward()\noptimizer.step()\n"
+    )
+    said = introspect("capture", "-o", "run", "train.py").stderr
     assert "recorded 1 step" in said
-    assert ("no module was called, so no inputs and outputs are in it" in said) == forward_alone
+    assert ("no module was called, so no inputs and outputs are in it" in said) == (call == "net.forward")
 
 
 def train_resumed(model):
@@ -190,13 +178,7 @@ def train_resumed(model):
 )
 def test_parameters_have_the_names_of_their_model_where_the_optimizer_steps_first(tmp_path, build, name):
     """A model is found by its parts, or is alone."""
-    session = Session(None, replace(QUICK, output=tmp_path / "run", force=True))
-    try:
-        session.attach()
-        train_resumed(build())
-    finally:
-        session.finish(Ending(0, "returned"))
-    with open_run(tmp_path / "run") as run:
+    with open_run(captured(tmp_path / "run", lambda: train_resumed(build()))) as run:
         for step in range(3):
             for kind in ("grad", "param", "optimizer_state"):
                 found = [r.site.fqn for r in run.rank(0).records(step) if r.site.kind.value == kind]

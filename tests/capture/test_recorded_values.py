@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import timeit
 
 import torch
 from opcapture import captured, compared, records
@@ -54,17 +53,15 @@ def test_a_value_that_differs_first_is_the_divergence(tmp_path):
     assert "left: the code that computes it" in result.sentence
 
 
-def test_without_a_capture_calls_cost_nothing_and_import_nothing():
+def test_without_a_capture_calls_do_nothing_and_import_nothing():
     code = """
-import introspect_cli, sys, timeit
-for call in ("introspect_cli.step()", "introspect_cli.record('x', 1)", "introspect_cli.phase('x')"):
-    best = min(timeit.repeat(call, globals=globals(), number=20000, repeat=20)) / 20000
-    assert best < 1e-6, (call, best)
+import introspect_cli, sys
+introspect_cli.step()
+introspect_cli.record("x", 1)
 with introspect_cli.phase("rollout"):
     pass
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
-    assert min(timeit.repeat("f('x', 1)", globals={"f": introspect_cli.record}, number=1000, repeat=20)) < 0.01
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -12,7 +12,6 @@ from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.environment import settings
-from introspect_cli.capture.probes import beginning_events
 from introspect_cli.compare.settings.beginning import _events
 
 
@@ -59,22 +58,19 @@ def test_the_drivers_version_is_read_from_its_module(tmp_path):
 # --- what seeds and draws before the first step is on record, and the answer names the first of it that differs
 
 
-def test_a_deep_model_is_folded(tmp_path, monkeypatch):
-    monkeypatch.setattr(beginning_events, "FIRST", 5)
-    monkeypatch.setattr(beginning_events, "LAST", 3)
-    net = None
+def test_what_a_deep_model_draws_before_the_first_step_is_folded(tmp_path):
     with introspect_cli.recording(None, tmp_path / "run"):
         torch.manual_seed(0)
-        net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(10)))
+        for _ in range(1200):
+            net = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         net(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     document = yaml.safe_load((tmp_path / "run/settings/beginning.yaml").read_text())
-    assert len(document["events"]) == 5
-    assert len(document["last"]) == 3
-    assert document["left_out"] == 13
+    counts = [len(document["events"]), len(document["last"]), document["left_out"]]
+    assert (counts, sum(counts)) == ([2000, 200, 201], 1 + 2 * 1200)
     assert re.fullmatch(r"seed torch.manual_seed 0 \S+:\d+", document["events"][0])
-    assert re.fullmatch(r"draw torch \w+ uniform_\(.*\) Sequential.9.bias \S+", document["last"][-1])
+    assert re.fullmatch(r"draw torch \w+ uniform_\(.*\) Linear.bias \S+", document["last"][-1])
 
 
 def begun(events):

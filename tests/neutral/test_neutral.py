@@ -1425,7 +1425,7 @@ OPTIONS = {
     "black box": {"keep_around": 2},
     "a few kinds": {"record": frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS})},
 }
-FEW = ("in-place activations and residuals", "a transformer", "channels last")
+FEW = ("in-place activations and residuals", "a transformer", "channels last", "sparse_gradients_train_the_same")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
