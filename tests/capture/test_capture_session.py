@@ -194,14 +194,6 @@ def test_settings_tell_what_ran_on_what(captured, project):
         assert path.stat().st_mode & 0o077 == 0
 
 
-def test_runs_without_a_name_get_one_each(introspect, project):
-    for _ in range(2):
-        assert introspect("capture", "train.py", cwd=project).returncode == 0
-    runs = sorted(path for path in (project / "introspect-runs").iterdir() if path.is_dir())
-    assert len(runs) == 2
-    assert all(run.name.startswith("train-") for run in runs)
-
-
 def test_an_existing_run_is_refused_unless_forced(introspect, project):
     assert introspect("capture", "-o", "run", "train.py", cwd=project).returncode == 0
     before = (project / "run" / "manifest.yaml").read_bytes()

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
+import time
 
 import pytest
-import survival
 from opcapture import compared
 from survival import ENVIRONMENT, HEAD, capture
 from sweeps import sliced
 
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -80,22 +82,91 @@ def test_a_captured_script_ends_as_the_bare_one(tmp_path, five_steps, name):
         assert_compared(tmp_path / "run", five_steps, "interrupted: it holds up to and including step 2")
 
 
-def test_a_run_killed_at_any_instant_can_be_read(tmp_path):
-    """In a process of its own: what other tests have trained here, a fork of this process could not train after."""
-    (tmp_path / "kills.py").write_text(f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(survival.__file__).parent)!r})
-from survival import survive
-done = survive(Path.cwd(), 20, steps=60)
-problems = [str(kill) for kill in done if kill.problem]
-if not any(0 < kill.printed < 60 for kill in done):
-    problems += ["no kill came in between:", *map(str, done)]
-if problems:
-    raise SystemExit("\\n".join(problems))
-""")
-    done = subprocess.run([sys.executable, "kills.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+STEPS = 60
+STEPPING = f"""
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(net.parameters())
+print("ready", flush=True)
+for step in range({STEPS}):
+    loss = net(torch.randn(16, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, flush=True)
+"""
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+"""What is sent; most are the one that a process cannot notice."""
+
+
+def begun(forks, folder, run):
+    """A capture that has come as far as its first step, and what it prints."""
+    ours, theirs = os.pipe()
+    words = ["-m", "introspect_cli", "capture", "-q", "--no-packages", "-o", run, "train.py"]
+    with open(os.devnull, "r+b") as none:
+        process = forks.start(words, {}, folder, none.fileno(), theirs, none.fileno())
+    os.close(theirs)
+    printed = os.fdopen(ours, "rb")
+    assert printed.readline() == b"ready\n"
+    return process, printed
+
+
+def digests(path):
+    """Number and digest of every step of a run, each read and checked."""
+    with open_run(path) as run:
+        if not run.ranks:
+            return []
+        reader = run.rank(0)
+        for entry in reader.steps:
+            list(reader.records(entry.step))
+        return [(entry.step, entry.digest) for entry in reader.steps]
+
+
+def problem_of(path, whole, printed, sent, code):
+    """What is wrong with a run that was killed after it had printed so many steps; "" if nothing is."""
+    kept = digests(path)
+    ended = [step for step in kept if step in whole]
+    if len(kept) < printed:
+        return f"{printed} steps had ended and {len(kept)} are kept"
+    if len(kept) > len(ended) + (sent == signal.SIGINT):  # an interrupt lets the capture write the step it was in
+        return "a step is not what it is in the undisturbed run"
+    if [step for step, _ in kept] != list(range(len(kept))):
+        return "steps are missing in between"
+    if code not in (-sent, 0) and not (sent == signal.SIGINT and code in (130, 1)):
+        return f"the exit code is {code}"
+    with open_run(path) as run:
+        finished = run.state is RunState.COMPLETE and len(kept) == len(whole)  # killed while python cleaned up
+        if code == -signal.SIGKILL and run.state is not RunState.INTERRUPTED and not finished:
+            return f"the run is called {run.state.value}"
+    report = verify_run(path)
+    return "" if report.sound else f"verify: {'; '.join(map(str, report.findings))}"
+
+
+def test_a_run_killed_at_any_instant_can_be_read(tmp_path, forks):
+    """It has every step whose end was printed, or one more, each as in an undisturbed run, and none by half."""
+    (tmp_path / "train.py").write_text(STEPPING)
+    process, printed = begun(forks, tmp_path, "whole")
+    began = time.monotonic()
+    printed.read()
+    seconds = time.monotonic() - began
+    assert process.wait() == 0
+    whole = digests(tmp_path / "whole")
+    assert len(whole) == STEPS
+    problems, between = [], 0
+    for number in range(20):
+        chance = random.Random(number)
+        sent, after = chance.choice(SIGNALS), chance.uniform(0, seconds)
+        process, printed = begun(forks, tmp_path, f"run{number}")
+        time.sleep(after)
+        with contextlib.suppress(BrokenPipeError):  # it has ended before
+            process.send(sent)
+        steps = len(printed.read().splitlines())
+        between += 0 < steps < STEPS
+        found = problem_of(tmp_path / f"run{number}", whole, steps, sent, process.wait())
+        problems += [(number, sent, after, steps, found)] if found else []
+    assert problems == []
+    assert between, "no kill came in between"
 
 
 def run_script(tmp_path, body, *options, before=None):

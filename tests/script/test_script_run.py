@@ -35,21 +35,6 @@ def test_what_cannot_be_run_is_reported_in_a_sentence(tmp_path, monkeypatch, nam
         check(Target(script=name))
 
 
-@pytest.mark.parametrize("name", ["train.py", "folder", "archive.zip", "marked.py", "latin.py"])
-def test_what_can_be_run_passes(tmp_path, monkeypatch, name):
-    import zipfile
-
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("def f(:")  # that it does not compile is for python to say
-    Path("marked.py").write_text("\ufeffprint(1)")
-    Path("latin.py").write_bytes(b"# coding: latin-1\ntext = '\xe9'")
-    Path("folder").mkdir()
-    Path("folder/__main__.py").touch()
-    with zipfile.ZipFile("archive.zip", "w") as archive:
-        archive.writestr("__main__.py", "")
-    check(Target(script=name))
-
-
 @pytest.mark.parametrize("module", ["nosuchmodule", "nosuch.module", ".relative", "train.py"])
 def test_unknown_modules_are_reported_in_a_sentence(tmp_path, monkeypatch, module):
     monkeypatch.chdir(tmp_path)
