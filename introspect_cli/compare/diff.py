@@ -51,9 +51,11 @@ def compare_runs(
     # what is nowhere may have been left out, and of what was left out nothing is known
     entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))
     answer = answer_for(compared, bitwise=entire and not options.tolerant and not noise)
-    outcome, by_rank = compared.outcomes[0], compared.splits is None
+    outcomes, by_rank = compared.outcomes, compared.splits is None
     if checkpoints and by_rank:
-        return of_checkpoints(answer, (a, b), asked, outcome)
-    by_value = by_rank and options.by_value and not options.strict and entire and len(compared.outcomes) == 1
-    port = port_of(answer, (a, b), options, outcome) if by_value and answer.verdict is not Verdict.SAME else None
+        return of_checkpoints(answer, (a, b), asked, outcomes[0])
+    by_value = by_rank and options.by_value and not options.strict and entire
+    if not by_value or len(outcomes) != 1 or answer.verdict is Verdict.SAME:
+        return answer
+    port = port_of(answer, (a, b), options, outcomes[0])
     return answer if port is None else port_answer(answer, port)
