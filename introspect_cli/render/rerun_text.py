@@ -16,7 +16,7 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.rerun.bisect import Culprit
-    from introspect_cli.rerun.changes.minimise import Element
+    from introspect_cli.rerun.changes.elements import Element
     from introspect_cli.rerun.changes.search import Proof
     from introspect_cli.rerun.zoom import Zoomed
 

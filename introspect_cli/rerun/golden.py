@@ -8,7 +8,6 @@ compressed file. Beside it stand the command to run again and the tolerance, so 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -130,7 +129,7 @@ def took_long(path: Path) -> bool:
         return took(run) >= LONG
 
 
-def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> DiffResult:
+def check(path: Path, *, noise: bool = False) -> DiffResult:
     """Run the script of a golden run again and compare.
 
     Raises:
@@ -144,8 +143,6 @@ def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> D
         # with noise, what may pass is known after both runs
         stop = ends_against(path) if not noise and took_long(path) else ()
         runs = [_captured(golden, Path(folder) / f"run{number}", stop) for number in range(1 + noise)]
-        if keep_run is not None:
-            shutil.copytree(runs[0], keep_run, dirs_exist_ok=True)
         return compared(path, golden, runs[0], runs[1:])
 
 

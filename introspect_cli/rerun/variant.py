@@ -16,7 +16,6 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.answer.endings import Raised, raised
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
@@ -71,38 +70,10 @@ class Rerun:
         return self.steps > 0
 
 
-@dataclass(frozen=True)
-class End:
-    """How a script ended.
-
-    Attributes:
-        exit_code: its exit code; 0 where it was ended on request.
-        error: the exception that ended it.
-    """
-
-    exit_code: int = 0
-    error: Raised | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether the exit code is not 0 or an exception ended it."""
-        return self.exit_code != 0 or self.error is not None
-
-    def is_as(self, other: End) -> bool:
-        """Whether exit codes are equal, and so are the exceptions, if any: text without directories, and function."""
-        one, two = (None if end.error is None else end.error.same_as for end in (self, other))
-        return self.exit_code == other.exit_code and one == two
-
-    @property
-    def words(self) -> str:
-        """`ValueError: bad shape at model.py:41 in forward`."""
-        return f"exit code {self.exit_code}" if self.error is None else self.error.words
-
-
-def end_of(run: Run) -> End:
-    """Exit code and exception of a run's script; exit code 0 where it was stopped on request."""
+def exit_code_of(run: Run) -> int:
+    """Exit code of a run's script; 0 where it was stopped on request, 1 where the manifest has none."""
     code = 0 if run.manifest.get("stopped") else run.manifest.get("exit_code")
-    return End(code if isinstance(code, int) else 1, raised(run, ""))
+    return code if isinstance(code, int) else 1
 
 
 def log_of(run: Path) -> Path:
@@ -205,7 +176,7 @@ def _read(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
     try:
         with open_run(run) as opened:
             steps = opened.steps
-            return opened.state, Rerun(run, end_of(opened).exit_code, steps)
+            return opened.state, Rerun(run, exit_code_of(opened), steps)
     except StoreError:
         return None, Rerun(run, exit_code, 0)
 
@@ -241,11 +212,17 @@ class Reference:
             pays = took(run) * min((self.until + 1) / max(run.steps, 1), 1.0) >= LONG
         return ("--until-step", str(self.until), *(stops if pays else ()))
 
-    def judge(self, other: Rerun, exit_code: int = 0) -> tuple[Verdict, DiffResult | None]:
-        """Compare a rerun with the reference; UNDECIDED without a step, or where it agrees but exits otherwise.
+    @property
+    def exit_code(self) -> int:
+        """The exit code of its script."""
+        with open_run(self.run) as run:
+            return exit_code_of(run)
 
-        A script that ended with another exit code than the one expected tells something only by what it recorded
-        before: diverging is diverging, but agreeing up to the crash is not agreeing.
+    def judge(self, other: Rerun) -> tuple[Verdict, DiffResult | None]:
+        """Compare a rerun with the reference; UNDECIDED without a step, or where it agrees and then fails.
+
+        A script that fails tells something only by what it recorded before: diverging is diverging, but agreeing up to
+        the crash is not agreeing.
 
         Raises:
             StoreError: a store cannot be read.
@@ -255,7 +232,7 @@ class Reference:
         steps = None if self.until is None else Schedule.parse(f":{self.until + 1}")
         with open_run(self.run) as a, open_run(other.run) as b:
             result = compare_runs(a, b, DiffOptions(steps=steps))
-        if result.verdict is Verdict.SAME and other.exit_code != exit_code:
+        if result.verdict is Verdict.SAME and other.exit_code not in {0, self.exit_code}:
             return Verdict.UNDECIDED, result
         return result.verdict, result
 

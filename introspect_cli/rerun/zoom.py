@@ -21,12 +21,14 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.terms.words import some, what
 from introspect_cli.records import Kind
-from introspect_cli.rerun.changes.texts import Texts, encoded, opened_files, texts_of
-from introspect_cli.rerun.place import Place, keep_out_of_git, placed, survey, tracked_files
+from introspect_cli.rerun.changes.texts import Texts, encoded, on_disk, opened_files, texts_of
+from introspect_cli.rerun.git import tracked_files
+from introspect_cli.rerun.place import Place, build_place, keep_out_of_git, survey
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import briefly, capture
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files.folders import RUNS
+from introspect_cli.store.format.sources import Sources
 from introspect_cli.store.read.run import Run, open_run
 from introspect_cli.sums import source_digest
 
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 FURTHEST_BACK = 64
 """Steps before the divergence that are recorded again at most, where the stores have none in between."""
 
-_FEW = 3  # steps of which whole tensors are kept at once
+_MAX_WHOLE_STEPS = 3
+"""Steps of which whole tensors are kept at once."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,17 @@ def zoom(
         directory = (output or Path(RUNS) / f"zoom-{a.name}-{b.name}").resolve()
         keep_out_of_git(directory)
         everything = replace(options, steps=None, kinds=frozenset(), modules=(), limit=None, want_map=False)
-        return _Rerun((one, two), before, everything, directory, links, tell).look_at(before.first)
+        asked = [_recipe(name, run) for name, run in zip("ab", (one, two), strict=True)]
+        recipes = [recipe for recipe in asked if isinstance(recipe, Recipe)]
+        sides = [side for side in asked if isinstance(side, Side)]
+        if not sides:
+            zoomed = _Rerun((one, two), recipes, before, everything, directory, links, tell).look_at(before.first)
+            if zoomed.closeups:
+                return zoomed
+            sides = [*zoomed.sides]
+        stored = (closeup(one, two, before.first),)
+        has_captures = any(side.run is not None for side in sides)
+        return Zoomed(before, tuple(sides), closeups=stored, directory=directory if has_captures else None)
 
 
 @dataclass(frozen=True)
@@ -140,14 +153,16 @@ class _Rerun:
 
     Attributes:
         runs: both, as they were recorded.
+        recipes: how each is run again.
         before: their comparison.
         options: what counts in the comparison of the new captures.
         directory: where these are kept.
-        links: paths outside of git that a work tree needs.
+        links: paths that are linked and not copied.
         tell: shown a line for each run that is started.
     """
 
     runs: tuple[Run, Run]
+    recipes: Sequence[Recipe]
     before: DiffResult
     options: DiffOptions
     directory: Path
@@ -155,68 +170,47 @@ class _Rerun:
     tell: Callable[[str], None]
 
     def look_at(self, first: Divergence) -> Zoomed:
-        """Capture both again around `first` and look at it; only at the stores where one cannot be repeated."""
-        asked = [_recipe(name, run) for name, run in zip("ab", self.runs, strict=True)]
-        recipes = [recipe for recipe in asked if isinstance(recipe, Recipe)]
-        sides = tuple(side for side in asked if isinstance(side, Side))
-        if not sides:
-            steps = steps_between(self.runs[0], first)
-            globs = around(self.runs[0], first) if len(steps[0]) <= _FEW else ()
-            zoomed = self._captured(recipes, steps, globs, first)
-            without_tensors = (closeup.divergence for closeup in zoomed.closeups if closeup.difference is None)
-            nearer = next(filter(comparable, without_tensors), None)
-            if nearer is not None:
-                self.tell(f"first at step {nearer.step}, {what(nearer.site)}: once more, for whole tensors there")
-                globs = (*around(self.runs[0], nearer), *globs)
-                zoomed = self._captured(recipes, steps_at(nearer), globs, first)
-            if zoomed.closeups:
-                return zoomed
-            sides = zoomed.sides
-        stored = (closeup(*self.runs, first),)
-        return Zoomed(self.before, sides, closeups=stored, directory=self._place_of(sides))
-
-    def _place_of(self, sides: Sequence[Side]) -> Path | None:
-        """Directory of the new captures; None where no side has one."""
-        return self.directory if any(side.run is not None for side in sides) else None
+        """Capture both again around `first` and look at it; once more where whole tensors lack at a nearer one."""
+        steps = steps_between(self.runs[0], first)
+        globs = globs_around(self.runs[0], first) if len(steps[0]) <= _MAX_WHOLE_STEPS else ()
+        zoomed = self._captured(steps, globs, first)
+        without_tensors = (closeup.divergence for closeup in zoomed.closeups if closeup.difference is None)
+        nearer = next(filter(comparable, without_tensors), None)
+        if nearer is None:
+            return zoomed
+        self.tell(f"first at step {nearer.step}, {what(nearer.site)}: once more, for whole tensors there")
+        return self._captured(steps_at(nearer), (*globs_around(self.runs[0], nearer), *globs), first)
 
     def _captured(
-        self,
-        recipes: Sequence[Recipe],
-        steps: tuple[tuple[int, ...], tuple[int, ...]],
-        globs: Sequence[str],
-        first: Divergence,
+        self, steps: tuple[tuple[int, ...], tuple[int, ...]], globs: Sequence[str], first: Divergence
     ) -> Zoomed:
-        """Capture both at the given steps with whole tensors at `globs`, and look at their first divergences."""
-        sides: list[Side] = []
-        with contextlib.ExitStack() as stack:
-            places = []
-            for name, run, recipe, numbers in zip("ab", self.runs, recipes, steps, strict=True):
-                at = self.directory / f"{name}-tree"
-                place, note = stack.enter_context(place_of(run, recipe, at, self.links))
-                places.append(place)
-                sides.append(self._side(name, recipe, place, note, numbers, globs))
-            zoomed = Zoomed(self.before, tuple(sides), directory=self._place_of(sides))
-            if not all(side.repeats for side in sides):
-                return zoomed
-            one, two = (stack.enter_context(open_run(side.run or "")) for side in sides)
+        """Capture both at the given steps with whole tensors at `globs`, and look at their first divergences.
+
+        No closeups where a run does not repeat, or both agree now.
+        """
+        pairs = zip("ab", self.runs, self.recipes, steps, strict=True)
+        sides = tuple(self._side(name, run, recipe, numbers, globs) for name, run, recipe, numbers in pairs)
+        zoomed = Zoomed(self.before, sides, directory=self.directory)
+        if not all(side.repeats for side in sides):
+            return zoomed
+        with open_run(sides[0].run or "") as one, open_run(sides[1].run or "") as two:
             after = compare_runs(one, two, self.options)
             if after.first is None:
                 return replace(zoomed, after=after)
             closeups = tuple(closeup(one, two, divergence) for divergence in worth_a_look(after, first))
-            lines = source_lines((one, two), after.first, places)
+            lines = source_lines((one, two), after.first)
         return replace(zoomed, after=replace(after, divergences=()), closeups=closeups, source=lines)
 
-    def _side(
-        self, name: str, recipe: Recipe, place: Place, note: str, steps: tuple[int, ...], globs: Sequence[str]
-    ) -> Side:
+    def _side(self, name: str, run: Run, recipe: Recipe, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
         """Capture a run again, its `steps` with operators and tensors at `globs` whole; compare it with its store."""
-        run, path = self.runs["ab".index(name)], self.directory / name
-        there = (*recipe.options, *recipe.words_at(place))
-        self.tell(f"running {name} again {note}: {shlex.join(there)}, in {place.directory}")
-        options = ["--level", "op", "--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
-        words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
-        new = capture(path, place, words, recipe.environment, recipe.python)
-        note = "; ".join([f"Run {name} was run again {note}", *recipe.notes])
+        path = self.directory / name
+        with place_of(run, recipe, self.directory / f"{name}-tree", self.links) as (place, where):
+            there = (*recipe.options, *recipe.words_at(place))
+            self.tell(f"running {name} again {where}: {shlex.join(there)}, in {place.directory}")
+            options = ["--level", "op", "--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
+            words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
+            new = capture(path, place, words, recipe.environment, recipe.python)
+        note = "; ".join([f"Run {name} was run again {where}", *recipe.notes])
         if not new.usable:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"
             why += " (a file that is newer than the run has to be named: --link PATH)" if place.tops else ""
@@ -224,10 +218,17 @@ class _Rerun:
         difference = _not_repeated(run, path, steps)
         if difference:
             ended = f" (it ended with exit code {new.exit_code})" if new.exit_code else ""
-            return Side(
-                name, path, f"{note}, but does not repeat what was recorded{ended}. {difference}", repeats=False
-            )
+            note = f"{note}, but does not repeat what was recorded{ended}. {difference}"
+            return Side(name, path, note, repeats=False)
         return Side(name, path, f"{note}, and repeats what was recorded.", repeats=True)
+
+
+def _recipe(name: str, run: Run) -> Recipe | Side:
+    """The recipe of a run; a `Side` with the reason where it cannot be run again."""
+    try:
+        return recipe_of(run)
+    except UnrepeatableError as error:
+        return Side(name, None, f"Run {name} cannot be run again: {error}.", repeats=False)
 
 
 @contextlib.contextmanager
@@ -246,11 +247,8 @@ def place_of(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> I
         UsageError: no such path to link.
     """
     sources = texts_of(run, recipe)
-    changed = [
-        name
-        for name, digest in recipe.sources.items()
-        if not _holds(sources.places.get(name, sources.root / name), digest)
-    ]
+    places = {name: sources.places.get(name, sources.root / name) for name in recipe.sources}
+    changed = [name for name, digest in recipe.sources.items() if on_disk(places[name], digest) is None]
     without = [name for name in changed if name in sources.missing or name in sources.redacted]
     if not changed or without:
         clause = "its source files unchanged" if recipe.sources else "no source files were recorded"
@@ -260,19 +258,11 @@ def place_of(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> I
         return
     texts = _texts(run, sources)
     began = run.time("started")
-    kept, before = tracked_files(sources.root), None if began is None else began.timestamp()
-    around = survey(sources.root, recipe.directory, texts.keys(), before, at.parent, kept)
+    before = None if began is None else began.timestamp()
+    around = survey(sources.root, recipe.directory, texts.keys(), before, at.parent, tracked_files(sources.root))
     paths = recipe.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-    with placed(around, at, texts, links=links, paths=paths) as place:
+    with build_place(around, at, texts, links=links, paths=paths) as place:
         yield place, "from its recorded sources"
-
-
-def _holds(path: Path, digest: str) -> bool:
-    """Whether a file has the recorded digest."""
-    try:
-        return source_digest(path.read_bytes()) == digest
-    except OSError:
-        return False
 
 
 def _texts(run: Run, sources: Texts) -> dict[Path, bytes]:
@@ -284,14 +274,6 @@ def _texts(run: Run, sources: Texts) -> dict[Path, bytes]:
         if data is not None and source_digest(data) == digest:
             texts.setdefault(path, data)
     return texts
-
-
-def _recipe(name: str, run: Run) -> Recipe | Side:
-    """The recipe of a run; a `Side` with the reason where it cannot be run again."""
-    try:
-        return recipe_of(run)
-    except UnrepeatableError as error:
-        return Side(name, None, f"Run {name} cannot be run again: {error}.", repeats=False)
 
 
 def _not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
@@ -327,7 +309,7 @@ def steps_at(first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return one, two
 
 
-def around(run: Run, first: Divergence) -> tuple[str, ...]:
+def globs_around(run: Run, first: Divergence) -> tuple[str, ...]:
     """Globs of the tensors to store whole: the site and all inside it, its parent, and batches.
 
     Without a loader, what the models are given is stored in their place.
@@ -342,27 +324,17 @@ def around(run: Run, first: Divergence) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*globs, *(f"={name}" for name in sorted(batches))]))
 
 
-def source_lines(runs: tuple[Run, Run], first: Divergence, places: Sequence[Place]) -> tuple[SourceLine, ...]:
+def source_lines(runs: tuple[Run, Run], first: Divergence) -> tuple[SourceLine, ...]:
     """Source lines that ran the diverging operator in a and in b; one, named `a and b`, where they are equal."""
     lines = []
-    for name, run, place, step in zip("ab", runs, places, (first.step, first.step_b), strict=True):
+    for name, run, step in zip("ab", runs, (first.step, first.step_b), strict=True):
         records = (record for record in run.rank(first.rank).records(step) if record.site == first.site)
-        source = next((record.info.source for record in records), "")
-        if source:
-            lines.append(SourceLine(name, source, _line(place.root, source)))
-    if len(lines) == 2 and lines[0].place == lines[1].place and lines[0].text == lines[1].text:
+        place = next((record.info.source for record in records), "")
+        file, _, number = place.rpartition(":")
+        source = Sources(run).get(file)
+        text = [] if source is None or not number.isdecimal() else source.text.splitlines()[int(number) - 1 :]
+        if place:
+            lines.append(SourceLine(name, place, text[0].strip() if text else ""))
+    if len(lines) == 2 and (lines[0].place, lines[0].text) == (lines[1].place, lines[1].text):
         return (replace(lines[0], name="a and b"),)
     return tuple(lines)
-
-
-def _line(root: Path, source: str) -> str:
-    """The text of line `file:line` of a project, stripped; "" where it cannot be read or lies outside."""
-    name, _, number = source.rpartition(":")
-    path = (root / name).resolve()
-    if not number.isdecimal() or not path.is_relative_to(root.resolve()):
-        return ""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return next((line.strip() for at, line in enumerate(file, 1) if at == int(number)), "")
-    except OSError:
-        return ""

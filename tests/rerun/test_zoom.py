@@ -276,9 +276,7 @@ def test_an_interpreter_that_is_gone_is_said_to_be(project):
     with open_run(project / "runs/b") as run:
         recipe = recipe_of(run)
     assert recipe.python == ""
-    assert recipe.notes == (
-        "its interpreter /no/such/python does not exist or has no introspect-cli: this one is used",
-    )
+    assert recipe.notes == ("its interpreter /no/such/python does not exist: this one is used",)
 
 
 def test_ranks_of_a_launcher_are_said_not_to_be_repeated(tmp_path):

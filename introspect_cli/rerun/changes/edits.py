@@ -150,19 +150,23 @@ def _side(lines: Sequence[str], first: int, last: int) -> Side | None:
     return Side(first + 1, last, dedent("\n".join(lines[first:last]))) if last > first else None
 
 
-def _scope(tree: ast.AST, side: Side, prefix: str = "", name: str = "") -> str:
+def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
+    """Functions and classes below a node, each after the one around it, by qualified name (`f.<locals>.g`)."""
+    for child in ast.iter_child_nodes(node):
+        inner = prefix
+        if isinstance(child, DEFINITIONS):
+            yield prefix + child.name, child
+            inner = f"{prefix}{child.name}." + ("" if isinstance(child, ast.ClassDef) else "<locals>.")
+        yield from definitions(child, inner)
+
+
+def _scope(tree: ast.AST, side: Side) -> str:
     """Qualified name of the innermost function or class that holds the lines of `side`; "" for the module."""
-    for node in ast.iter_child_nodes(tree):
-        first, last = (first_line(node), node.end_lineno or 0) if isinstance(node, ast.stmt) else (0, 1 << 30)
-        if first <= side.first and side.last <= last:
-            inner, inside = name, prefix
-            if isinstance(node, DEFINITIONS):
-                inner = prefix + node.name
-                inside = f"{inner}." if isinstance(node, ast.ClassDef) else f"{inner}.<locals>."
-            found = _scope(node, side, inside, inner)
-            if found != name:
-                return found
-    return name
+    around = ""
+    for name, node in definitions(tree):
+        if first_line(node) <= side.first and side.last <= (node.end_lineno or 0):
+            around = name
+    return around
 
 
 def _paths(a: Any, b: Any, above: str = "") -> Iterator[str]:
