@@ -199,7 +199,7 @@ class Captures:
                 return str(name)
         return ""
 
-    def forget(self, used: Iterable[Path]) -> None:
+    def forget(self, used: Sequence[Path]) -> None:
         """Remove the least recently used captures beyond `MAX_KEPT`, never those in `used`."""
         runs = sorted((path.parent for path in self.base.glob("*/manifest.yaml")), key=lambda run: -run.stat().st_mtime)
         for run in runs[MAX_KEPT:]:
@@ -268,7 +268,7 @@ def captured(pair: Pair, command: Command, tell: Callable[[str], None]) -> tuple
         for side, revision, run in zip("ab", revisions, pair.runs, strict=True):
             stops = ends_against(paths[0], pair.rtol, pair.noise) if paths and pair.stop else ()
             paths.append(run or "" if revision is None else _captured(captures, side, revision, stops, pair))
-        captures.forget(map(Path, paths))
+        captures.forget([*map(Path, paths)])
     return paths[0], paths[1]
 
 

@@ -338,7 +338,7 @@ def test_steps_whose_digests_agree_are_not_asked_about(tmp_path):
     ):
         digests = Digests()
         assert not digests.differ(one, one)
-        digests.looked.clear()
+        digests.last_looked.clear()
         assert digests.differ(one, two)
         assert not digests.differ(one, two), "what was looked at once is not looked at again"
 
