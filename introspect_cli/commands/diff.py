@@ -150,7 +150,7 @@ def _captured(
     from introspect_cli.commands.capture import split_words
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
-    from introspect_cli.rerun.commits import Command, Pair, captured
+    from introspect_cli.rerun.commits import Command, Pair, capture_pair
 
     if a is None or b is None:
         raise UsageError("name two revisions before `--`, such as `introspect diff HEAD . -- train.py`.")
@@ -164,7 +164,7 @@ def _captured(
     known = Comparing(rtol=compared.rtol, noise=compared.noise)
     stop = compared == known and not (shown.all_ or shown.map_ or is_checkpoint(one or ""))
     pair = Pair((a, b), (one, two), again.fresh, stop, compared.rtol, compared.noise)
-    return captured(pair, Command(*split_words(command), again.link), tell)
+    return capture_pair(pair, Command(*split_words(command), again.link), tell)
 
 
 def _revisions(*words: str | None) -> list[str]:

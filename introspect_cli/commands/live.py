@@ -97,9 +97,9 @@ def reference_of(reference: str, run: Path, compared: Comparing, **more: Any) ->
     if (kept / golden.ABOUT).is_file():
         if compared != Comparing():
             raise UsageError(f"{reference} is a golden run, which has its own options: leave these out")
-        about = golden.read(kept)
+        about = golden.read_golden(kept)
         made = LiveReference(
-            lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compared(kept, about, run)
+            lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compare_golden(kept, about, run)
         )
         with closing(made):
             yield made

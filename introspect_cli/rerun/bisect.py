@@ -16,8 +16,8 @@ from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.search import MAX_RUNS, Proof, prove
 from introspect_cli.rerun.commits import Captures, Command
 from introspect_cli.rerun.git import Repository, Revision
-from introspect_cli.rerun.place import ended_in_order, keep_out_of_git
-from introspect_cli.rerun.variant import Reference, Rerun, briefly, kept_run
+from introspect_cli.rerun.place import keep_out_of_git, signals_as_exits
+from introspect_cli.rerun.variant import Reference, Rerun, complete_run, first_sentence
 from introspect_cli.store.files.folders import RUNS
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
         raise UsageError(f"{plan.good} is not an ancestor of {plan.bad}: name a good revision that bad comes from")
     directory = (plan.output or Path(RUNS) / f"bisect-{good[:10]}-{bad[:10]}").resolve()
     keep_out_of_git(directory)
-    with ended_in_order():
+    with signals_as_exits():
         search = _Search(plan, Captures.here(user, directory, plan.command, tell))
         culprit = search.run(good, bad)
         return replace(culprit, proof=search.proof(culprit))
@@ -151,7 +151,7 @@ class _Search:
         """Capture a commit, or take its kept run; once there is a reference, it ends at the last step that counts."""
         until = self.plan.until_step
         ends: tuple[str, ...] = () if until is None else ("--until-step", str(until))
-        ends = ends if self.reference is None else self.reference.ends
+        ends = ends if self.reference is None else self.reference.stop_options
         done = self.captures.run_of(Revision.named(self.captures.user, commit), "", ends)
         self.runs[commit] = done.run
         return done
@@ -163,7 +163,9 @@ class _Search:
         self.tried.append((commit, verdict))
         said = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skipped"}[verdict]
         why = (
-            "" if verdict is Verdict.SAME else f": {'it could not be captured' if result is None else briefly(result)}"
+            ""
+            if verdict is Verdict.SAME
+            else f": {'it could not be captured' if result is None else first_sentence(result)}"
         )
         self.captures.tell(f"{commit[:10]} is {said}{why}")
         return verdict, result
@@ -173,7 +175,7 @@ class _Search:
         if culprit.commit is None or not self.plan.max_runs or self.reference is None:
             return None
         before = self.captures.user.ask("rev-parse", f"{culprit.commit}^")
-        if before not in self.runs or kept_run(self.runs[before]) is None:
+        if before not in self.runs or complete_run(self.runs[before]) is None:
             return None
         tell, revision = self.captures.tell, Revision.named(self.captures.user, before)
         tell(f"{culprit.commit[:10]} is the first bad commit: which of its changes is it?")

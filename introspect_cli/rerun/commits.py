@@ -29,13 +29,21 @@ from introspect_cli.rerun.place import (
     Place,
     Surroundings,
     build_place,
-    ended_in_order,
-    exclusively,
+    locked,
     scripts_of,
+    signals_as_exits,
     survey_of_git,
     users_path,
 )
-from introspect_cli.rerun.variant import Rerun, capture, ends_against, kept_run, log_of, logged, or_nothing
+from introspect_cli.rerun.variant import (
+    Rerun,
+    capture,
+    complete_run,
+    log_of,
+    removed_on_error,
+    run_logged,
+    stop_options,
+)
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.write.launch import remove_run
@@ -104,17 +112,17 @@ class Captures:
         """The place in which a revision runs, for the length of a block."""
         return build_place(self.around, self.base / TREE, revision=revision, links=self.command.links)
 
-    def make(self, revision: Revision, run: Path, more: Iterable[str] = ()) -> Rerun:
+    def capture(self, revision: Revision, run: Path, more: Iterable[str] = ()) -> Rerun:
         """Capture the command at a revision into `run`, with more capture options; a run without steps if it fails.
 
         Raises:
             UsageError: a file was imported from the user's work tree.
         """
-        with or_nothing(run), self.place(revision) as place:
+        with removed_on_error(run), self.place(revision) as place:
             if place.large:
                 names = some([os.path.relpath(path, self.user.root) for path in place.large], _MAX_NAMED)
                 self.tell(f"linked, being too large to copy: {names}; what the script writes there is written to yours")
-            if self.command.setup and logged(self.command.setup, log_of(run), place.directory):
+            if self.command.setup and run_logged(self.command.setup, log_of(run), place.directory):
                 return Rerun(run, 1, 0)
             words = map(place.rebuilt_word, self.command.words)
             environment = {} if "PYTHONHASHSEED" in os.environ else {"PYTHONHASHSEED": "0"}
@@ -154,7 +162,7 @@ class Captures:
             UsageError: a file was imported from the user's work tree.
         """
         run = self.base / self.name(revision, side, more)
-        kept = None if fresh else kept_run(run)
+        kept = None if fresh else complete_run(run)
         changed = "" if kept is None else self.changed_since(run)
         how = f"running {shlex.join(self.command.words)} (introspect watch {_near(run)})"
         if kept is not None:
@@ -164,7 +172,7 @@ class Captures:
         if kept is not None and not changed:
             os.utime(run)
             return kept
-        return self.make(revision, run, more)
+        return self.capture(revision, run, more)
 
     def name(self, revision: Revision, side: str, more: tuple[str, ...]) -> str:
         """`<commit>-<hash>`, the hash over revision, files around, command, environment and installed packages."""
@@ -199,7 +207,7 @@ class Captures:
                 return str(name)
         return ""
 
-    def forget(self, used: Sequence[Path]) -> None:
+    def remove_old(self, used: Sequence[Path]) -> None:
         """Remove the least recently used captures beyond `MAX_KEPT`, never those in `used`."""
         runs = sorted((path.parent for path in self.base.glob("*/manifest.yaml")), key=lambda run: -run.stat().st_mtime)
         for run in runs[MAX_KEPT:]:
@@ -238,7 +246,7 @@ class Pair:
     noise: tuple[str, ...] = ()
 
 
-def captured(pair: Pair, command: Command, tell: Callable[[str], None]) -> tuple[str, str]:
+def capture_pair(pair: Pair, command: Command, tell: Callable[[str], None]) -> tuple[str, str]:
     """Capture whichever of a and b is a revision, and return the paths of both runs; `tell` is shown a line for each.
 
     Raises:
@@ -256,7 +264,7 @@ def captured(pair: Pair, command: Command, tell: Callable[[str], None]) -> tuple
         if run is not None and word != WORK_TREE and user.is_revision(word):
             tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
     base = Path.cwd() / RUNS / COMMITS
-    with ended_in_order(), exclusively(base, tell):
+    with signals_as_exits(), locked(base, tell):
         revisions = [
             None if run else Revision.named(user, word) for word, run in zip(pair.words, pair.runs, strict=True)
         ]
@@ -266,13 +274,13 @@ def captured(pair: Pair, command: Command, tell: Callable[[str], None]) -> tuple
             tell("a and b are the same code: where their runs differ, the script does not repeat itself")
         paths: list[str] = []
         for side, revision, run in zip("ab", revisions, pair.runs, strict=True):
-            stops = ends_against(paths[0], pair.rtol, pair.noise) if paths and pair.stop else ()
-            paths.append(run or "" if revision is None else _captured(captures, side, revision, stops, pair))
-        captures.forget([*map(Path, paths)])
+            stops = stop_options(paths[0], pair.rtol, pair.noise) if paths and pair.stop else ()
+            paths.append(run or "" if revision is None else _capture_side(captures, side, revision, stops, pair))
+        captures.remove_old([*map(Path, paths)])
     return paths[0], paths[1]
 
 
-def _captured(captures: Captures, side: str, revision: Revision, stops: tuple[str, ...], pair: Pair) -> str:
+def _capture_side(captures: Captures, side: str, revision: Revision, stops: tuple[str, ...], pair: Pair) -> str:
     """Path of the run of a revision; with `stops`, capture options that end it at its first divergence.
 
     Raises:
@@ -281,7 +289,7 @@ def _captured(captures: Captures, side: str, revision: Revision, stops: tuple[st
     began = time.monotonic()
     done = captures.run_of(revision, side, stops, fresh=pair.fresh)
     error, how = None, ""
-    if kept_run(done.run) is not None:
+    if complete_run(done.run) is not None:
         with open_run(done.run) as opened:
             error = raised(opened, "")
             how = ", up to its first divergence" if opened.manifest.get("stopped") is True else ""

@@ -378,7 +378,7 @@ def _search_path(place: Place, modules: Path, given: str) -> str:
 
 
 @contextlib.contextmanager
-def ended_in_order() -> Iterator[None]:
+def signals_as_exits() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into SystemExit(128 + number), so that cleanup runs."""
 
     def end(number: int, _: object) -> NoReturn:
@@ -393,7 +393,7 @@ def ended_in_order() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exclusively(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def locked(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Hold a lock on `base`, waiting for another process that captures revisions there."""
     try:
         keep_out_of_git(base)

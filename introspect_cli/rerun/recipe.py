@@ -97,7 +97,7 @@ def recipe_of(run: Run) -> Recipe:
         directory = str(launcher.get("directory"))
     if any(REDACTED in word for word in words):
         raise UnrepeatableError("its command line holds values that were redacted")
-    moved = _from_revisions(directory)
+    moved = _users_paths(directory)
     started, words, directory = [*map(moved, started)], [*map(moved, words)], moved(directory)
     if not Path(directory).is_dir():
         raise UnrepeatableError(f"its directory {directory} does not exist")
@@ -132,7 +132,7 @@ def _options(run: Run) -> list[str]:
     return words
 
 
-def _from_revisions(directory: str) -> Callable[[str], str]:
+def _users_paths(directory: str) -> Callable[[str], str]:
     """A function that replaces a revision's former place in a text by the user's project; the identity otherwise."""
     place = next((path for path in Path(directory).parents if path.parts[-3:] == (RUNS, COMMITS, TREE)), None)
     repository = None if place is None else Repository.around(place.parents[2])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from introspect_cli.rerun.place import Place
     from introspect_cli.store.read.run import Run
 
-LONG = 20.0
+LONG_SECONDS = 20.0
 """Seconds from which on it pays to compare a run while it goes on."""
 
 _LAST_LINES = 5
@@ -103,7 +103,7 @@ def capture(
     Raises:
         StoreError: the log cannot be written.
     """
-    kept = None if again else kept_run(run)
+    kept = None if again else complete_run(run)
     if kept is not None:
         return kept
     words = list(words)
@@ -114,7 +114,7 @@ def capture(
     variables = {name: value for name, value in changed.items() if value is not None}
     command = [python or sys.executable, "-m", "introspect_cli", "capture", "-q", "--force", "-o", str(run), *words]
     try:
-        code = logged(command, log_of(run), place.directory, variables)
+        code = run_logged(command, log_of(run), place.directory, variables)
     except OSError as error:
         raise StoreError(f"cannot capture into {run}: {error.strerror or error}") from None
     state, made = _read(run, code)
@@ -123,13 +123,13 @@ def capture(
     return replace(made, exit_code=code)
 
 
-def took(run: Run) -> float:
+def duration(run: Run) -> float:
     """Seconds from start to end of a run; 0 where the manifest does not say."""
     began, ended = run.time("started"), run.time("ended")
     return 0.0 if began is None or ended is None else (ended - began).total_seconds()
 
 
-def logged(
+def run_logged(
     command: Sequence[str] | str, log: Path, directory: Path, environment: Mapping[str, str] | None = None
 ) -> int:
     """Run a command (a str: in a shell) with all output in the file `log`; returns its exit code."""
@@ -165,7 +165,7 @@ def _end_with_parent() -> Callable[[], None] | None:
     return ask
 
 
-def kept_run(run: Path) -> Rerun | None:
+def complete_run(run: Path) -> Rerun | None:
     """The result of an earlier capture at `run`; None where there is none that is COMPLETE."""
     state, kept = _read(run, 0) if (run / "manifest.yaml").exists() else (None, None)
     return kept if state is RunState.COMPLETE else None
@@ -181,7 +181,7 @@ def _read(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
         return None, Rerun(run, exit_code, 0)
 
 
-def ends_against(reference: Path | str, rtol: float = 0.0, noise: Sequence[Path | str] = ()) -> tuple[str, ...]:
+def stop_options(reference: Path | str, rtol: float = 0.0, noise: Sequence[Path | str] = ()) -> tuple[str, ...]:
     """Capture options (`--against`, `--stop`, ...) that end a run at its first divergence from `reference`."""
     options = ["--against", from_anywhere(reference), "--stop", *([f"--rtol={rtol}"] if rtol else [])]
     return (*options, *(f"--noise={from_anywhere(path)}" for path in noise))
@@ -200,16 +200,16 @@ class Reference:
     until: int | None = None
 
     @property
-    def ends(self) -> tuple[str, ...]:
-        """Capture options that end a rerun at the last step, and at its divergence where that saves `LONG` seconds.
+    def stop_options(self) -> tuple[str, ...]:
+        """Capture options that end a rerun at the last step, and at its divergence where that saves `LONG_SECONDS`.
 
         To compare while a script runs takes a second or two to begin, so it must pay.
         """
-        stops = ends_against(self.run)
+        stops = stop_options(self.run)
         if self.until is None:
             return stops
         with open_run(self.run) as run:
-            pays = took(run) * min((self.until + 1) / max(run.steps, 1), 1.0) >= LONG
+            pays = duration(run) * min((self.until + 1) / max(run.steps, 1), 1.0) >= LONG_SECONDS
         return ("--until-step", str(self.until), *(stops if pays else ()))
 
     @property
@@ -237,14 +237,14 @@ class Reference:
         return result.verdict, result
 
 
-def briefly(result: DiffResult) -> str:
+def first_sentence(result: DiffResult) -> str:
     """`First divergence at step 3: output of GPT.h.0.`, or the comparison's sentence where there is none."""
     first = result.first
     return result.sentence if first is None else f"First divergence at step {first.step}: {what(first.site)}."
 
 
 @contextlib.contextmanager
-def or_nothing(run: Path) -> Iterator[None]:
+def removed_on_error(run: Path) -> Iterator[None]:
     """Remove the run, and its log unless the error is a UsageError, where the block raises."""
     try:
         yield

@@ -21,11 +21,11 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.terms.words import some, what
 from introspect_cli.records import Kind
-from introspect_cli.rerun.changes.texts import Texts, encoded, on_disk, opened_files, texts_of
+from introspect_cli.rerun.changes.texts import Texts, encode_text, opened_files, read_unchanged, source_texts
 from introspect_cli.rerun.git import tracked_files
 from introspect_cli.rerun.place import Place, build_place, keep_out_of_git, survey
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
-from introspect_cli.rerun.variant import briefly, capture
+from introspect_cli.rerun.variant import capture, first_sentence
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.format.sources import Sources
@@ -204,7 +204,7 @@ class _Rerun:
     def _side(self, name: str, run: Run, recipe: Recipe, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
         """Capture a run again, its `steps` with operators and tensors at `globs` whole; compare it with its store."""
         path = self.directory / name
-        with place_of(run, recipe, self.directory / f"{name}-tree", self.links) as (place, where):
+        with place_for(run, recipe, self.directory / f"{name}-tree", self.links) as (place, where):
             there = (*recipe.options, *recipe.words_at(place))
             self.tell(f"running {name} again {where}: {shlex.join(there)}, in {place.directory}")
             options = ["--level", "op", "--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
@@ -232,7 +232,7 @@ def _recipe(name: str, run: Run) -> Recipe | Side:
 
 
 @contextlib.contextmanager
-def place_of(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> Iterator[tuple[Place, str]]:
+def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> Iterator[tuple[Place, str]]:
     """A place to run a recipe, and where that is as a clause: where it ran, if its files are as they were.
 
     Else the project is rebuilt with the texts that the run recorded, where all of these can be had.
@@ -246,9 +246,9 @@ def place_of(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> I
     Raises:
         UsageError: no such path to link.
     """
-    sources = texts_of(run, recipe)
+    sources = source_texts(run, recipe)
     places = {name: sources.places.get(name, sources.root / name) for name in recipe.sources}
-    changed = [name for name, digest in recipe.sources.items() if on_disk(places[name], digest) is None]
+    changed = [name for name, digest in recipe.sources.items() if read_unchanged(places[name], digest) is None]
     without = [name for name in changed if name in sources.missing or name in sources.redacted]
     if not changed or without:
         clause = "its source files unchanged" if recipe.sources else "no source files were recorded"
@@ -267,7 +267,7 @@ def place_of(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> I
 
 def _texts(run: Run, sources: Texts) -> dict[Path, bytes]:
     """Bytes by path of the recorded sources, and of opened configuration files that the run keeps."""
-    texts = {sources.places[name]: encoded(text) for name, text in sources.texts.items()}
+    texts = {sources.places[name]: encode_text(text) for name, text in sources.texts.items()}
     for name, digest in opened_files(run).items():
         path = Path(os.path.realpath(sources.root / name))
         data = run.source(digest) if digest in run.kept_sources and path.is_relative_to(sources.root) else None
@@ -287,7 +287,7 @@ def _not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
             return f"It recorded nothing of step {recorded[-1]}."
         compared = Schedule.parse(",".join(map(str, recorded)))
         result = compare_runs(run, again, DiffOptions(steps=compared, limit=1))
-    return "" if result.verdict is Verdict.SAME else briefly(result)
+    return "" if result.verdict is Verdict.SAME else first_sentence(result)
 
 
 def steps_between(a: Run, first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:

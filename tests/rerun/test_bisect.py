@@ -168,11 +168,11 @@ def test_variants_of_a_run_that_took_long_are_compared_while_they_run(tmp_path: 
     times = {"started": "2026-06-15T12:00:00+00:00", "ended": "2026-06-15T13:00:00+00:00"}
     steps = [[row("loss", "loss", "loss", 1.0)]] * 10
     long = write_run(tmp_path / "long", steps, manifest=times)
-    assert Reference(long, 9).ends == ("--until-step", "9", "--against", str(long), "--stop")
-    assert Reference(write_run(tmp_path / "short", steps), 9).ends == ("--until-step", "9")
+    assert Reference(long, 9).stop_options == ("--until-step", "9", "--against", str(long), "--stop")
+    assert Reference(write_run(tmp_path / "short", steps), 9).stop_options == ("--until-step", "9")
     short = write_run(tmp_path / "far", steps * 90, manifest={**times, "ended": "2026-06-15T12:05:00+00:00"})
-    assert Reference(short, 3).ends[2:] == (), "the first steps take no time"
-    assert Reference(short, 900).ends[2:]
+    assert Reference(short, 3).stop_options[2:] == (), "the first steps take no time"
+    assert Reference(short, 900).stop_options[2:]
 
 
 def test_a_variant_that_a_comparison_ended_has_not_failed(repository: Path, tmp_path: Path):

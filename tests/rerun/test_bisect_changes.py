@@ -16,7 +16,7 @@ from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.settings.files import parsed
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsError
-from introspect_cli.rerun.changes.edits import edits_of, with_edits
+from introspect_cli.rerun.changes.edits import apply_edits, edits_of
 from introspect_cli.rerun.changes.search import Search
 from introspect_cli.rerun.changes.sides import Sides, different_files
 from introspect_cli.rerun.place import Surroundings, build_place, survey
@@ -342,17 +342,17 @@ def test_the_values_of_a_configuration_file_that_differ(name, a, b, places):
     changes = edits_of(name, a, b)
     if places is None:
         assert [change.unit for change in changes] == ["file"]
-        assert with_edits(changes, a, b) == b
+        assert apply_edits(changes, a, b) == b
         return
     assert [change.place for change in changes] == [f"{name}: {place}" for place in places]
     ending = Path(name).suffix
-    assert with_edits([], a, b) == a
-    assert parsed(with_edits(changes, a, b), ending) == parsed(b, ending)
+    assert apply_edits([], a, b) == a
+    assert parsed(apply_edits(changes, a, b), ending) == parsed(b, ending)
     for change in changes:
         others = [other for other in changes if other is not change]
-        between = parsed(with_edits(others, a, b), ending)
+        between = parsed(apply_edits(others, a, b), ending)
         assert between != parsed(a, ending) or not others
-        assert parsed(with_edits([change], a, b), ending) != parsed(a, ending)
+        assert parsed(apply_edits([change], a, b), ending) != parsed(a, ending)
 
 
 def test_a_run_that_fails_before_it_diverges_is_not_bisected(first, tmp_path):

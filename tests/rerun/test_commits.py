@@ -209,8 +209,8 @@ def test_a_killed_comparison_touches_nothing_and_leaves_nothing(repository: Path
 
 
 def test_a_capture_ends_with_the_one_who_is_killed(tmp_path: Path):
-    code = "import sys; from pathlib import Path; from introspect_cli.rerun.variant import logged\n"
-    code += "logged([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(900)'], "
+    code = "import sys; from pathlib import Path; from introspect_cli.rerun.variant import run_logged\n"
+    code += "run_logged([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(900)'], "
     running = subprocess.Popen([PYTHON, "-c", f"{code}Path('log'), Path.cwd())"], cwd=tmp_path)
     deadline = time.monotonic() + 600
     while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
@@ -360,8 +360,8 @@ def test_captures_that_were_not_used_for_longest_go(tmp_path: Path, monkeypatch,
     os.utime(runs[0], (1, 1))
     monkeypatch.setattr(commits, "MAX_KEPT", 1)
     captures = commits.Captures.here(Repository(repository), base, commits.Command((), ("train.py",)), print)
-    captures.forget(runs)
+    captures.remove_old(runs)
     assert sorted(path.parent for path in base.glob("*/manifest.yaml")) == runs
-    captures.forget(())
+    captures.remove_old(())
     assert [path.parent for path in base.glob("*/manifest.yaml")] == runs[1:]
     assert not runs[0].with_name(f"{runs[0].name}.log").exists()

@@ -17,9 +17,9 @@ from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.settings.documents import arguments
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.changes.edits import with_edits
+from introspect_cli.rerun.changes.edits import apply_edits
 from introspect_cli.rerun.changes.elements import Element, command_line, on_axis
-from introspect_cli.rerun.changes.texts import encoded, opened_files
+from introspect_cli.rerun.changes.texts import encode_text, opened_files
 from introspect_cli.rerun.place import build_place
 from introspect_cli.rerun.variant import Reference, Rerun, capture
 from introspect_cli.store.format.sources import Sources
@@ -128,7 +128,7 @@ class Attempts:
 
     def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
         """Capture a with these changes and source files, in a directory named by a hash of all that goes in."""
-        recipe, variables = self._started(elements)
+        recipe, variables = self._command_with(elements)
         files = {item.name: item.a for item in on_axis(self.elements, "file")}
         files |= {item.name: item.b for item in on_axis(elements, "file")}
         described = [
@@ -144,12 +144,12 @@ class Attempts:
         paths = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
         at = self.output / "variants" / name
         with build_place(around, at, texts, files=others, links=self.links, paths=paths) as place:
-            words = (*recipe.options, *self.options, *self.reference.ends, *recipe.words_at(place))
+            words = (*recipe.options, *self.options, *self.reference.stop_options, *recipe.words_at(place))
             done = capture(self.output / name, place, words, variables, recipe.python, again=False)
         self._check(done, sources)
         return done
 
-    def _started(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None]]:
+    def _command_with(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None]]:
         """The recipe of a with b's settings among `elements`, and the environment variables to set."""
         recipe = self.sides.recipe
         named, variables, options = arguments(recipe.arguments), dict(recipe.environment), list(recipe.options)
@@ -192,7 +192,7 @@ def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
     changes = [item for item in elements if isinstance(item, Change)]
     pieces = [piece for change in changes for piece in change.pieces or (change,)]
     for name in {piece.file for piece in pieces}:
-        text = with_edits([piece for piece in pieces if piece.file == name], sides.a.get(name), sides.b[name])
+        text = apply_edits([piece for piece in pieces if piece.file == name], sides.a.get(name), sides.b[name])
         if text is not None:
             texts[name] = text
-    return {name: encoded(text) for name, text in texts.items()}
+    return {name: encode_text(text) for name, text in texts.items()}

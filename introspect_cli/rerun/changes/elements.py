@@ -58,7 +58,7 @@ def kind_of(element: Element) -> str:
     return "other file" if element.axis == "file" else "setting"
 
 
-def counted(elements: Collection[Element]) -> str:
+def count_by_kind(elements: Collection[Element]) -> str:
     """How many there are of what kind: `37 changes in 6 files and 2 differing settings`."""
     files = [element.file for element in elements if isinstance(element, Change)]
     files += [element.name for element in on_axis(elements, "file")]

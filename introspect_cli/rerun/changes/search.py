@@ -19,7 +19,7 @@ from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.compare.terms.words import listed, some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.attempts import Attempts, OutOfRunsError
-from introspect_cli.rerun.changes.elements import Element, counted, place_of
+from introspect_cli.rerun.changes.elements import Element, count_by_kind, place_of
 from introspect_cli.rerun.changes.sides import likely_first, sides_of
 from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.rerun.variant import Reference
@@ -105,7 +105,7 @@ def prove(
             "the two runs differ in no statement, file, argument, environment variable or seed that could be changed"
             + (f" (not tried: {'; '.join(sides.unknown)})" if sides.unknown else "")
         )
-    tell(f"{counted(elements)} between the runs; they diverge at step {recorded.first.step}")
+    tell(f"{count_by_kind(elements)} between the runs; they diverge at step {recorded.first.step}")
     reference = Reference(a, recorded.first.step if until_step is None else until_step)
     attempts = Attempts(sides, elements, reference, options, links, directory, max_runs, tell)
     return Search(attempts, recorded, likely).run()
@@ -209,7 +209,7 @@ class Search:
         them = "them" if several else "it"
         without = them if core == both else self._names(core)
         return (
-            f"of {counted(self.attempts.elements)}, {make} them diverge: {self._names(both)}; proven by "
+            f"of {count_by_kind(self.attempts.elements)}, {make} them diverge: {self._names(both)}; proven by "
             f"{count(self.attempts.runs, 'run')}: without {without} the runs are the same up to step "
             f"{self.attempts.reference.until}, with {them} alone they diverge{self._where(both)}"
             + ("; each of them does by itself" if each else "")

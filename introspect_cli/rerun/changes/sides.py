@@ -15,8 +15,8 @@ from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import edits_of
 from introspect_cli.rerun.changes.elements import Difference, Element, differing_settings
-from introspect_cli.rerun.changes.texts import decoded, opened_texts, place_of_source, texts_of
-from introspect_cli.rerun.changes.units import overlaps, units
+from introspect_cli.rerun.changes.texts import decode_text, opened_texts, place_of_source, source_texts
+from introspect_cli.rerun.changes.units import join_edits, overlaps
 from introspect_cli.rerun.git import tracked_files
 from introspect_cli.rerun.place import Surroundings, survey
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
@@ -66,7 +66,7 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
         StoreError: a run is damaged.
     """
     recipe, recipe_b = recipe_of(a), _recipe_for_texts(b)
-    one, two = texts_of(a, recipe), texts_of(b, recipe_b)
+    one, two = source_texts(a, recipe), source_texts(b, recipe_b)
     if not recipe.sources:
         raise UsageError(f"{a.path} recorded no source files: capture it again with this version")
     in_a = _names_in_a(recipe, recipe_b, one.root, two.root)
@@ -112,20 +112,20 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
 def _not_imported(names: AbstractSet[str], recipe: Recipe, root: Path) -> dict[str, str]:
     """Text by name of those files `names` that exist in a's project, though a did not import them."""
     places = {name: place_of_source(name, recipe, root) for name in names}
-    texts = {name: decoded(path.read_bytes()) for name, path in places.items() if path.is_file()}
+    texts = {name: decode_text(path.read_bytes()) for name, path in places.items() if path.is_file()}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def _changed_sources(
     texts_a: Mapping[str, str], texts_b: Mapping[str, str], differing: AbstractSet[str]
 ) -> list[Change]:
-    """The changes of source files that both runs have, grouped by `units`."""
+    """The changes of source files that both runs have, grouped by `join_edits`."""
     names = sorted(differing & texts_b.keys() & texts_a.keys())
     one, two = ({name: texts[name] for name in names} for texts in (texts_a, texts_b))
     edits = [edit for name in names for edit in edits_of(name, one[name], two[name])]
     more = {name: text for name, text in texts_b.items() if name in differing and name not in texts_a}
     computes, *_ = changed_between(one, {**two, **more}, texts_b)
-    return units(edits, one, two, computes)
+    return join_edits(edits, one, two, computes)
 
 
 def _recipe_for_texts(run: Run) -> Recipe:

@@ -43,7 +43,7 @@ class Texts:
     redacted: tuple[str, ...] = ()
 
 
-def texts_of(run: Run, recipe: Recipe) -> Texts:
+def source_texts(run: Run, recipe: Recipe) -> Texts:
     """Collect the text of each source file: from the run or from disk, wherever the digest fits.
 
     Raises:
@@ -55,8 +55,8 @@ def texts_of(run: Run, recipe: Recipe) -> Texts:
     texts, missing, redacted = {}, [], []
     for name, digest in kept.digests.items():
         source = kept.get(name)
-        data = source.data if source is not None and source.exact else on_disk(places[name], digest)
-        text = None if data is None else decoded(data)
+        data = source.data if source is not None and source.exact else read_unchanged(places[name], digest)
+        text = None if data is None else decode_text(data)
         if text is None and source is not None:
             text = source.text
             redacted.append(name)
@@ -119,7 +119,7 @@ def _installed(name: str) -> list[Path]:
     return [origin.parent.parent if spec.submodule_search_locations else origin.parent]
 
 
-def decoded(data: bytes) -> str | None:
+def decode_text(data: bytes) -> str | None:
     """The text of a source file in its declared encoding; None where it cannot be decoded."""
     try:
         return decode_source(data)
@@ -127,7 +127,7 @@ def decoded(data: bytes) -> str | None:
         return None
 
 
-def encoded(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     """The bytes of a source text in the encoding that it declares; UTF-8 where that fails."""
     data = text.encode("utf-8", "surrogateescape")
     try:
@@ -137,7 +137,7 @@ def encoded(text: str) -> bytes:
         return data
 
 
-def on_disk(path: Path, digest: str) -> bytes | None:
+def read_unchanged(path: Path, digest: str) -> bytes | None:
     """The bytes of a file; None where it is missing or has another digest."""
     try:
         data = path.read_bytes()
@@ -190,7 +190,10 @@ def opened_texts(
             next((place for place in (root / name, directory / name) if place.is_file()), directory / name)
             for root, directory in zip(roots, directories, strict=True)
         ]
-        held = [_held(run, digest, place) for run, digest, place in zip(runs, (one[name], two[name]), at, strict=True)]
+        held = [
+            _opened_text(run, digest, place)
+            for run, digest, place in zip(runs, (one[name], two[name]), at, strict=True)
+        ]
         if held[0] is not None and held[1] is not None:
             texts.append(OpenedText(name, (at[0], at[1]), held[0], held[1]))
         elif at[0] == at[1]:
@@ -198,10 +201,10 @@ def opened_texts(
     return texts, unknown
 
 
-def _held(run: Run, digest: str, place: Path) -> str | None:
+def _opened_text(run: Run, digest: str, place: Path) -> str | None:
     """The text of an opened file, from the run or from disk; None where neither has the digest, or it is no UTF-8."""
     data = run.source(digest) if digest in run.kept_sources else None
-    data = data if data is not None and source_digest(data) == digest else on_disk(place, digest)
+    data = data if data is not None and source_digest(data) == digest else read_unchanged(place, digest)
     try:
         return None if data is None else data.decode()
     except UnicodeDecodeError:

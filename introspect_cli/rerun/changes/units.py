@@ -23,7 +23,7 @@ _DEFINES = re.compile(r"(?m)^(?:async )?(?:def|class) (\w+)")
 _IMPORTS = re.compile(r"(?m)^(?:from\s+\S+\s+)?import\s+(.*)")
 
 
-def units(
+def join_edits(
     edits: Sequence[Change], texts_a: Mapping[str, str], texts_b: Mapping[str, str], computes: Sequence[Change]
 ) -> list[Change]:
     """Join edits that do not run one without the other to one change with `pieces`, in the order of the first of each.
