@@ -73,7 +73,7 @@ def publish(run: str, places: tuple[str, ...], selected: Selecting, asked: Publi
             targets.each(lambda _, place: place.log(step, numbers))
 
     def between() -> None:  # some send at times of their own
-        targets.each(lambda _, place: place.look() if isinstance(place, Remote) else None)
+        targets.each(lambda _, place: place.send_if_due() if isinstance(place, Remote) else None)
 
     count, state = 0, RunState.RUNNING
     if targets.open:
@@ -129,9 +129,9 @@ def _publish_files(run: str, name: str, places: _Places, *, sources: bool) -> No
         page.write_text(page_of([opened], (), DiffOptions()), encoding="utf-8")
         pack(source, packed, sources=sources)
         for file in (page, packed):
-            places.each(partial(_keep, file))
+            places.each(partial(_add_file, file))
 
 
-def _keep(file: Path, _: str, place: Place) -> None:
+def _add_file(file: Path, _: str, place: Place) -> None:
     """Publish a file to a place."""
-    place.keep(file)
+    place.add_file(file)

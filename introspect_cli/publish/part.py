@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
     from introspect_cli.store.remote.objects import Storage
 
-PIECE = 16 << 20
+MAX_PIECE = 16 << 20
 
-ANOTHER = "{} holds another run: choose another URL, or remove what is there"
+OTHER_RUN = "{} holds another run: choose another URL, or remove what is there"
 
 _TENSOR = ".safetensors"
 
 
-class Stretch(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of a file to upload; those of a log get no digest, since its heads check them."""
 
     name: str
@@ -50,7 +50,7 @@ class Stretch(NamedTuple):
     end: int
 
 
-class _Look(NamedTuple):
+class _State(NamedTuple):
     """State of a directory at one moment.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Look(NamedTuple):
     steps: int
 
 
-class Share:
+class PartSender:
     """Uploads one directory with one catalogue: a run of one process, or a rank of a launch.
 
     Attributes:
@@ -100,7 +100,7 @@ class Share:
         self._extents: dict[str, list[tuple[str, Extent]]] = {}
         self._sizes: dict[str, int] = {}
         self._heads: dict[str, bytes] = {}
-        self._before = before
+        self._before_catalogue = before
         self._stamps: dict[str, tuple[int, int]] = {}
         self._number = 0
         self._resume(place)
@@ -115,7 +115,7 @@ class Share:
         if before is None:
             return
         if before.run_id != self._run_id:
-            raise StoreError(ANOTHER.format(self._storage.url))
+            raise StoreError(OTHER_RUN.format(self._storage.url))
         for name, extents in before.files.items():
             for extent in extents:
                 if extent.piece == INLINE:
@@ -140,20 +140,20 @@ class Share:
             StoreError: some of it was not sent.
             OSError: a file could not be read, as where steps are being dropped.
         """
-        look = self._look()
-        todo = list(self._stretches(look))
-        self.waiting = sum(stretch.end - stretch.begin for stretch in todo)
-        if self.over and not todo:
+        state = self._state()
+        unsent = list(self._unsent(state))
+        self.waiting = sum(part.end - part.begin for part in unsent)
+        if self.over and not unsent:
             return
-        for group in _in_pieces(todo):
+        for group in _grouped(unsent):
             self._put(group)
-        self._before()
-        self._put_catalogue(look, every)
-        self.steps, self.over = look.steps, look.over
+        self._before_catalogue()
+        self._put_catalogue(state, every)
+        self.steps, self.over = state.steps, state.over
 
     # --- what there is
 
-    def _look(self) -> _Look:
+    def _state(self) -> _State:
         """The directory's present state: lock, small files, lengths of logs, steps."""
         with Folder.at(str(self._path)) as folder:
             over = not is_locked(folder)  # asked first: what is then read is all there will be
@@ -165,10 +165,10 @@ class Share:
                 number = int((name or self._path.name).removeprefix("rank"))
                 with folder.folder(name) if name else nullcontext(folder) as rank:
                     if LOG in rank:
-                        steps.append(self._look_at(rank, f"{name}/" if name else "", number, inline, lengths))
-        return _Look(over, inline, lengths, min(steps, default=0))
+                        steps.append(self._add_rank(rank, f"{name}/" if name else "", number, inline, lengths))
+        return _State(over, inline, lengths, min(steps, default=0))
 
-    def _look_at(
+    def _add_rank(
         self, rank: Directory, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
     ) -> int:
         """Add a rank's heads and log length to `inline` and `lengths`; returns its number of steps."""
@@ -187,20 +187,20 @@ class Share:
 
     # --- what is to be sent
 
-    def _stretches(self, look: _Look) -> Iterator[Stretch]:
-        """Stretches not uploaded yet, of at most `PIECE` bytes: small files first, then logs, tensors last."""
+    def _unsent(self, state: _State) -> Iterator[ByteRange]:
+        """Stretches not uploaded yet, of at most `MAX_PIECE` bytes: small files first, then logs, tensors last."""
         there = {name for name, _ in files_of(self._path, sources=self._sources)}
-        whole = [name for name in there if name not in look.inline and not name.endswith((LOG, HEADS))]
-        every = (*look.lengths, *whole)
-        for name in sorted(every, key=lambda name: (name in look.lengths) + 2 * name.endswith(_TENSOR)):
-            end = look.lengths[name] if name in look.lengths else self._whole(name)
-            for at in range(len(look.inline.get(name, b"")) + self._sent(name), end, PIECE):
-                yield Stretch(name, at, min(at + PIECE, end))
+        whole = [name for name in there if name not in state.inline and not name.endswith((LOG, HEADS))]
+        every = (*state.lengths, *whole)
+        for name in sorted(every, key=lambda name: (name in state.lengths) + 2 * name.endswith(_TENSOR)):
+            end = state.lengths[name] if name in state.lengths else self._size_of_whole(name)
+            for at in range(len(state.inline.get(name, b"")) + self._bytes_sent(name), end, MAX_PIECE):
+                yield ByteRange(name, at, min(at + MAX_PIECE, end))
 
-    def _sent(self, name: str) -> int:
+    def _bytes_sent(self, name: str) -> int:
         return sum(extent.length for _, extent in self._extents.get(name, ()))
 
-    def _whole(self, name: str) -> int:
+    def _size_of_whole(self, name: str) -> int:
         """Size of a file that is only replaced as a whole; forgets uploaded extents whose digests no longer fit."""
         there = (self._path / name).stat()
         size = there.st_size
@@ -212,7 +212,7 @@ class Share:
                     del self._extents[name][number:]
                     break
                 at += extent.length
-            if self._sent(name) > size:
+            if self._bytes_sent(name) > size:
                 del self._extents[name]
             self._stamps[name] = stamp
         return size
@@ -225,7 +225,7 @@ class Share:
 
     # --- sending
 
-    def _put(self, group: list[Stretch]) -> None:
+    def _put(self, group: list[ByteRange]) -> None:
         """Upload some stretches as one piece."""
         parts, extents, at = [], [], 0
         for name, begin, end in group:
@@ -244,26 +244,26 @@ class Share:
             self._extents.setdefault(name, []).append((piece, extent))
         self.waiting -= at
 
-    def _put_catalogue(self, look: _Look, every: float) -> None:
+    def _put_catalogue(self, state: _State, every: float) -> None:
         """Upload the catalogue of all pieces in use."""
         used = {piece for extents in self._extents.values() for piece, _ in extents}
         pieces = sorted(used)
         number = {piece: place for place, piece in enumerate(pieces)}
         files: dict[str, list[Extent]] = {}
         at = 0
-        for name, data in look.inline.items():
+        for name, data in state.inline.items():
             files[name] = [Extent(INLINE, at, len(data))]
             at += len(data)
         for name, extents in self._extents.items():
             files.setdefault(name, []).extend(extent._replace(piece=number[piece]) for piece, extent in extents)
         catalogue = Catalogue(
             self._run_id,
-            look.over,
+            state.over,
             time.time(),
             every,
             [(piece, self._sizes[piece]) for piece in pieces],
             files,
-            b"".join(look.inline.values()),
+            b"".join(state.inline.values()),
         )
         self._storage.put(f"{self._place}{CATALOGUE}", catalogue.encoded())
         left = [f"{self._place}{piece}" for piece in self._sizes if piece not in used]
@@ -272,13 +272,13 @@ class Share:
             self._sizes = {piece: size for piece, size in self._sizes.items() if piece in used}
 
 
-def _in_pieces(todo: list[Stretch]) -> Iterator[list[Stretch]]:
-    """Group stretches, in order, to at most `PIECE` bytes."""
-    group: list[Stretch] = []
-    for stretch in todo:
-        if group and sum(each.end - each.begin for each in group) + stretch.end - stretch.begin > PIECE:
+def _grouped(unsent: list[ByteRange]) -> Iterator[list[ByteRange]]:
+    """Group stretches, in order, to at most `MAX_PIECE` bytes."""
+    group: list[ByteRange] = []
+    for part in unsent:
+        if group and sum(each.end - each.begin for each in group) + part.end - part.begin > MAX_PIECE:
             yield group
             group = []
-        group.append(stretch)
+        group.append(part)
     if group:
         yield group
