@@ -23,7 +23,7 @@ from introspect_cli.store.files.folders import (
     Folder,
     is_locked,
 )
-from introspect_cli.store.format.log import CACHE, HEAD, START, STEP, Frames
+from introspect_cli.store.format.log import CACHE, HEAD, START, Frames
 from introspect_cli.store.remote.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError
 from introspect_cli.store.remote.pack import files_of
 from introspect_cli.store.remote.remote_folder import catalogues
@@ -57,20 +57,17 @@ class _State(NamedTuple):
         over: whether nobody writes it any more.
         inline: what goes into the catalogue, by the name of a file.
         lengths: of the logs, how much counts.
-        steps: of the rank with the fewest.
     """
 
     over: bool
     inline: dict[str, bytes]
     lengths: dict[str, int]
-    steps: int
 
 
 class PartSender:
     """Uploads one directory with one catalogue: a run of one process, or a rank of a launch.
 
     Attributes:
-        steps: whose records are sent.
         over: whether all is sent, and nothing will follow.
         waiting: bytes that were there to send, and were not sent yet.
     """
@@ -91,7 +88,7 @@ class PartSender:
         Raises:
             StoreError: it cannot be found out, or another run is there.
         """
-        self.steps = self.waiting = 0
+        self.waiting = 0
         self.over = False
         self._path = run / place
         self._storage, self._place = storage, f"{place}/" if place else ""
@@ -149,46 +146,44 @@ class PartSender:
             self._put(group)
         self._before_catalogue()
         self._put_catalogue(state, every)
-        self.steps, self.over = state.steps, state.over
+        self.over = state.over
 
     # --- what there is
 
     def _state(self) -> _State:
-        """The directory's present state: lock, small files, lengths of logs, steps."""
+        """The directory's present state: lock, small files, lengths of logs."""
         with Folder.at(str(self._path)) as folder:
             over = not is_locked(folder)  # asked first: what is then read is all there will be
             inline = {} if self._place else {MANIFEST: folder.read_file(MANIFEST, LIMIT_DOCUMENT)}
             lengths: dict[str, int] = {}
-            steps = []
             below = [""] if self._place else [name for name in folder.names() if RANK_NAME.fullmatch(name)]
             for name in below:
                 number = int((name or self._path.name).removeprefix("rank"))
                 with folder.folder(name) if name else nullcontext(folder) as rank:
                     if LOG in rank:
-                        steps.append(self._add_rank(rank, f"{name}/" if name else "", number, inline, lengths))
-        return _State(over, inline, lengths, min(steps, default=0))
+                        self._add_rank(rank, f"{name}/" if name else "", number, inline, lengths)
+        return _State(over, inline, lengths)
 
     def _add_rank(
         self, rank: Directory, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
-    ) -> int:
-        """Add a rank's heads and log length to `inline` and `lengths`; returns its number of steps."""
+    ) -> None:
+        """Add a rank's heads and log length to `inline` and `lengths`; nothing of a log without its first frame."""
         log, name = f"{prefix}{LOG}", f"{prefix}{HEADS}"
         with rank.file(LOG) as file:
             frames = Frames(file, number, file.path)
             if not frames.run_id:
-                return 0
+                return
             inline[name], lengths[log] = frames.encoded(), int(frames.at[-1])
             inline[log] = file.read(0, START.size)
         heads = frames.heads.tobytes()
         if not heads.startswith(self._heads.get(name, b"")):  # it was written anew, without some steps
             self._extents.pop(log, None)
         self._heads[name] = heads
-        return len(frames.of(STEP))
 
     # --- what is to be sent
 
     def _unsent(self, state: _State) -> Iterator[ByteRange]:
-        """Stretches not uploaded yet, of at most `MAX_PIECE` bytes: small files first, then logs, tensors last."""
+        """Byte ranges not uploaded yet, of at most `MAX_PIECE` bytes: small files first, then logs, tensors last."""
         there = {name for name, _ in files_of(self._path, sources=self._sources)}
         whole = [name for name in there if name not in state.inline and not name.endswith((LOG, HEADS))]
         every = (*state.lengths, *whole)

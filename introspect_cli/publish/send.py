@@ -80,11 +80,6 @@ class Sender:
         """Bytes seen in the last round and not sent."""
         return sum(part.waiting for part in self._parts.values())
 
-    @property
-    def steps(self) -> int:
-        """Steps seen in the last round, of the rank with the fewest."""
-        return min((part.steps for part in self._parts.values()), default=0)
-
     def is_due(self) -> bool:
         """Whether the interval since the last round is over."""
         return time.monotonic() >= self._next
