@@ -242,6 +242,7 @@ def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
         draw(graph, shown.output, f"{a} against {b}: operators")
 
     def blocks() -> Iterator[Any]:
+        """The answer as drawn: only settings or changed statements where asked, else the comparison and its extras."""
         if shown.settings or shown.changes:
             yield from settings_blocks(result) if shown.settings else changes_blocks(result.code)
             return

@@ -37,6 +37,7 @@ def main() -> NoReturn:
     run, command = Path(asked["run"]), asked["command"]
 
     def first(result: DiffResult) -> None:
+        """Answer with the first divergence, and start the command of `--on-divergence`."""
         step = result.first.step_b if result.first is not None else None
         _answer(first=step, place=_place(result), said=result.sentence)
         if command:
@@ -112,12 +113,13 @@ def reference_of(reference: str, run: Path, compared: Comparing, **more: Any) ->
 
 
 def _place(result: DiffResult) -> list[Any] | None:
-    """What tells whether two answers name the same divergence."""
+    """Steps of a and b, rank and site of the first divergence, by which answers name the same one; None for none."""
     first = result.first
     return None if first is None else [first.step, first.step_b, first.rank, first.site.key()]
 
 
 def _answer(**facts: Any) -> None:
+    """Write one object in JSON, on a line, to standard output."""
     os.write(1, json.dumps(facts).encode() + b"\n")
 
 

@@ -68,11 +68,13 @@ def publish(run: str, places: tuple[str, ...], selected: Selecting, asked: Publi
             targets.open[text] = open_place(text, run, name, asked.rank, sources=asked.sources)
 
     def take(reader: Any, step: int) -> None:
+        """Log the numbers of a step at every place."""
         if not asked.rank:  # the first of a launch publishes numbers
             numbers = numbers_of(reader, step, selection if selection.narrowed else None, chosen)
             targets.each(lambda _, place: place.log(step, numbers))
 
-    def between() -> None:  # some send at times of their own
+    def between() -> None:
+        """Let object storage have what is new, when its interval is over."""
         targets.each(lambda _, place: place.send_if_due() if isinstance(place, Remote) else None)
 
     count, state = 0, RunState.RUNNING

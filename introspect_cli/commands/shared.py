@@ -96,8 +96,11 @@ def takes(kind: type[Any], name: str = "asked", only: Sequence[str] = ()) -> Cal
     chosen = [item for item in fields(kind) if not only or item.name in only]
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        """The command with these options declared."""
+
         @wraps(command)
         def call(*args: Any, **given: Any) -> Any:
+            """Call the command with the values of these options as one."""
             asked = kind(**{item.name: given.pop(item.name) for item in chosen})
             return command(*args, **{name: asked}, **given)
 

@@ -146,10 +146,12 @@ def history(fqn: str, run: str | None, run_b: str | None, selected: Selecting, a
         series = [histories(each, fqn, asked.stat, kinds, rank=asked.rank) for each in runs]
 
     def document() -> Any:
+        """The histories of the run; of two runs, by `a` and `b`."""
         by_run = [history_document(each, asked.stat) for each in series]
         return by_run[0] if len(by_run) == 1 else dict(zip("ab", by_run, strict=True))
 
     def blocks() -> Any:
+        """A line for each history; of two runs, histories of one site side by side."""
         if len(series) == 1:
             return history_blocks(series[0], asked.stat)
         return pair_blocks(paired(series[0], series[1]), asked.stat)

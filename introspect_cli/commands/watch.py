@@ -63,7 +63,8 @@ def watch(run: str | None, asked: WatchOptions, compared: Comparing) -> int:
             reference = stack.enter_context(reference_of(asked.against, Path(path), compared, want_map=True))
         draw = None if asked.once else stack.enter_context(screen.live())
 
-        def seen_now(run: Run) -> tuple[Look, DiffResult | None, list[Block]]:
+        def show_state(run: Run) -> tuple[Look, DiffResult | None, list[Block]]:
+            """Look at the run and show it: drawn anew, or as a line where steps were added."""
             seen = look(run)
             result = None if reference is None or not run.ranks else reference.result(run)
             blocks = watch_blocks(seen, None if asked.against is None else (asked.against, result))
@@ -74,7 +75,7 @@ def watch(run: str | None, asked: WatchOptions, compared: Comparing) -> int:
             steps.append(seen.steps)
             return seen, result, blocks
 
-        seen, result, blocks = poll(path, seen_now, opened=open_any, rest=_REST, wait=not asked.once)
+        seen, result, blocks = poll(path, show_state, opened=open_any, rest=_REST, wait=not asked.once)
     if draw is None:
         screen.draw(blocks)
     if result is None or not (seen.over or result.first is not None):
