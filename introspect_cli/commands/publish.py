@@ -64,7 +64,7 @@ def publish(run: str, places: tuple[str, ...], selected: Selecting, asked: Publi
         name = Path(opened.path).resolve().name
     targets = _Places()
     for text in dict.fromkeys(places):
-        with targets.failing(text):
+        with targets.giving_up(text):
             targets.open[text] = open_place(text, run, name, asked.rank, sources=asked.sources)
 
     def take(reader: Any, step: int) -> None:
@@ -103,12 +103,12 @@ class _Places:
     def each(self, do: Callable[[str, Place], object]) -> None:
         """Do something with each place that is still open."""
         for text, place in list(self.open.items()):
-            with self.failing(text):
+            with self.giving_up(text):
                 do(text, place)
 
     @contextmanager
-    def failing(self, text: str) -> Iterator[None]:
-        """Give a place up if a block raises."""
+    def giving_up(self, text: str) -> Iterator[None]:
+        """Move a place from `open` to `failed`, with the reason, if a block raises."""
         try:
             yield
         except Exception as error:

@@ -193,6 +193,7 @@ class PartSender:
                 yield ByteRange(name, at, min(at + MAX_PIECE, end))
 
     def _bytes_sent(self, name: str) -> int:
+        """How many bytes of a file, from its beginning, are in pieces."""
         return sum(extent.length for _, extent in self._extents.get(name, ()))
 
     def _size_of_whole(self, name: str) -> int:
@@ -221,7 +222,7 @@ class PartSender:
     # --- sending
 
     def _put(self, group: list[ByteRange]) -> None:
-        """Upload some stretches as one piece."""
+        """Upload some byte ranges as one piece, and note where in it each lies."""
         parts, extents, at = [], [], 0
         for name, begin, end in group:
             data = self._read(name, begin, end)
@@ -268,7 +269,7 @@ class PartSender:
 
 
 def _grouped(unsent: list[ByteRange]) -> Iterator[list[ByteRange]]:
-    """Group stretches, in order, to at most `MAX_PIECE` bytes."""
+    """Group byte ranges, in order, to pieces of at most `MAX_PIECE` bytes."""
     group: list[ByteRange] = []
     for part in unsent:
         if group and sum(each.end - each.begin for each in group) + part.end - part.begin > MAX_PIECE:

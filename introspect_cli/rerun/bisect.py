@@ -125,9 +125,9 @@ class _Search:
         if self.reference.until is None:
             self.reference = replace(self.reference, until=result.first.step)
             self.captures.tell(f"{bad[:10]} diverges at step {self.reference.until}: later steps are not run")
-        return self._drive(self.reference, good, bad)
+        return self._search_between(self.reference, good, bad)
 
-    def _drive(self, reference: Reference, good: str, bad: str) -> Culprit:
+    def _search_between(self, reference: Reference, good: str, bad: str) -> Culprit:
         """Capture commits that `git rev-list --bisect-all` proposes, until the first bad one is found.
 
         Ends without one where only commits are left that cannot be captured.
