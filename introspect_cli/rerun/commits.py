@@ -172,7 +172,13 @@ class Captures:
         if kept is not None and not changed:
             os.utime(run)
             return kept
-        return self.capture(revision, run, more)
+        began = time.monotonic()
+        done = self.capture(revision, run, more)
+        if side and done.usable:
+            with open_run(run) as opened:
+                how = ", up to its first divergence" if opened.manifest.get("stopped") is True else ""
+            self.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
+        return done
 
     def name(self, revision: Revision, side: str, more: tuple[str, ...]) -> str:
         """`<commit>-<hash>`, the hash over revision, files around, command, environment and installed packages."""
@@ -286,21 +292,20 @@ def _capture_side(captures: Captures, side: str, revision: Revision, stops: tupl
     Raises:
         UsageError: it recorded no step, unless b ended by an exception, which is compared.
     """
-    began = time.monotonic()
     done = captures.run_of(revision, side, stops, fresh=pair.fresh)
-    error, how = None, ""
+    if done.usable:
+        return str(done.run)
+    error = None
     if complete_run(done.run) is not None:
         with open_run(done.run) as opened:
             error = raised(opened, "")
-            how = ", up to its first divergence" if opened.manifest.get("stopped") is True else ""
-    if not done.usable and (error is None or side == "a"):
+    if error is None or side == "a":
         last = done.last_lines.rpartition(" / ")[2]
         why = f"exit code {done.exit_code} ({last})" if error is None else error.words
         raise UsageError(
             f"nothing to compare: {shlex.join(captures.command.words)} at {revision.words} ends by {why}, before its "
             "first step is complete"
         )
-    captures.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
     return str(done.run)
 
 
