@@ -67,15 +67,21 @@ def bisect(words: tuple[str, ...], changes: tuple[str, str] | None, asked: Bisec
     from introspect_cli.errors import UsageError
     from introspect_cli.render.json import culprit_document, proof_document
     from introspect_cli.render.rerun_text import culprit_blocks, proof_blocks
-    from introspect_cli.rerun import bisect as commits
+    from introspect_cli.rerun.bisect import bisect as find
     from introspect_cli.rerun.changes.search import prove
     from introspect_cli.rerun.commits import Command
 
     options, rest = split_words(words)
     if changes is None and asked.good is not None:
-        command = Command(options, rest, asked.link, asked.setup)
-        plan = commits.Plan(asked.good, asked.bad, command, asked.until_step, asked.output, asked.max_runs)
-        culprit = commits.bisect(plan, tell)
+        culprit = find(
+            asked.good,
+            asked.bad,
+            Command(options, rest, asked.link, asked.setup),
+            tell,
+            until_step=asked.until_step,
+            output=asked.output,
+            max_runs=asked.max_runs,
+        )
         answer(asked.format_, lambda: culprit_document(culprit), lambda: culprit_blocks(culprit))
         return DIVERGED if culprit.commit else UNDECIDED
     if changes is None or asked.good is not None:

@@ -25,27 +25,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The command to bisect, its range of commits, and how it is run.
-
-    Attributes:
-        good: revision that is right.
-        bad: revision that is not.
-        command: what is captured.
-        until_step: last step to look at; None to find it from the bad revision's own divergence.
-        output: where runs and the place are kept; None for a directory under `introspect-runs/`.
-        max_runs: how many runs may be made to find the change in the first bad commit.
-    """
-
-    good: str
-    bad: str
-    command: Command
-    until_step: int | None = None
-    output: Path | None = None
-    max_runs: int = MAX_RUNS
-
-
-@dataclass(frozen=True)
 class Culprit:
     """How a bisection ended.
 
@@ -70,22 +49,40 @@ class Culprit:
     proof: Proof | None = None
 
 
-def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
-    """Find the first commit between good and bad whose run diverges from the good one's.
+def bisect(
+    good: str,
+    bad: str,
+    command: Command,
+    tell: Callable[[str], None],
+    *,
+    until_step: int | None = None,
+    output: Path | None = None,
+    max_runs: int = MAX_RUNS,
+) -> Culprit:
+    """Find the first commit between two revisions whose run diverges from the good one's.
+
+    Args:
+        good: revision that is right.
+        bad: later revision that is not.
+        command: what is captured.
+        tell: shown a line for each commit tried.
+        until_step: last step to look at; None to find it from the bad revision's own divergence.
+        output: where runs and the place are kept; None for a directory among the project's runs.
+        max_runs: how many runs may be made to find the change in the first bad commit; 0 for not asking.
 
     Raises:
         UsageError: no such revision, the good one does not run, or good and bad do not differ.
     """
     user = Repository(Repository(Path.cwd()).root)
-    good, bad = user.commit(plan.good), user.commit(plan.bad)
-    if user.run("merge-base", "--is-ancestor", good, bad).returncode:
-        raise UsageError(f"{plan.good} is not an ancestor of {plan.bad}: name a good revision that bad comes from")
-    directory = (plan.output or Path(RUNS) / f"bisect-{good[:10]}-{bad[:10]}").resolve()
+    first, last = user.commit(good), user.commit(bad)
+    if user.run("merge-base", "--is-ancestor", first, last).returncode:
+        raise UsageError(f"{good} is not an ancestor of {bad}: name a good revision that bad comes from")
+    directory = (output or Path(RUNS) / f"bisect-{first[:10]}-{last[:10]}").resolve()
     keep_out_of_git(directory)
     with signals_as_exits():
-        search = _Search(plan, Captures.here(user, directory, plan.command, tell))
-        culprit = search.run(good, bad)
-        return replace(culprit, proof=search.proof(culprit))
+        search = _Search(Captures.here(user, directory, command, tell), until_step)
+        culprit = search.run(first, last)
+        return replace(culprit, proof=search.proof(culprit, max_runs))
 
 
 @dataclass
@@ -93,16 +90,16 @@ class _Search:
     """One bisection under way.
 
     Attributes:
-        plan: what to bisect.
         captures: the captures of commits.
+        until_step: last step to look at; None to find it.
         reference: the run of the good commit, and the last step to look at; None while there is none.
         runs: the run of each commit captured.
         results: what each commit diverges by from the good one.
         tried: commits captured, with the verdict on each, in order.
     """
 
-    plan: Plan
     captures: Captures
+    until_step: int | None
     reference: Reference | None = None
     runs: dict[str, Path] = field(default_factory=dict)
     results: dict[str, DiffResult | None] = field(default_factory=dict)
@@ -116,7 +113,7 @@ class _Search:
                 f"the good revision {good[:10]} does not run (exit code {made.exit_code}): {made.last_lines}"
             )
         self.captures.tell(f"{good[:10]} is the reference: {made.steps} steps")
-        self.reference = Reference(made.run, self.plan.until_step)
+        self.reference = Reference(made.run, self.until_step)
         verdict, result = self._judge(self.reference, bad)
         if verdict is not Verdict.DIVERGED or result is None or result.first is None:
             same = "runs the same as the good revision" if verdict is Verdict.SAME else "cannot be judged"
@@ -149,7 +146,7 @@ class _Search:
 
     def _capture(self, commit: str) -> Rerun:
         """Capture a commit, or take its kept run; once there is a reference, it ends at the last step that counts."""
-        until = self.plan.until_step
+        until = self.until_step
         ends: tuple[str, ...] = () if until is None else ("--until-step", str(until))
         ends = ends if self.reference is None else self.reference.stop_options
         done = self.captures.run_of(Revision.named(self.captures.user, commit), "", ends)
@@ -162,17 +159,13 @@ class _Search:
         self.results[commit] = result
         self.tried.append((commit, verdict))
         said = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skipped"}[verdict]
-        why = (
-            ""
-            if verdict is Verdict.SAME
-            else f": {'it could not be captured' if result is None else first_sentence(result)}"
-        )
-        self.captures.tell(f"{commit[:10]} is {said}{why}")
+        why = "it could not be captured" if result is None else first_sentence(result)
+        self.captures.tell(f"{commit[:10]} is {said}" if verdict is Verdict.SAME else f"{commit[:10]} is {said}: {why}")
         return verdict, result
 
-    def proof(self, culprit: Culprit) -> Proof | None:
+    def proof(self, culprit: Culprit, max_runs: int) -> Proof | None:
         """Find which change of the first bad commit makes the runs diverge; None where its parent was not captured."""
-        if culprit.commit is None or not self.plan.max_runs or self.reference is None:
+        if culprit.commit is None or not max_runs or self.reference is None:
             return None
         before = self.captures.user.ask("rev-parse", f"{culprit.commit}^")
         if before not in self.runs or complete_run(self.runs[before]) is None:
@@ -185,11 +178,11 @@ class _Search:
                     self.runs[before],
                     self.runs[culprit.commit],
                     tell,
-                    options=self.plan.command.options,
-                    links=self.plan.command.links,
+                    options=self.captures.command.options,
+                    links=self.captures.command.links,
                     output=self.captures.base / "changes",
                     until_step=self.reference.until,
-                    max_runs=self.plan.max_runs,
+                    max_runs=max_runs,
                 )
         except UsageError as error:
             tell(f"that cannot be told: {error}")
