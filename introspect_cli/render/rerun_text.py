@@ -85,7 +85,7 @@ def zoom_blocks(zoomed: Zoomed) -> list[Block]:
     blocks: list[Block] = []
     if zoomed.before.verdict is not Verdict.DIVERGED:
         return diff_blocks(zoomed.before)
-    shown = zoomed.after if zoomed.closeups and zoomed.after is not None else zoomed.before
+    shown = zoomed.before if zoomed.after is None or zoomed.after.first is None else zoomed.after
     blocks.append(line(clean(shown.sentence), "bad"))
     blocks += [line(clean(side.note, 1200), "" if side.repeats else "unsure") for side in zoomed.sides]
     if zoomed.after is not None and not zoomed.after.first:

@@ -81,8 +81,8 @@ class Zoomed:
     Attributes:
         before: the comparison of the stores as they were.
         sides: both runs, run again; empty where nothing diverges.
-        after: the comparison of the new captures; None where the stores were looked at.
-        closeups: the divergences that were looked at, the first one first.
+        after: the comparison of the new captures; None where a run does not repeat.
+        closeups: the divergences that were looked at, the first one first; as recorded where `after` has none.
         source: the line of code that ran the first of them, where it is an operator.
         directory: where the new captures are; None where there are none.
     """
@@ -136,15 +136,14 @@ def zoom(
         everything = replace(options, steps=None, kinds=frozenset(), modules=(), limit=None, want_map=False)
         asked = [_recipe(name, run) for name, run in zip("ab", (one, two), strict=True)]
         recipes = [recipe for recipe in asked if isinstance(recipe, Recipe)]
-        sides = [side for side in asked if isinstance(side, Side)]
-        if not sides:
+        zoomed = Zoomed(before, tuple(side for side in asked if isinstance(side, Side)))
+        if not zoomed.sides:
             zoomed = _Rerun((one, two), recipes, before, everything, directory, links, tell).look_at(before.first)
-            if zoomed.closeups:
-                return zoomed
-            sides = [*zoomed.sides]
+        if zoomed.closeups:
+            return zoomed
+        has_captures = any(side.run is not None for side in zoomed.sides)
         stored = (closeup(one, two, before.first),)
-        has_captures = any(side.run is not None for side in sides)
-        return Zoomed(before, tuple(sides), closeups=stored, directory=directory if has_captures else None)
+        return replace(zoomed, closeups=stored, directory=directory if has_captures else None)
 
 
 @dataclass(frozen=True)
