@@ -15,7 +15,7 @@ from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import edits_of
 from introspect_cli.rerun.changes.elements import Difference, Element, differing_settings
-from introspect_cli.rerun.changes.texts import decode_text, opened_texts, place_of_source, source_texts
+from introspect_cli.rerun.changes.texts import opened_texts, place_of_source, source_texts
 from introspect_cli.rerun.changes.units import join_edits, overlaps
 from introspect_cli.rerun.git import tracked_files
 from introspect_cli.rerun.place import Surroundings, survey
@@ -79,7 +79,6 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
         raise UsageError(
             f"the text of {some(gone, _SHOWN)} is not kept in {a.path}, and it was changed since: capture the run again"
         )
-    texts_a |= _not_imported(texts_b.keys() - recipe.sources.keys(), recipe, one.root)
     settings, secret = differing_settings(a, b)
     opened, unknown = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
     lost_b = [in_a.get(name, name) for name in two.missing if in_a.get(name, name) in differing]
@@ -107,13 +106,6 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
         elements=(*changes, *settings, *files),
         unknown=tuple(unknown),
     )
-
-
-def _not_imported(names: AbstractSet[str], recipe: Recipe, root: Path) -> dict[str, str]:
-    """Text by name of those files `names` that exist in a's project, though a did not import them."""
-    places = {name: place_of_source(name, recipe, root) for name in names}
-    texts = {name: decode_text(path.read_bytes()) for name, path in places.items() if path.is_file()}
-    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _changed_sources(
