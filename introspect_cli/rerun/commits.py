@@ -42,6 +42,7 @@ from introspect_cli.rerun.variant import (
     log_of,
     removed_on_error,
     run_logged,
+    started_at,
     stop_options,
 )
 from introspect_cli.store.files.folders import RUNS
@@ -199,8 +200,7 @@ class Captures:
         """Name of a file outside the revision that a kept run read and that has changed since; "" where none has."""
         place, links = self.base / TREE, [self.around.directory / path for path in self.command.links]
         with open_run(kept) as run:
-            files, started = run.settings.document("files"), run.time("started")
-        began = 0.0 if started is None else started.timestamp()
+            files, began = run.settings.document("files"), started_at(run) or 0.0
         for name, about in files.items():
             path = self.user.root / Path(name).expanduser()
             if path.is_relative_to(place):

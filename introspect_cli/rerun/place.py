@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.git import CODE_ENDINGS, copy_file
+from introspect_cli.rerun.git import CODE_ENDINGS, copy_file, tracked_files
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.write.run_writer import ignored
 
@@ -116,7 +116,6 @@ def survey(
     sources: Collection[Path],
     before: float | None,
     skipped: Path,
-    old: Collection[Path] = (),
 ) -> Surroundings:
     """List the files and directories around a run that a rebuilt place needs.
 
@@ -124,21 +123,23 @@ def survey(
         root: the project.
         directory: where the script ran.
         sources: files that are given, and therefore left out.
-        before: files changed after this time (seconds since 1970) are left out; None for none.
+        before: files changed after this time (seconds since 1970) are left out, unless git tracks them; None for none.
         skipped: a directory that is left out: where variants and their runs are kept.
-        old: files that no run wrote, which are taken whenever they were changed.
     """
     root, directory = Path(os.path.realpath(root)), Path(os.path.realpath(directory))
     tops = _outermost([directory, root] if root.is_relative_to(directory) else [root, directory])
     elsewhere = [path for path in sources if not any(path.is_relative_to(top) for top in tops)]
     tops = _outermost([*tops, *map(_package_root, elsewhere)])
     needed = {parent for path in (*sources, root, directory) for parent in (path, *path.parents)}
+    tracked = frozenset() if before is None else tracked_files(root)
     files, empty = [], []
     for top in tops:
         for path, is_linked in _entries_below(top, needed, Path(os.path.realpath(skipped))):
             if not is_linked:
                 empty.append(path)
-            elif path not in sources and (before is None or path in old or path.is_dir() or _changed(path) <= before):
+            elif path not in sources and (
+                before is None or path in tracked or path.is_dir() or _changed(path) <= before
+            ):
                 files.append(path)
     return Surroundings(root, directory, tops, tuple(files), tuple(empty))
 

@@ -123,6 +123,12 @@ def capture(
     return replace(made, exit_code=code)
 
 
+def started_at(run: Run) -> float | None:
+    """When a run started, in seconds since 1970; None where the manifest does not say."""
+    started = run.time("started")
+    return None if started is None else started.timestamp()
+
+
 def duration(run: Run) -> float:
     """Seconds from start to end of a run; 0 where the manifest does not say."""
     began, ended = run.time("started"), run.time("ended")

@@ -22,10 +22,9 @@ from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.terms.words import some, what
 from introspect_cli.records import Kind
 from introspect_cli.rerun.changes.texts import Texts, encode_text, opened_files, read_unchanged, source_texts
-from introspect_cli.rerun.git import tracked_files
 from introspect_cli.rerun.place import Place, build_place, keep_out_of_git, survey
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
-from introspect_cli.rerun.variant import capture, first_sentence
+from introspect_cli.rerun.variant import capture, first_sentence, started_at
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.format.sources import Sources
@@ -256,9 +255,7 @@ def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> 
         yield Place(sources.root, recipe.directory), f"where it ran, {clause}"
         return
     texts = _texts(run, sources)
-    began = run.time("started")
-    before = None if began is None else began.timestamp()
-    around = survey(sources.root, recipe.directory, texts.keys(), before, at.parent, tracked_files(sources.root))
+    around = survey(sources.root, recipe.directory, texts.keys(), started_at(run), at.parent)
     paths = recipe.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
     with build_place(around, at, texts, links=links, paths=paths) as place:
         yield place, "from its recorded sources"

@@ -17,9 +17,9 @@ from introspect_cli.rerun.changes.edits import edits_of
 from introspect_cli.rerun.changes.elements import Difference, Element, differing_settings
 from introspect_cli.rerun.changes.texts import opened_texts, place_of_source, source_texts
 from introspect_cli.rerun.changes.units import join_edits, overlaps
-from introspect_cli.rerun.git import tracked_files
 from introspect_cli.rerun.place import Surroundings, survey
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
+from introspect_cli.rerun.variant import started_at
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -155,17 +155,16 @@ def _around(
 
     If b's project is another directory, the files, not `given`, that differ between the two as well.
     """
-    began = [run.time("started") for run in runs]
-    times = [None if time is None else time.timestamp() for time in began]
+    times = [started_at(run) for run in runs]
     if os.path.realpath(roots[0]) == os.path.realpath(roots[1]):
         known = [time for time in times if time is not None]
-        return _surveyed(roots[0], recipes[0], given[0], min(known) if len(known) == len(times) else None, output), []
-    one, two = (_surveyed(*each, output) for each in zip(roots, recipes, given, times, strict=True))
+        before = min(known) if len(known) == len(times) else None
+        return survey(roots[0], recipes[0].directory, given[0], before, output), []
+    one, two = (
+        survey(root, recipe.directory, paths, before, output)
+        for root, recipe, paths, before in zip(roots, recipes, given, times, strict=True)
+    )
     return one, [Difference("file", *file) for file in different_files(one, two)]
-
-
-def _surveyed(root: Path, recipe: Recipe, given: Collection[Path], before: float | None, output: Path) -> Surroundings:
-    return survey(root, recipe.directory, given, before, output, tracked_files(root))
 
 
 def different_files(one: Surroundings, two: Surroundings) -> list[tuple[str, Path | None, Path | None]]:
