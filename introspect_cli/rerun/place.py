@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 import signal
@@ -132,14 +133,13 @@ def survey(
     tops = _outermost([*tops, *map(_package_root, elsewhere)])
     needed = {parent for path in (*sources, root, directory) for parent in (path, *path.parents)}
     tracked = frozenset() if before is None else tracked_files(root)
+    latest = math.inf if before is None else before
     files, empty = [], []
     for top in tops:
         for path, is_linked in _entries_below(top, needed, Path(os.path.realpath(skipped))):
             if not is_linked:
                 empty.append(path)
-            elif path not in sources and (
-                before is None or path in tracked or path.is_dir() or _changed(path) <= before
-            ):
+            elif path not in sources and (path in tracked or path.is_dir() or _modified_at(path) <= latest):
                 files.append(path)
     return Surroundings(root, directory, tops, tuple(files), tuple(empty))
 
@@ -173,7 +173,7 @@ def _package_root(path: Path) -> Path:
     return next(parent for parent in path.parents if not (parent / "__init__.py").is_file())
 
 
-def _changed(path: Path) -> float:
+def _modified_at(path: Path) -> float:
     """Modification time of a file; 0 where it cannot be read."""
     try:
         return path.stat().st_mtime
