@@ -173,7 +173,7 @@ class PartSender:
             frames = Frames(file, number, file.path)
             if not frames.run_id:
                 return
-            inline[name], lengths[log] = frames.encoded(), int(frames.at[-1])
+            inline[name], lengths[log] = frames.encoded(), int(frames.begins[-1])
             inline[log] = file.read(0, START.size)
         heads = frames.heads.tobytes()
         if not heads.startswith(self._heads.get(name, b"")):  # it was written anew, without some steps

@@ -27,8 +27,8 @@ from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import capture, first_sentence, started_at
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.format.sources import Sources
 from introspect_cli.store.read.run import Run, open_run
+from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
