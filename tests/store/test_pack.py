@@ -194,14 +194,14 @@ def test_labels_are_listed_and_change_nothing_recorded(introspect, tmp_path):
     assert introspect("runs", "label", "nowhere", "x").returncode == 2
 
 
+def test_a_pipe_is_no_pack_and_nobody_waits_for_its_writer(introspect, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    done = introspect("show", "pipe")
+    assert (done.returncode, done.stderr.count("is not a run: not a directory")) == (2, 1)
+
+
 def test_runs_directories_ignore_themselves_in_git(tmp_path):
     write_run(tmp_path / "introspect-runs" / "a", [])
     write_run(tmp_path / "elsewhere" / "a", [])
     assert (tmp_path / "introspect-runs" / ".gitignore").read_text().splitlines()[-1] == "*"
     assert not (tmp_path / "elsewhere" / ".gitignore").exists()
-
-
-def test_a_pipe_is_no_pack_and_nobody_waits_for_its_writer(introspect, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    done = introspect("show", "pipe")
-    assert (done.returncode, done.stderr.count("is not a run: not a directory")) == (2, 1)
