@@ -15,7 +15,7 @@ from synthetic import row, write_run
 from introspect_cli.commands.stores import import_
 from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.errors import IntrospectError
-from introspect_cli.exchange.arrays import SORTED, parsed
+from introspect_cli.exchange.arrays import ORDER_UNKNOWN, parse_name
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
@@ -183,7 +183,7 @@ def test_steps_ranks_calls_and_types_are_read(tmp_path):
     ],
 )
 def test_a_name_says_what_an_array_is(words, found):
-    named = parsed(words)
+    named = parse_name(words)
     assert (named.step, named.order, named.site) == found
 
 
@@ -195,7 +195,7 @@ def test_the_order_is_that_of_an_archive_or_of_numbers_and_is_never_made_up_in_s
     for write, arrays, order, said in (
         (as_archive, values, ["z", "b", "a"], []),
         (as_folder, numbered, ["z", "b", "a"], []),
-        (as_folder, values, ["a", "b", "z"], [SORTED]),
+        (as_folder, values, ["a", "b", "z"], [ORDER_UNKNOWN]),
     ):
         place = tmp_path / f"{write.__name__}{len(said)}"
         with open_run(imported(write(place, arrays), tmp_path / "run", "--force")) as run:
