@@ -17,11 +17,6 @@ Noise is measured: runs that should equal a, compared with it, give each site a 
 seen there up to this step, and a divergence counts where it exceeds the floor by a factor. Integers, random states and
 shapes tolerate nothing; NaNs and infinities must be as many.
 
-Calls are counted within a step. Where a run calls a network once more, at first, the second call of one is the third
-of the other, and every call after it would be compared with another. So the run that has more counts those that are
-given the same as the other run's calls (`recounted`); the rest come last. Where inputs are on record of one run or of
-none, those that give the same.
-
 *Gradients of rounding alone* (`unsettle`). A key's bias in attention, and a bias before a BatchNorm, change no output:
 their gradient is 0, and what is computed is the rounding of a sum whose terms cancel. Adam and its like divide a
 gradient by its size, so another order of the same sums moves such a parameter otherwise. Nothing of the training rests
@@ -52,8 +47,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from difflib import SequenceMatcher
-from functools import wraps
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,6 +90,7 @@ from introspect_cli.compare.terms.table import (
     Because,
     Learned,
     Table,
+    unseen,
 )
 from introspect_cli.compare.terms.watched import lists, ordered, stopped_within
 from introspect_cli.compare.terms.words import what
@@ -109,11 +103,11 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.sites import Columns, Ids, Mask
+    from introspect_cli.compare.terms.sites import Ids, Mask
     from introspect_cli.records import Layout
     from introspect_cli.store.format.batch import StepBatch
 
-_UNSEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)
+_PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
 
 
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
@@ -129,8 +123,6 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
         batches[side], left = with_starts(alignment, side, before, batches[side], wanted)
-    if comparison.gathered is None and len(batches[0]) != len(batches[1]):
-        batches[0], batches[1] = recounted((alignment.a, alignment.b), (batches[0], batches[1]))
     table = matched(alignment, comparison.compared, steps, (batches[0], batches[1]))
     in_order = [ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
@@ -153,27 +145,23 @@ def matched(
 ) -> Table:
     """Table of two batches matched by site: EQUAL or DIFFERENT by checksum, ONLY_A, ONLY_B, NOT_SEEN or ABSENT."""
     a, b = batches
-    sites = a.site.astype(np.int64), alignment.b_ids[b.site]
-    row_a, row_b, alone_a, alone_b = _partners(alignment, *sites)
-    both = len(row_a)
-    state = np.concatenate([np.full(both, EQUAL), np.full(len(alone_a), ONLY_A), np.full(len(alone_b), ONLY_B)])
-    because = np.full(len(state), Because.RECORDS)
-    site = np.concatenate([sites[0][row_a], sites[0][alone_a], sites[1][alone_b]])
-    counts = compared[site]
-
-    differs = a.checksum[row_a] != b.checksum[row_b]
-    state[:both][differs] = DIFFERENT
-    blind = _blind(a, row_a) | _blind(b, row_b) | _expanded(a, b, row_a, row_b, differs)
-    for rows, reason in (
-        (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.RECORDS),
-        (blind & counts[:both], Because.NOT_OBSERVED),
-        (differs & ~counts[:both], Because.RECORDS),
-    ):
-        state[:both][rows], because[:both][rows] = NOT_SEEN, reason
-
-    blind = np.concatenate([_blind(a, alone_a), _blind(b, alone_b)])
-    for rows, reason in ((blind, Because.NOT_OBSERVED), (~counts[both:], Because.RECORDS)):
-        state[both:][rows], because[both:][rows] = ABSENT, reason
+    site_a, site_b = a.site.astype(np.int64), alignment.b_ids[b.site]
+    both_a, both_b, alone_a, alone_b = _partners(alignment, site_a, site_b)
+    site = np.concatenate([site_a[both_a], site_a[alone_a], site_b[alone_b]])
+    row_a = np.concatenate([both_a, alone_a, np.full(len(alone_b), -1, np.int64)])
+    row_b = np.concatenate([both_b, np.full(len(alone_a), -1, np.int64), alone_b])
+    both, counts = (row_a >= 0) & (row_b >= 0), compared[site]
+    differs, unlike, blind = np.zeros((3, len(site)), np.bool_)
+    differs[both] = a.checksum[both_a] != b.checksum[both_b]
+    # a random state that nothing has drawn from yet is recorded as a text
+    untouched = (a.status[both_a] == _VALUE) != (b.status[both_b] == _VALUE)
+    unlike[both] = untouched & (alignment.kind[site[both]] == kind_code(Kind.RNG))
+    unseen_a, unseen_b = unseen(a), unseen(b)
+    blind[both] = unseen_a[both_a] | unseen_b[both_b] | _expanded(a, b, both_a, both_b, differs[both])
+    blind[~both] = np.concatenate([unseen_a[alone_a], unseen_b[alone_b]])
+    state = np.select([both & differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
+    unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
+    state[unknown] = np.where(both, NOT_SEEN, ABSENT)[unknown]
     return Table(
         alignment=alignment,
         step=steps[0],
@@ -181,12 +169,12 @@ def matched(
         a=a,
         b=b,
         site=site,
-        row_a=np.concatenate([row_a, alone_a, np.full(len(alone_b), -1, np.int64)]),
-        row_b=np.concatenate([row_b, np.full(len(alone_a), -1, np.int64), alone_b]),
+        row_a=row_a,
+        row_b=row_b,
         state=state.astype(np.int8),
-        because=because.astype(np.int8),
+        because=np.where(blind & counts, Because.NOT_OBSERVED, Because.RECORDS).astype(np.int8),
         chosen=counts,
-        cause=np.zeros(len(state), np.bool_),
+        cause=np.zeros(len(site), np.bool_),
         left=np.empty(0, dtype=np.int64),
     )
 
@@ -207,16 +195,6 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
     return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
 
 
-def _blind(batch: StepBatch, rows: Ids) -> Mask:
-    """Mask of rows without a value: not observed, or partial without a checksum."""
-    status = batch.status[rows]
-    unseen: Mask = status == _UNSEEN
-    partial = status == _PARTIAL
-    if partial.any():
-        unseen |= partial & (batch.checksum[rows] == 0)
-    return unseen
-
-
 def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
     """Mask of differing rows where one run read an expanded tensor whole and the other only its memory."""
     status_a, status_b = a.status[rows_a], b.status[rows_b]
@@ -227,18 +205,10 @@ def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mas
     return unlike
 
 
-def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
-    """Mask of random states recorded as a text ("untouched") in one run and as a state in the other."""
-    random = alignment.kind[sites] == kind_code(Kind.RNG)
-    if not random.any():
-        return np.asarray(random)
-    return np.asarray(random & ((a.status[rows_a] == _VALUE) != (b.status[rows_b] == _VALUE)))
-
-
 # --- what one run could not have
 
 
-def cover(table: Table, comparison: Comparison) -> Table:
+def cover(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark one-sided rows ABSENT that the other capture could not record, and incomparable rows NOT_SEEN."""
     table = _without_unsaved(_without_unwatched(table, comparison))
     table = _without_restored(table, comparison)
@@ -247,7 +217,7 @@ def cover(table: Table, comparison: Comparison) -> Table:
         again_a, again_b = redundant_starts(comparison, table)
         rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
         table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT)
-    return _without_cut(_without_evaluation(table, comparison), comparison)
+    return _without_cut(_without_evaluation(table, comparison), comparison), learned
 
 
 def _without_cut(table: Table, comparison: Comparison) -> Table:
@@ -377,13 +347,10 @@ _COMPUTED = (
 def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark gathered values WITHIN that agree by sums or extrema; learn their factors. Without gathering, no change."""
     gathered = comparison.gathered
-    if gathered is None:
+    if gathered is None or not len(table.differing):
         return table, learned
-    learned = gathered.learn(table, learned)
-    if len(table.differing):
-        agree = gathered.agree(table, relative_tolerance(table, learned, comparison), learned)
-        table = table.marked(table.differing[agree & gathered.of_one_dtype(table)], WITHIN)
-    return table, learned
+    agree, learned = gathered.compare(table, relative_tolerance(table, learned, comparison), learned)
+    return table.marked(table.differing[agree & gathered.of_one_dtype(table)], WITHIN), learned
 
 
 def tolerate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -624,15 +591,15 @@ def unsettled_note(learned: Learned) -> list[str]:
 _AFTER_FORWARD = [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)]
 
 
-def dead(table: Table, comparison: Comparison) -> Table:
+def dead(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark differences DEAD (one-sided: ABSENT) if all that rests on them is recorded in both runs and agrees."""
     if comparison.options.strict or not table.diverging.any():
-        return table
+        return table, learned
     for edge in (_sparse, _back, _inputs, _batches):
         rows = edge(table, comparison)
         alone = table.one_sided[rows]
         table = table.marked(rows[~alone], DEAD).marked(rows[alone], ABSENT)
-    return table
+    return table, learned
 
 
 def _of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
@@ -808,106 +775,26 @@ def _form(layout: Layout) -> str:
     return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{' (sparse)' * layout.is_sparse}"
 
 
-# --- calls of a module by what it is given, where one run calls it more often
-
-_MOST_CALLS = 2000
-
-Given = dict[int, tuple[tuple[str, int], ...]]
-"""By call, the paths and checksums of what goes in, or of what comes out."""
-
-
-def recounted(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
-    """Records with the calls of modules renumbered in the run that calls them more often.
-
-    Calls with equal inputs get one number; outputs decide where a run recorded no inputs.
-    """
-    given = [_given_to(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
-    if not all(given):
-        given = [_given_to(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
-    made = list(batches)
-    for fqn in given[0].keys() & given[1].keys():
-        calls = given[0][fqn], given[1][fqn]
-        longer = int(len(calls[1]) > len(calls[0]))
-        if len(calls[0]) != len(calls[1]) and (numbers := _numbers(calls[longer], calls[1 - longer])):
-            made[longer] = _counted_as(columns[longer], made[longer], fqn, numbers)
-    return made[0], made[1]
-
-
-def _given_to(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
-    """By module and call, (path, checksum) of its inputs (or outputs, by `kind`) in the forward pass."""
-    sites = np.asarray(batch.site, np.int64)
-    rows = np.flatnonzero(
-        (columns.kind[sites] == kind_code(kind)) & (columns.phase[sites] == phase_code(Phase.FORWARD))
-    )
-    found: dict[str, dict[int, list[tuple[str, int]]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows.tolist():
-        site = int(sites[row])
-        found[columns.fqn[site]][int(columns.call[site])].append((columns.path[site], int(batch.checksum[row])))
-    return {fqn: {call: tuple(sorted(of[call])) for call in sorted(of)} for fqn, of in found.items()}
-
-
-def _numbers(longer: Given, shorter: Given) -> dict[int, int]:
-    """New number for each call of the longer run; {} where equal numbers fit as well, or over `_MOST_CALLS`."""
-    if len(longer) > _MOST_CALLS:
-        return {}
-    one, two = list(longer), list(shorter)
-    matcher = SequenceMatcher(None, list(longer.values()), list(shorter.values()), autojunk=False)
-    pairs = {one[i + k]: two[j + k] for i, j, size in matcher.get_matching_blocks() for k in range(size)}
-    if len(pairs) <= sum(longer[call] == shorter[call] for call in longer.keys() & shorter.keys()):
-        return {}
-    rest = iter(sorted(longer.keys() - set(pairs.values())))
-    return {call: pairs[call] if call in pairs else next(rest) for call in one}
-
-
-def _counted_as(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
-    """The batch with a module's calls renumbered; unchanged where a new call lacks one of the sites."""
-    sites = np.asarray(batch.site, np.int64).copy()
-    of_module = np.fromiter((columns.fqn[site] == fqn for site in sites.tolist()), np.bool_, len(sites))
-    phases = np.isin(columns.phase[sites], [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
-    rows = np.flatnonzero(of_module & phases & of_kinds(columns.kind[sites], MODULE_KINDS))
-    every = columns.of({fqn})
-    at = {(columns.phase[site], columns.kind[site], columns.call[site], columns.path[site]): site for site in every}
-    for row in rows.tolist():
-        site = int(sites[row])
-        call = numbers.get(int(columns.call[site]), int(columns.call[site]))
-        new = at.get((columns.phase[site], columns.kind[site], call, columns.path[site]))
-        if new is None:
-            return batch  # that call has other values
-        sites[row] = new
-    return replace(batch, site=sites.astype(batch.site.dtype))
-
-
 # --- the passes
 
 
-def separate(table: Table, comparison: Comparison) -> Table:
+def separate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark diverging rows as causes: random states, and one-sided rows whose name the other run lacks."""
     if comparison.causes is None:
-        return table
+        return table, learned
     random, alone = (mask[table.site] for mask in comparison.causes)
-    return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))
+    return replace(table, cause=table.diverging & (random | (table.one_sided & alone))), learned
 
 
 Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
 
-
-def _plain(change: Callable[[Table, Comparison], Table]) -> Pass:
-    """A pass made of a function that learns nothing."""
-
-    @wraps(change)
-    def run(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-        return change(table, comparison), learned
-
-    return run
-
-
 PASSES: tuple[Pass, ...] = (
-    _plain(cover),  # first, since no later pass may take what a run could not have recorded for a divergence
+    cover,  # first, since no later pass may take what a run could not have recorded for a divergence
     combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
     tolerate,  # before causes are told from values, so that what is let pass is neither
     unsettle,  # after it, since only where differences are let pass may those of rounding alone be
-    _plain(dead),  # after it, since what rests on a value may be within tolerance
-    _plain(separate),  # last: marks what diverges still
+    dead,  # after it, since what rests on a value may be within tolerance
+    separate,  # last: marks what diverges still
 )
 """What each opened step goes through, in this order, after `pair` has put its records side by side: table and what was
 learned in, table and what was learned out.

@@ -56,7 +56,7 @@ from introspect_cli.compare.terms.sites import (
     phase_code,
     selected,
 )
-from introspect_cli.compare.terms.table import DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table
+from introspect_cli.compare.terms.table import DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table, unseen
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
 
@@ -368,7 +368,7 @@ class Walk:
         equal = int((both & np.isin(table.state, (EQUAL, WITHIN))).sum())
         recorded = int(self.counted[np.asarray(comparison.a.read(table.step).site)].sum())
         started = int(self.counted[table.sites_a].sum()) - recorded  # what the step before left, where b lists it
-        blind = int(_unseen(table.a, self.counted).sum())
+        blind = int((unseen(table.a) & self.counted[table.sites_a]).sum())
         outcome.tally.update(equal=equal, records=started, opened=recorded, opened_blind=blind)
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
@@ -545,7 +545,10 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     # steps with equal digests are not opened to find out what run a could not see, which hardly changes: the first and
     # the last common step are counted, and the last stands for those between
     ends = [comparison.a.read(paired[place][0].step) for place in (0, -1)] if len(paired) else []
-    blind = sum(int(_unseen(batch, counted).sum()) * n for batch, n in zip(ends, (1, len(paired) - 1), strict=False))
+    blind = sum(
+        int((unseen(batch) & counted[batch.site]).sum()) * n
+        for batch, n in zip(ends, (1, len(paired) - 1), strict=False)
+    )
     alike = records - outcome.tally["opened"] - max(blind - outcome.tally["opened_blind"], 0)
     blank = int(_is_blank(ends[-1], sites, counted)) if ends else 0
     outcome.tally.update(records=records, blind_both=blind, blank=blank, equal=alike)
@@ -561,16 +564,9 @@ def _measured(comparison: Comparison, paired: Paired) -> int:
     return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
 
 
-def _unseen(batch: StepBatch, counted: Mask) -> Mask:
-    """Mask of a batch's rows without a value (not observed, or partial without checksum), of those counted."""
-    status = np.asarray(batch.status)
-    unseen = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
-    return np.asarray((unseen | (status == int(Status.NOT_OBSERVED))) & counted[np.asarray(batch.site)])
-
-
 def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:
     """Whether a step has outputs, none observed, and neither loss nor gradient."""
     kinds, chosen = sites.kind[np.asarray(batch.site)], counted[np.asarray(batch.site)]
     outputs = chosen & (kinds == kind_code(Kind.OUTPUT))
-    shows = (outputs & ~_unseen(batch, counted)) | of_kinds(kinds, (Kind.LOSS, Kind.GRAD))
+    shows = (outputs & ~unseen(batch)) | of_kinds(kinds, (Kind.LOSS, Kind.GRAD))
     return bool(outputs.any() and not shows.any())

@@ -114,7 +114,7 @@ def look(right, tmp_path):
 FAULTS = {
     "one head": ("Model.attn", "", "b is 1.25 times a"),
     "looks ahead": ("Model.attn", "", ""),
-    "one sample": ("Model.tail", "sample 2 alone (of 4), every element there", "b is 1.5 times a"),
+    "one sample": ("Model.tail", "2 of dimension 0 alone (of 4), every element there", "b is 1.5 times a"),
     "padding": ("Model.tail", "", "b is 3 times a"),
     "last tile": ("Model.tail", "the last 4 of 32 columns, every element there", "b is 0 in all"),
     "every fourth": ("Model.tail", "every fourth of 32 columns, from 0", ""),

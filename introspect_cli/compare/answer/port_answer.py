@@ -71,7 +71,6 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
         notes=(note, *before.notes),
         suggestions=(),
         map=None,
-        tree=(),
         strip=(),
     ).with_findings(StructureChange, _changes(flow))
 

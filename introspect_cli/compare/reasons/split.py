@@ -133,7 +133,7 @@ def _of_gradients(step: Step) -> Finding | None:
     if factor is None and (clipped := _clipped(step)):
         return clipped
     if factor is not None:
-        inside = step.learned.times
+        inside = step.learned.backward_ratio
         # A factor that only comes after the backward pass is no loss's.
         times = factor if inside is None else inside / (b.ranks / a.ranks)
         for side, number in (("b", b.number), ("a", 1 / a.number), ("", b.number / a.number)):

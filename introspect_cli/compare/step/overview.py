@@ -1,4 +1,4 @@
-"""Overviews: the map of modules by steps, the module tree, and the strip of the first diverging step.
+"""Overviews: the map of modules by steps, and the strip of the first diverging step.
 
 A cell of the map is the largest relative distance in its module and step. A module whose forward pass differs in any
 step is shaded by its forward pass alone, since one fault changes nearly all gradients; others by tensors and gradients.
@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.terms.distance import Floats, Layouts, relative
-from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of, tree_at
-from introspect_cli.compare.terms.result import Divergence, DivergenceMap, StripCell, TreeNode
-from introspect_cli.compare.terms.sites import KINDS, MODULE_VALUES, PHASES, Alignment, Ids, phase_code
+from introspect_cli.compare.terms.names import owner_of
+from introspect_cli.compare.terms.result import DivergenceMap, StripCell
+from introspect_cli.compare.terms.sites import KINDS, PHASES, Alignment, Ids, phase_code
 from introspect_cli.compare.terms.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Table
-from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.evidence import Cause
 
 _OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
 _FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)
@@ -91,50 +90,6 @@ class Heat:
             behind=tuple(tuple(map(bool, behind[row])) for row in shown),
             unmeasured=tuple(tuple(map(bool, unmeasured[row])) for row in shown),
         )
-
-
-def tree_of(step: Step, first: Divergence, cause: Cause) -> tuple[TreeNode, ...]:
-    """All modules of both runs with their state in the first diverging step; b's own after their predecessor."""
-    modules_a, modules_b = tree_at(step.comparison.a.modules), tree_at(step.comparison.b.modules)
-    origin = cause.module or first.site.fqn
-    if first.site.kind not in MODULE_VALUES and not cause.module:
-        origin = first.site.fqn.rpartition(".")[0]
-    diverged: set[str] = set()
-    one_sided: set[str] = set()
-    forward_only = first.site.phase in FORWARD  # gradients of everything differ then, and say nothing
-    for index, site in enumerate(step.sites):
-        if forward_only and site.phase not in FORWARD:
-            continue
-        owner = site.fqn if site.kind in MODULE_VALUES else site.fqn.rpartition(".")[0]
-        diverged.add(owner)
-        if step.divergences.row_b[index] < 0:
-            one_sided.add(owner)
-    known_a, known_b = {m.fqn for m in modules_a}, {m.fqn for m in modules_b}
-    for name in list(diverged):
-        diverged.update(ancestors(name))
-    nodes = []
-    for module in _merged(modules_a, modules_b):
-        fqn = module.fqn
-        state = "diverged" if fqn in diverged else "equal"
-        if fqn == origin:
-            state = "origin"
-        elif fqn not in known_b and fqn in one_sided:
-            state = "only a"
-        elif fqn not in known_a:
-            state = "only b"
-        nodes.append(TreeNode(fqn, module.module_class, state, source=module.source))
-    return tuple(nodes)
-
-
-def _merged(modules_a: Sequence[ModuleInfo], modules_b: Sequence[ModuleInfo]) -> list[ModuleInfo]:
-    """Modules of a in order, each module of b alone after the one that precedes it in b."""
-    places = {module.fqn: place for place, module in enumerate(modules_a)}
-    placed, last = list(enumerate(modules_a)), -1
-    for module in modules_b:
-        last = places.get(module.fqn, last)
-        if module.fqn not in places:
-            placed.append((last, module))
-    return [module for _, module in sorted(placed, key=lambda pair: pair[0])]
 
 
 # --- the first diverging step in a strip
