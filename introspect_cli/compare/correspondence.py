@@ -554,13 +554,10 @@ class Search:
         return name in (self._a, self._b)[side].names
 
     def _run(self) -> None:
-        """Match tensors, then the modules above them, then modules without tensors."""
-        held = self._a.held(self._open[0]), self._b.held(self._open[1])
-        tensors = self._a.tensors_of(self._open[0]), self._b.tensors_of(self._open[1])
-        one, two = held[0].only(tensors[0]), held[1].only(tensors[1])
-        pairs = equal_pairs(one, two)
-        self._lift(pairs, tensors[0])
-        self._match_modules(held, tensors)
+        """Match tensors, then the modules above them."""
+        tensors = [side.tensors_of(names) for side, names in zip((self._a, self._b), self._open, strict=True)]
+        one, two = (side.held(names) for side, names in zip((self._a, self._b), tensors, strict=True))
+        self._lift(equal_pairs(one, two), tensors[0])
         self._drop_repeated()
 
     # --- tensors, and the tree above them
@@ -604,26 +601,6 @@ class Search:
             return len(held_a.of(old) & held_b.of(new))
 
         return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
-
-    def _match_modules(self, held: tuple[Held, Held], tensors: tuple[AbstractSet[str], AbstractSet[str]]) -> None:
-        """Match modules without tensors that share at least two values (inputs, outputs, gradients)."""
-        names = {old: each.name for old, each in self.renamed.items()}
-        change, back = renamer_of(names), renamer_of({new: old for old, new in names.items()})
-        bare = [
-            {name for name in of.names if name not in own and not side.owns(name)}
-            for side, of, own in zip((self._a, self._b), held, tensors, strict=True)
-        ]
-        one = held[0].only(
-            {n for n in bare[0] if n not in names and (not self._has(1, change(n)) or self._is_shifted(n))}
-        )
-        two = held[1].only({n for n in bare[1] if not self._has(0, back(n)) or self._is_shifted(n)})
-        if not (one.names and two.names):
-            return
-        shared = zip(*(column.tolist() for column in sharing(one, two)), strict=True)
-        votes = {(one.names[i], two.names[j]): number for i, j, number in shared if number > 1}
-        for old, new in by_votes(votes).items():
-            if change(old) != new:
-                self.renamed[old] = Renamed(new, Source.VALUE, votes[old, new])
 
     def _drop_repeated(self) -> None:
         """Remove renamings that follow from one of a shorter prefix."""

@@ -240,9 +240,7 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
 
     Only those of parts that were restored: a script may read batches and draw numbers to get to its place.
     """
-    resumption = (
-        comparison.resumption() if comparison.goes_on_at(table.step) and not comparison.options.strict else None
-    )
+    resumption = comparison.resumption if comparison.goes_on_at(table.step) and not comparison.options.strict else None
     restored = [part for part in resumption.parts if part.state is Restored.YES] if resumption is not None else []
     if not restored:
         return table
@@ -779,11 +777,21 @@ def _form(layout: Layout) -> str:
 
 
 def separate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Mark diverging rows as causes: random states, and one-sided rows whose name the other run lacks."""
+    """Mark diverging rows as causes: random states, and one-sided rows that are none by their name or value."""
     if comparison.causes is None:
         return table, learned
     random, alone = (mask[table.site] for mask in comparison.causes)
+    alone = alone | _saved_elsewhere(table)
     return replace(table, cause=table.diverging & (random | (table.one_sided & alone))), learned
+
+
+def _saved_elsewhere(table: Table) -> Mask:
+    """Mask of saved tensors of one run alone whose value the other run saves in the step under another name."""
+    mask, saved = np.zeros(len(table), np.bool_), table.alignment.kind == kind_code(Kind.PRODUCT)
+    for row_of, batch, half in zip((table.row_a, table.row_b), (table.a, table.b), table.halves[::-1], strict=True):
+        rows = np.flatnonzero(table.one_sided & (row_of >= 0) & saved[table.site])
+        mask[rows] = np.isin(batch.checksum[row_of[rows]], half.batch.checksum[saved[half.sites]])
+    return mask
 
 
 Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]

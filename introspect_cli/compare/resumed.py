@@ -35,8 +35,9 @@ import numpy as np
 from introspect_cli.compare.settings.beginning import DOCUMENT
 from introspect_cli.compare.terms.at import At, Tensor, tensor_of
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
+from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.terms.table import OTHER, WITHIN
 from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
 from introspect_cli.compare.terms.words import key_of, some
 from introspect_cli.labels import Labels, shown, step_words
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from introspect_cli.compare.steps import Sides
-    from introspect_cli.compare.terms.at import BatchValues, State, StateKey
+    from introspect_cli.compare.terms.at import State, StateKey
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.ranks.whole_reader import Reader
 
@@ -70,11 +71,33 @@ class Carried:
     within: set[str] = field(default_factory=set)
     diverged: bool = False
 
+    def lasting(self, recorded: frozenset[str]) -> Carried:
+        """Differences that outlast an equal step: tensors that no step records (not in `recorded`)."""
+        params, buffers, within = (names - recorded for names in (self.params, self.buffers, self.within))
+        return Carried(params, buffers, within=within, diverged=self.diverged)
 
-def kept(carried: Carried, recorded: frozenset[str]) -> Carried:
-    """Differences that outlast an equal step: tensors that no step records (not in `recorded`); no states or draws."""
-    params, buffers, within = (names - recorded for names in (carried.params, carried.buffers, carried.within))
-    return Carried(params, buffers, within=within, diverged=carried.diverged)
+    def after(self, table: Table, recorded: frozenset[str]) -> Carried:
+        """Differences that the step after `table` begins with; causes alone (`Table.cause`) carry nothing over."""
+        after, alignment = self.lasting(recorded), table.alignment
+        if (table.diverging & ~table.cause).any():
+            after.rng, after.loaders, after.diverged = set(self.rng), set(self.loaders), True
+            for site in map(alignment.site, table.divergences.site.tolist()):
+                if site.kind is Kind.RNG:
+                    after.rng.add(generator_of(site))
+                elif site.phase is Phase.OPTIMIZER and site.call:
+                    continue  # how a tensor was within the step
+                elif site.kind in _TENSORS and (site.phase is not Phase.START or site.fqn not in recorded):
+                    (after.params if site.kind is Kind.PARAM else after.buffers).add(site.fqn)
+                elif site.kind is Kind.OPTIMIZER_STATE:
+                    after.states.add((site.fqn, site.path))
+                elif site.kind is Kind.BATCH:
+                    after.loaders.add((site.phase, site.fqn))
+        within = table.site[(table.state == WITHIN) & of_kinds(alignment.kind[table.site], _TENSORS)]
+        after.within |= {alignment.fqn[site] for site in within.tolist()}
+        return after
+
+
+_TENSORS = (Kind.PARAM, Kind.BUFFER)
 
 
 def is_gap(sides: Sides, pair: Table) -> bool:
@@ -721,8 +744,8 @@ def place(goes: Goes) -> Part:
             if begins and (not (here and there) or there[-len(here) :] == here != there):
                 continue  # either run may have read ahead, or thrown the others away: what the models are given tells
             if (here[-len(there) :] if begins else here) != there:
-                since = goes.since(late, whole)
-                return Part(PLACE, Restored.NO, f"{f'{since} ' if since else ''}{_which(goes, here, loader)}")
+                other = f"{goes.late} reads another batch" if here else f"{goes.late} reads no batch"
+                return Part(PLACE, Restored.NO, f"{goes.since(late, whole)} {other}".strip())
             seen += 1
         if begins and not seen:
             break
@@ -734,16 +757,6 @@ def place(goes: Goes) -> Part:
         return Part(PLACE, Restored.UNSEEN)
     same = all(given[at] == given_whole[at] for at in shared)
     return Part(PLACE, Restored.YES if same else Restored.NO, f"the model's inputs {'are equal' if same else 'differ'}")
-
-
-def _which(goes: Goes, read: list[BatchValues], loader: str) -> str:
-    """Clause naming the other run's step that read the batch which the resumed run reads."""
-    if not read:
-        return f"{goes.late} reads no batch"
-    for side in map(goes.there.to, goes.there.reader.entries["step"][:LOOKED_AT].tolist()):
-        if read[-1] in side.batches().get(loader, []):
-            return f"{goes.late} reads the batch of step {side.step} of {goes.whole}"
-    return f"{goes.late} reads a batch that no recorded step of {goes.whole} has"
 
 
 def _inputs(side: At) -> dict[tuple[str, int, str], int]:

@@ -300,12 +300,8 @@ def parameters_of(values: Iterable[Value]) -> list[Value]:
 
 def agreement(a: Value, b: Value, close: float) -> ValuePair | None:
     """The pair if checksums are equal, distance is at most `close`, or moments agree; None otherwise."""
-    if a.checksum == b.checksum:
-        return ValuePair(a, b, 0.0)
-    distance = measured(a, b)
-    if distance is not None and distance <= close:
-        return ValuePair(a, b, distance)
-    return ValuePair(a, b, None) if _near(a.moments, b.moments, close) else None
+    near = _Candidates([b]).near(a, close) if a.moments.numel == b.moments.numel else []
+    return near[0] if near else None
 
 
 def measured(a: Value, b: Value) -> float | None:

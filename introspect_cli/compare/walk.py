@@ -22,7 +22,7 @@ import numpy as np
 from introspect_cli.compare.passes import PASSES, dead_note, evaluates, matched, pair
 from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.reasons.structure import drawn
-from introspect_cli.compare.resumed import PLACE, Carried, is_gap, kept, resumed
+from introspect_cli.compare.resumed import PLACE, Carried, is_gap, resumed
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step.outcome import (
     RankOutcome,
@@ -38,7 +38,7 @@ from introspect_cli.compare.step.outcome import (
 from introspect_cli.compare.step.overview import Heat
 from introspect_cli.compare.step.rests_on import written_inside
 from introspect_cli.compare.step.size import materialise
-from introspect_cli.compare.step.step import Step, carry_over, within_tolerance_of
+from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.step.structure import Structure
 from introspect_cli.compare.steps import Paired, differing, steps_of
 from introspect_cli.compare.terms.distance import Layouts
@@ -300,7 +300,7 @@ class Walk:
         self.learned = Learned()
         self.one_sided: tuple[int, Table] | None = None
         if comparison.options.evaluation is None and not comparison.options.narrowed:
-            outcome.resumption = comparison.resumption()
+            outcome.resumption = comparison.resumption
 
     def run(self, places: Sequence[int]) -> None:
         """Walk the steps at these indices and fill the outcome.
@@ -458,22 +458,19 @@ class Walk:
         if begins:
             outcome.lost += [materialise(step, position, cause) for position, cause in lost.items()]
             self._see_others(step, positions)
-        self.carried, self.last = carry_over(step, carried, comparison.ended), table.step
+        self.carried, self.last = carried.after(table, comparison.ended), table.step
 
     def _before(self, table: Table) -> tuple[Table | None, Carried]:
         """(table of the previous step or None, differences that this step begins with)."""
         comparison = self.comparison
         step_a, step_b = table.step - 1, table.step_b - 1
         if step_a not in comparison.a or step_b not in comparison.b:
-            return None, self.carried if self.last is None else kept(self.carried, comparison.ended)
+            return None, self.carried if self.last is None else self.carried.lasting(comparison.ended)
         before, _ = self._passed(step_a, step_b)
         if self.last == step_a:
             return before, self.carried
-        carried = kept(self.carried, comparison.ended)
+        carried = self.carried.after(before, comparison.ended)
         carried.rng |= {name for name, step in self.structure.random.items() if step < table.step}
-        if (before.diverging & ~before.cause).any():
-            return before, carry_over(Step(comparison, before, carried), carried, comparison.ended)
-        carried.within |= within_tolerance_of(before)
         return before, carried
 
     def _only_causes(self, place: int, table: Table) -> bool:
@@ -553,7 +550,7 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     blank = int(_is_blank(ends[-1], sites, counted)) if ends else 0
     outcome.tally.update(records=records, blind_both=blind, blank=blank, equal=alike)
     if not places and options.evaluation is None and not options.narrowed:
-        outcome.resumption = comparison.resumption()
+        outcome.resumption = comparison.resumption
     return outcome
 
 

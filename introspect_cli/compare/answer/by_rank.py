@@ -102,8 +102,9 @@ class RunPair:
         comparison = replace(comparison, offset=offset)
         outcome = compare_rank(comparison)
         if splits is not None and len(self.a.ranks) == len(self.b.ranks) == 1 and not options.narrowed:
-            alone = replace(comparison, a=self.a.rank(self.a.ranks[0]), b=self.b.rank(self.b.ranks[0]), splits=None)
-            outcome.resumption = alone.resumption(is_cut=splits.differ)
+            one, two = (run.rank(run.ranks[0]) for run in (self.a, self.b))
+            alone = replace(comparison, a=one, b=two, splits=splits if splits.differ else None)
+            outcome.resumption = alone.resumption
         _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (note, root) if text]

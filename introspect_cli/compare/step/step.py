@@ -6,22 +6,21 @@ The divergences are walked once; every later question is a lookup.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.resumed import Carried, kept
 from introspect_cli.compare.terms.evidence import Known, answer
-from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
-from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds
-from introspect_cli.compare.terms.table import EQUAL, WITHIN, Codes, Learned, Table, plain_of
+from introspect_cli.compare.terms.names import FORWARD, ancestors, tree_at
+from introspect_cli.compare.terms.sites import Ids, kind_code
+from introspect_cli.compare.terms.table import EQUAL, Codes, Learned, Table, plain_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
+    from introspect_cli.compare.resumed import Carried
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
@@ -332,31 +331,6 @@ class Step:
 def _how_many(orders: list[float], low: float, high: float) -> int:
     """Number of sorted orders between `low` and `high`, inclusive."""
     return bisect_right(orders, high) - bisect_left(orders, low)
-
-
-def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried:
-    """Differences that the next step begins with, from those before and the divergences of this step."""
-    after = replace(kept(before, recorded), rng=set(before.rng), loaders=set(before.loaders), diverged=True)
-    for site in step.sites:
-        if site.kind is Kind.RNG:
-            after.rng.add(generator_of(site))
-        elif site.phase is Phase.OPTIMIZER and site.call:
-            continue  # how a tensor was within the step
-        elif site.kind in _TENSORS and (site.phase is not Phase.START or site.fqn not in recorded):
-            (after.params if site.kind is Kind.PARAM else after.buffers).add(site.fqn)
-        elif site.kind is Kind.OPTIMIZER_STATE:
-            after.states.add((site.fqn, site.path))
-        elif site.kind is Kind.BATCH:
-            after.loaders.add((site.phase, site.fqn))
-    after.within |= within_tolerance_of(step.table)
-    return after
-
-
-def within_tolerance_of(table: Table) -> set[str]:
-    """FQNs of parameters and buffers with a row WITHIN."""
-    sites = table.site[table.state == WITHIN]
-    tensors = sites[of_kinds(table.alignment.kind[sites], _TENSORS)]
-    return {table.alignment.fqn[site] for site in tensors}
 
 
 # --- between which lines the runs parted
