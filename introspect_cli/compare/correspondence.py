@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.terms.names import (
-    EVICTED,
+    DISPLACED,
     Rename,
     Renamed,
     Source,
@@ -170,7 +170,7 @@ def matched_by_value(
     roots = matched_roots((given, two))
     one = given
     if roots:  # a root whose name is taken gets one that b does not have
-        taken = {old: new.name for old, new in evicted(given, roots).items()}
+        taken = {old: new.name for old, new in displaced_names(given, roots).items()}
         moved = renamer_of({**roots, **taken})
         one = Side(a, lambda name: moved(rename(name) if rename else name), chosen)
     search = Search(one, two)
@@ -184,7 +184,7 @@ def matched_by_value(
     renamed = {old: Renamed(new, Source.ROOT) for old, new in roots.items()}
     renamed |= {in_a(old): new for old, new in search.renamed.items()}
     renamed = {old: new for old, new in renamed.items() if old != new.name}
-    renamed |= evicted(given, {old: new.name for old, new in renamed.items()})
+    renamed |= displaced_names(given, {old: new.name for old, new in renamed.items()})
     return Correspondence(patterns, renamed, (given.variables, two.variables))
 
 
@@ -285,7 +285,7 @@ class Side:
         for place, step in enumerate(self.steps):
             batch = self.reader.read(step) if place else self.first
             numbers = batch.site.astype(np.int64)
-            rows = np.flatnonzero(wanted[numbers] & telling(batch))
+            rows = np.flatnonzero(wanted[numbers] & distinctive_rows(batch))
             yield place, batch, rows, numbers[rows]
 
     def held(self, names: AbstractSet[str]) -> Held:
@@ -362,7 +362,7 @@ class Held:
         return set(zip(*self.places[:, rows].tolist(), self.checksum[rows].tolist(), strict=True))
 
 
-def telling(batch: StepBatch) -> Mask:
+def distinctive_rows(batch: StepBatch) -> Mask:
     """Rows with a distinctive value: observed, and minimum unequal to maximum where both were kept."""
     mask: Mask = batch.status == int(Status.OBSERVED)
     low, high = batch.floats.get("min"), batch.floats.get("max")
@@ -635,7 +635,7 @@ def _shifted(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) 
     return frozenset(f"{parent}." for parent in both if counts[0][parent] != counts[1][parent])
 
 
-def evicted(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
+def displaced_names(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
     """New names `X(a)` for names X of a that `names` gives to another module of b."""
     taken = [new for new in names.values() if new not in names and new in side.tree]
-    return {new: Renamed(new + EVICTED, Source.EVICTED) for new in taken}
+    return {new: Renamed(new + DISPLACED, Source.DISPLACED) for new in taken}

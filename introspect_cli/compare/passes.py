@@ -2,32 +2,32 @@
 
 `pair` puts rows of a beside rows of b, by site, as their checksums compare.
 
-*What one run could not have* (`cover`). A site that only one run has may mean that the model changed, or just that the
-other capture was told not to look, that a compiler hid the module, or that a tensor is recorded once more with the
-value that it had. So each one-sided row is held against what the manifests and the other run's records say; what means
-nothing is no divergence.
+*What one run could not have* (`drop_unrecorded`). A site that only one run has may mean that the model changed, or just
+that the other capture was told not to look, that a compiler hid the module, or that a tensor is recorded once more with
+the value that it had. So each one-sided row is held against what the manifests and the other run's records say; what
+means nothing is no divergence.
 
-*What is let pass* (`combine`, `tolerate`). What they share out is compared as the whole that it is. Where the samples
-of both runs are equal, whichever rank has which, so are the records; of other values that were gathered from several
-ranks, extrema and means are compared, and no more is claimed. Then differences pass that are small enough by a stated
-tolerance, or by measured noise.
+*What is let pass* (`accept_gathered`, `accept_tolerated`). What they share out is compared as the whole that it is.
+Where the samples of both runs are equal, whichever rank has which, so are the records; of other values that were
+gathered from several ranks, extrema and means are compared, and no more is claimed. Then differences pass that are
+small enough by a stated tolerance, or by measured noise.
 
 A tolerance is put to the root-mean-square difference of two tensors: RMS(a - b) <= atol + rtol * max(RMS(a), RMS(b)).
 Noise is measured: runs that should equal a, compared with it, give each site a floor, the largest relative distance
 seen there up to this step, and a divergence counts where it exceeds the floor by a factor. Integers, random states and
 shapes tolerate nothing; NaNs and infinities must be as many.
 
-*Gradients of rounding alone* (`unsettle`). A key's bias in attention, and a bias before a BatchNorm, change no output:
-their gradient is 0, and what is computed is the rounding of a sum whose terms cancel. Adam and its like divide a
-gradient by its size, so another order of the same sums moves such a parameter otherwise. Nothing of the training rests
-on where it goes. So where a tolerance is put to two runs, such a parameter is within it, with its optimizer state, what
-its module returns, and the running statistics of what takes that; a note says so. Whatever takes part in the loss is
-compared as ever: a bias that has an effect shows there.
+*Gradients of rounding alone* (`accept_rounding`). A key's bias in attention, and a bias before a BatchNorm, change no
+output: their gradient is 0, and what is computed is the rounding of a sum whose terms cancel. Adam and its like divide
+a gradient by its size, so another order of the same sums moves such a parameter otherwise. Nothing of the training
+rests on where it goes. So where a tolerance is put to two runs, such a parameter is within it, with its optimizer
+state, what its module returns, and the running statistics of what takes that; a note says so. Whatever takes part in
+the loss is compared as ever: a bias that has an effect shows there.
 
-*What nothing rests on* (`dead`). A mask is a tensor of numbers for one implementation and one of truths for another; a
-scaler multiplies a loss and divides the gradients again; a loader reads a batch before it is needed; samples are padded
-to another length; a gradient is sparse in one run alone. Only what comes of such a value says whether it is another
-one. So a record that differs is *dead* where all that rests on it is on record in both runs, and agrees:
+*What nothing rests on* (`drop_unused`). A mask is a tensor of numbers for one implementation and one of truths for
+another; a scaler multiplies a loss and divides the gradients again; a loader reads a batch before it is needed; samples
+are padded to another length; a gradient is sparse in one run alone. Only what comes of such a value says whether it is
+another one. So a record that differs is *unused* where all that rests on it is on record in both runs, and agrees:
 
 - on a batch, what outermost modules are given, and the losses (and all that follows, where a tolerance let them pass),
   unless one run alone read it, or more of it;
@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.resumed import PLACE, redundant_starts, starts, updated, with_starts, written
+from introspect_cli.compare.resumed import PLACE, repeated_values, starts, updated, with_copied_starts, written
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
 from introspect_cli.compare.step.size import LEAST_BOUND
 from introspect_cli.compare.terms.at import At
@@ -67,7 +67,7 @@ from introspect_cli.compare.terms.distance import (
 )
 from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import generator_of, owner_of
-from introspect_cli.compare.terms.reach import farther
+from introspect_cli.compare.terms.reach import with_reach
 from introspect_cli.compare.terms.sites import (
     FLOWING_BACK,
     MODULE_KINDS,
@@ -80,7 +80,7 @@ from introspect_cli.compare.terms.sites import (
 )
 from introspect_cli.compare.terms.table import (
     ABSENT,
-    DEAD,
+    UNUSED,
     DIFFERENT,
     EQUAL,
     NOT_SEEN,
@@ -122,8 +122,8 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     if listing[0] != listing[1] and comparison.gathered is None:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
-        batches[side], left = with_starts(alignment, side, before, batches[side], wanted)
-    table = matched(alignment, comparison.compared, steps, (batches[0], batches[1]))
+        batches[side], left = with_copied_starts(alignment, side, before, batches[side], wanted)
+    table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]))
     in_order = [ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
         table = replace(table, a=_in_order_of_b(table))
@@ -140,7 +140,7 @@ def _in_order_of_b(table: Table) -> StepBatch:
     return replace(table.a, sequence=sequence)
 
 
-def matched(
+def table_of(
     alignment: Alignment, compared: Mask, steps: tuple[int, int], batches: tuple[StepBatch, StepBatch]
 ) -> Table:
     """Table of two batches matched by site: EQUAL or DIFFERENT by checksum, ONLY_A, ONLY_B, NOT_SEEN or ABSENT."""
@@ -208,13 +208,13 @@ def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mas
 # --- what one run could not have
 
 
-def cover(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark one-sided rows ABSENT that the other capture could not record, and incomparable rows NOT_SEEN."""
     table = _without_unsaved(_without_unwatched(table, comparison))
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
     if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
-        again_a, again_b = redundant_starts(comparison, table)
+        again_a, again_b = repeated_values(comparison, table)
         rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
         table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT)
     return _without_cut(_without_evaluation(table, comparison), comparison), learned
@@ -240,7 +240,7 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
 
     Only those of parts that were restored: a script may read batches and draw numbers to get to its place.
     """
-    resumption = comparison.resumption if comparison.goes_on_at(table.step) and not comparison.options.strict else None
+    resumption = None if comparison.options.strict else comparison.resumption_at(table.step)
     restored = [part for part in resumption.parts if part.state is Restored.YES] if resumption is not None else []
     if not restored:
         return table
@@ -342,7 +342,7 @@ _COMPUTED = (
 )  # fmt: skip
 
 
-def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark gathered values WITHIN that agree by sums or extrema; learn their factors. Without gathering, no change."""
     gathered = comparison.gathered
     if gathered is None or not len(table.differing):
@@ -351,11 +351,11 @@ def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Tab
     return table.marked(table.differing[agree & gathered.of_one_dtype(table)], WITHIN), learned
 
 
-def tolerate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark differing rows WITHIN that a tolerance or any noise run lets pass."""
     options = comparison.options
     rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
-    after = farther(learned, table, comparison.layouts, rounded)
+    after = with_reach(learned, table, comparison.layouts, rounded)
     if options.rtol_fine and (_may_be_coarse(table, comparison) or _first_coarse(table, comparison)[0] < np.inf):
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
@@ -456,7 +456,7 @@ _HELD = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _GIVEN = (Kind.INPUT, Kind.OUTPUT)
 
 
-def unsettle(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark WITHIN what rests only on parameters whose gradients are rounding (see above); needs a tolerance."""
     if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
         return table, learned
@@ -570,8 +570,8 @@ def _root_mean_square(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
     return norms(batch, rows, layouts) / np.sqrt(np.maximum(layouts.numel[batch.layout[rows]], 1.0))
 
 
-def unsettled_note(learned: Learned) -> list[str]:
-    """At most one sentence, on parameters whose difference `unsettle` let pass."""
+def rounding_note(learned: Learned) -> list[str]:
+    """At most one sentence, on parameters whose difference `accept_rounding` let pass."""
     names = sorted(learned.let_pass)
     if not names:
         return []
@@ -589,14 +589,14 @@ def unsettled_note(learned: Learned) -> list[str]:
 _AFTER_FORWARD = [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)]
 
 
-def dead(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Mark differences DEAD (one-sided: ABSENT) if all that rests on them is recorded in both runs and agrees."""
+def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+    """Mark differences UNUSED (one-sided: ABSENT) if all that rests on them is recorded in both runs and agrees."""
     if comparison.options.strict or not table.diverging.any():
         return table, learned
     for edge in (_sparse, _back, _inputs, _batches):
         rows = edge(table, comparison)
         alone = table.one_sided[rows]
-        table = table.marked(rows[~alone], DEAD).marked(rows[alone], ABSENT)
+        table = table.marked(rows[~alone], UNUSED).marked(rows[alone], ABSENT)
     return table, learned
 
 
@@ -608,9 +608,9 @@ def _of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
 
 
 def _agree(table: Table, rows: Ids | Mask) -> bool:
-    """Whether there is a row, and all are EQUAL, WITHIN or DEAD."""
+    """Whether there is a row, and all are EQUAL, WITHIN or UNUSED."""
     states = table.state[rows]
-    return bool(len(states) and np.isin(states, (EQUAL, WITHIN, DEAD)).all())
+    return bool(len(states) and np.isin(states, (EQUAL, WITHIN, UNUSED)).all())
 
 
 def _names(table: Table, rows: Ids) -> list[str]:
@@ -755,8 +755,8 @@ _POWER_OF_TWO = 0.5
 # --- words
 
 
-def dead_note(table: Table, rows: Iterable[int], comparison: Comparison) -> str:
-    """Sentence counting a step's DEAD differences, with the first one named; "" for none."""
+def unused_note(table: Table, rows: Iterable[int], comparison: Comparison) -> str:
+    """Sentence counting a step's UNUSED differences, with the first one named; "" for none."""
     by_order = sorted(rows, key=lambda row: float(table.order[row]))
     if not by_order:
         return ""
@@ -776,7 +776,7 @@ def _form(layout: Layout) -> str:
 # --- the passes
 
 
-def separate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+def mark_causes(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark diverging rows as causes: random states, and one-sided rows that are none by their name or value."""
     if comparison.causes is None:
         return table, learned
@@ -797,12 +797,12 @@ def _saved_elsewhere(table: Table) -> Mask:
 Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
 
 PASSES: tuple[Pass, ...] = (
-    cover,  # first, since no later pass may take what a run could not have recorded for a divergence
-    combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
-    tolerate,  # before causes are told from values, so that what is let pass is neither
-    unsettle,  # after it, since only where differences are let pass may those of rounding alone be
-    dead,  # after it, since what rests on a value may be within tolerance
-    separate,  # last: marks what diverges still
+    drop_unrecorded,  # first, since no later pass may take what a run could not have recorded for a divergence
+    accept_gathered,  # before any tolerance: equal samples are equal, and a share has no distance to the whole
+    accept_tolerated,  # before causes are told from values, so that what is let pass is neither
+    accept_rounding,  # after it, since only where differences are let pass may those of rounding alone be
+    drop_unused,  # after it, since what rests on a value may be within tolerance
+    mark_causes,  # last: marks what diverges still
 )
 """What each opened step goes through, in this order, after `pair` has put its records side by side: table and what was
 learned in, table and what was learned out.

@@ -122,7 +122,7 @@ def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
 # --- the tensors of a step
 
 
-def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
+def repeated_values(sides: Sides, table: Table) -> tuple[Mask, Mask]:
     """Masks over `only_a` and `only_b` of tensor records that repeat the tensor's last value.
 
     The last value is from the same step, or from the previous step of that run, else of the other run.
@@ -152,7 +152,7 @@ def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
     )
 
 
-def with_starts(
+def with_copied_starts(
     alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids
 ) -> tuple[StepBatch, Ids]:
     """A step's records preceded by start values taken from the end of the previous step, and their union numbers.
@@ -239,7 +239,7 @@ class Sign(Enum):
 
 
 @dataclass(frozen=True)
-class Goes:
+class ResumePoint:
     """A run that continues where the other has been (a resumed run), and the steps that correspond.
 
     Attributes:
@@ -331,7 +331,7 @@ def _firsts(sides: Sides, late: str) -> tuple[At, At]:
     return (b, a) if late == "b" else (a, b)
 
 
-def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
+def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint | None:
     """The resumed run and its sign; None where no run begins later, no sign holds, or its capture skipped steps."""
     if not len(sides.a) or not len(sides.b):
         return None
@@ -351,7 +351,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
         (Sign.ASKED, asked and bool(offset)),
     ):
         if holds:
-            return Goes(sides, late, sign, begins, whole.to(at))
+            return ResumePoint(sides, late, sign, begins, whole.to(at))
     return None
 
 
@@ -527,47 +527,47 @@ _COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 """Classes of models that hold a moving average of another."""
 
 
-def resumption_of(goes: Goes, bits: str, *, is_cut: bool) -> Resumption:
+def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption:
     """What the resumed run restored of each part of a checkpoint.
 
     Args:
-        goes: which run goes on from which.
+        resume: which run goes on from which.
         bits: " in bits" where values count as equal that are not, else "".
         is_cut: whether the runs cut batches otherwise, so that one's parts are not the other's.
     """
-    where = place(goes)
+    where = place(resume)
     if is_cut and where.state is not Restored.YES:
         where = Part(PLACE, Restored.UNSEEN, "a batch is cut differently")
     parts = (
-        tensors(goes, Kind.PARAM, bits),
-        tensors(goes, Kind.BUFFER, bits),
-        tensors(goes, Kind.OPTIMIZER_STATE, bits),
-        rates(goes),
-        scaler(goes),
-        *random(goes),
+        tensors(resume, Kind.PARAM, bits),
+        tensors(resume, Kind.BUFFER, bits),
+        tensors(resume, Kind.OPTIMIZER_STATE, bits),
+        rates(resume),
+        scaler(resume),
+        *random(resume),
         where,
-        counters(goes),
-        copies(goes),
+        counters(resume),
+        copies(resume),
     )
-    return Resumption(goes.late, goes.at, goes.first, goes.sign.value, parts)
+    return Resumption(resume.late, resume.at, resume.first, resume.sign.value, parts)
 
 
 # --- tensors
 
 
-def tensors(goes: Goes, kind: Kind, bits: str) -> Part:
+def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
     """Whether parameters, buffers or states were restored.
 
     YES if all shared ones are equal (states: also none missing), NO if any differs, UNSEEN where unrecorded.
     """
     name, code, is_state = kind.several, kind_code(kind), kind is Kind.OPTIMIZER_STATE
-    if kind.value not in goes.kinds:
+    if kind.value not in resume.kinds:
         return Part(name, Restored.UNSEEN)
-    if goes.had is None:
-        return Part(name, Restored.UNSEEN, f"step {goes.at - 1} of {goes.whole} is not on record")
+    if resume.had is None:
+        return Part(name, Restored.UNSEEN, f"step {resume.at - 1} of {resume.whole} is not on record")
     began, there = (
         {tensor: value for tensor, value in held.items() if tensor[0] == code and not _is_copy(tensor[1])}
-        for held in (goes.began, goes.had)
+        for held in (resume.began, resume.had)
     )
     both = there.keys() | began.keys() if is_state else there.keys() & began.keys()
     both = {tensor for tensor in both if there.get(tensor, 0) is not None}
@@ -575,33 +575,33 @@ def tensors(goes: Goes, kind: Kind, bits: str) -> Part:
         return Part(name, Restored.UNSEEN, "none on record", matters=False)
     differ = sorted(tensor for tensor in both if began.get(tensor) != there.get(tensor))
     missing = 0 if is_state else len(there.keys() - began.keys())
-    unseen = f"; {missing} more not recorded in {goes.late}" if missing else ""
+    unseen = f"; {missing} more not recorded in {resume.late}" if missing else ""
     if not differ:
         return Part(name, Restored.YES, f"all {len(both)}{unseen}")
-    if is_state and (counted := _counted(goes)) is not None:
-        return Part(name, Restored.NO, f"step {goes.change(*counted)}", *goes.ab(*counted))
-    if not began and _ends_equal(goes):  # it was there and nobody looked
-        return Part(name, Restored.UNSEEN, f"not as {goes.late} begins, equal after its first step")
+    if is_state and (counted := _counted(resume)) is not None:
+        return Part(name, Restored.NO, f"step {resume.change(*counted)}", *resume.ab(*counted))
+    if not began and _ends_equal(resume):  # it was there and nobody looked
+        return Part(name, Restored.UNSEEN, f"not as {resume.late} begins, equal after its first step")
     named = some([f"{key_of(path)} of {fqn}" if path else fqn for _, fqn, path in differ], 2)
     return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ{bits}, {named}{unseen}")
 
 
-def _ends_equal(goes: Goes) -> bool:
+def _ends_equal(resume: ResumePoint) -> bool:
     """Whether optimizer states after the first common step are equal in both runs, and there are any."""
-    left = [{of: value for of, value in at.tensors(Phase.OPTIMIZER).items() if of[0] == _STATE} for at in goes.firsts]
+    left = [{of: value for of, value in at.tensors(Phase.OPTIMIZER).items() if of[0] == _STATE} for at in resume.firsts]
     return bool(left[0]) and left[0] == left[1]
 
 
-def _counted(goes: Goes) -> tuple[str, str] | None:
+def _counted(resume: ResumePoint) -> tuple[str, str] | None:
     """Step counts after the first common step (resumed run, other); None where equal or missing."""
-    late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in goes.firsts)
+    late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in resume.firsts)
     return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
 
 
-def copies(goes: Goes) -> Part:
+def copies(resume: ResumePoint) -> Part:
     """Whether averaged copies (EMA) were restored, at the first common step where both recorded them."""
     name, trained = "averaged copies", True
-    for sides in goes.steps():
+    for sides in resume.steps():
         late, whole = ({of: v for of, v in at.tensors(Phase.START).items() if _is_copy(of[1])} for at in sides)
         mine, theirs = late | _products(sides[0]), whole | _products(sides[1])
         held = mine.keys() & theirs.keys()
@@ -614,7 +614,7 @@ def copies(goes: Goes) -> Part:
         trained = trained and ends[0] == ends[1]
         if not trained:
             break
-    none = "none on record before the parameters differ" if Kind.PRODUCT.value in goes.kinds else ""
+    none = "none on record before the parameters differ" if Kind.PRODUCT.value in resume.kinds else ""
     return Part(name, Restored.UNSEEN, none, matters=False)
 
 
@@ -633,17 +633,17 @@ def _is_copy(fqn: str) -> bool:
 # --- settings and counters
 
 
-def rates(goes: Goes) -> Part:
+def rates(resume: ResumePoint) -> Part:
     """Whether learning rates agree in all common steps: YES, NO at the first that differs, UNSEEN without records."""
     seen = 0
-    for sides in goes.steps():
+    for sides in resume.steps():
         late, whole = ({key: rate for key, rate in _settings(at).items() if key[1].endswith("['lr']")} for at in sides)
         seen += bool(late.keys() & whole.keys())
         other = min((key for key in late.keys() & whole.keys() if late[key] != whole[key]), default=None)
         if other is not None:
-            values, since = (f"{late[other]:.6g}", f"{whole[other]:.6g}"), goes.since(*sides)
-            text = f"lr {goes.change(*values)}{f' {since}' if since else ''}"
-            return Part(RATES, Restored.NO, text, *goes.ab(*values))
+            values, since = (f"{late[other]:.6g}", f"{whole[other]:.6g}"), resume.since(*sides)
+            text = f"lr {resume.change(*values)}{f' {since}' if since else ''}"
+            return Part(RATES, Restored.NO, text, *resume.ab(*values))
     return Part(RATES, Restored.YES, f"equal in {count(seen, 'step')}") if seen else Part(RATES, Restored.UNSEEN)
 
 
@@ -653,27 +653,27 @@ def _settings(side: At) -> dict[tuple[str, str], float]:
     return {(number.fqn, number.path): number.value for number in numbers if number.value is not None}
 
 
-def scaler(goes: Goes) -> Part:
+def scaler(resume: ResumePoint) -> Part:
     """Whether the gradient scaler's values agree in the first common step."""
-    late, whole = ({path: v for (fqn, path), v in _settings(at).items() if fqn == SCALER} for at in goes.firsts)
+    late, whole = ({path: v for (fqn, path), v in _settings(at).items() if fqn == SCALER} for at in resume.firsts)
     shared = sorted(late.keys() & whole.keys())
     if not shared:
         return Part("scaler", Restored.UNSEEN, "none on record", matters=False)
     for path in shared:
         if late[path] != whole[path]:
             values = f"{late[path]:g}", f"{whole[path]:g}"
-            return Part("scaler", Restored.NO, f"{key_of(path)} {goes.change(*values)}", *goes.ab(*values))
+            return Part("scaler", Restored.NO, f"{key_of(path)} {resume.change(*values)}", *resume.ab(*values))
     return Part("scaler", Restored.YES, ", ".join(f"{key_of(path)} {late[path]:g}" for path in shared))
 
 
-def counters(goes: Goes) -> Part:
+def counters(resume: ResumePoint) -> Part:
     """Whether `global_step`, `epoch` and `batch` agree; never matters."""
-    late, whole = (side.reader.labels.get(side.step, {}) for side in goes.firsts)
+    late, whole = (side.reader.labels.get(side.step, {}) for side in resume.firsts)
     # one step may be so many batches in one run, and fewer in the other
     counted = ("global_step", "epoch", *["batch"] * (late.get("accumulation") == whole.get("accumulation")))
     names = [label for label in counted if label in late and label in whole]
     state = Restored.YES if all(late[label] == whole[label] for label in names) else Restored.NO
-    each = [f"{name} {' -> '.join(dict.fromkeys(goes.ab(shown(late[name]), shown(whole[name]))))}" for name in names]
+    each = [f"{name} {' -> '.join(dict.fromkeys(resume.ab(shown(late[name]), shown(whole[name]))))}" for name in names]
     return Part("counters", state if names else Restored.UNSEEN, ", ".join(each), matters=False)
 
 
@@ -683,38 +683,41 @@ PLACE = "place in the data"
 # --- random states
 
 
-def random(goes: Goes) -> list[Part]:
+def random(resume: ResumePoint) -> list[Part]:
     """For each generator recorded at the start: whether its state was restored."""
-    if Kind.RNG.value not in goes.kinds:
+    if Kind.RNG.value not in resume.kinds:
         return [Part("random states", Restored.UNSEEN)]
-    late, whole = (side.random_states() for side in goes.firsts)
-    *_, ends = goes.firsts, *goes.steps()
+    late, whole = (side.random_states() for side in resume.firsts)
+    *_, ends = resume.firsts, *resume.steps()
     parts = []
     for key in sorted(late.keys() | whole.keys()):
         if key[1] is Phase.START:
-            state, text = _restored(goes, key, late.get(key), whole.get(key))
-            unused = state is Restored.NO and all(_unused(key, *of) for of in zip(goes.firsts, ends, strict=True))
+            state, text = _restored(resume, key, late.get(key), whole.get(key))
+            unused = state is Restored.NO and all(_unused(key, *of) for of in zip(resume.firsts, ends, strict=True))
             text = "nothing drew from it in the steps compared" if unused else text
             parts.append(Part(f"random state of {key[0]}", state, text, matters=not unused, generator=key[0]))
     return parts
 
 
-def _restored(goes: Goes, key: StateKey, late: State | None, whole: State | None) -> tuple[Restored, str]:
+def _restored(resume: ResumePoint, key: StateKey, late: State | None, whole: State | None) -> tuple[Restored, str]:
     """Whether a generator's state agrees at the start, at its first draw or at one of `_LATER` later starts."""
     if late is None or whole is None:
-        return Restored.UNSEEN, f"on record in {goes.whole if late is None else goes.late} only"
+        return Restored.UNSEEN, f"on record in {resume.whole if late is None else resume.late} only"
     if late[1] is not whole[1]:
-        return Restored.UNSEEN, f"nothing had drawn from it in {goes.late if late[1] is Status.VALUE else goes.whole}"
+        return (
+            Restored.UNSEEN,
+            f"nothing had drawn from it in {resume.late if late[1] is Status.VALUE else resume.whole}",
+        )
     if late[0] == whole[0]:
         return Restored.YES, "nothing had drawn from it in either run" if late[1] is Status.VALUE else ""
-    for place, sides in zip(range(_LATER + 1), goes.steps(), strict=False):
+    for place, sides in zip(range(_LATER + 1), resume.steps(), strict=False):
         mine, theirs = (side.random_states() for side in sides)
         both = mine.keys() & theirs.keys()
         within = [one for one in both if one[0] == key[0] and (one == key if place else one[1] is not Phase.START)]
         if within:
             same = all(mine[one] == theirs[one] for one in within)
             return (Restored.YES, "within the first step") if same else (Restored.NO, "")
-    return Restored.UNSEEN, f"another one when {goes.late} begins, and nothing later is on record"
+    return Restored.UNSEEN, f"another one when {resume.late} begins, and nothing later is on record"
 
 
 _LATER = 8
@@ -731,27 +734,27 @@ def _unused(key: StateKey, first: At, last: At) -> bool:
 # --- data
 
 
-def place(goes: Goes) -> Part:
+def place(resume: ResumePoint) -> Part:
     """Whether the resumed run reads the same batches.
 
     In its first step it may read others before, to get there. Without batches on record, root inputs decide.
     """
     seen = 0
-    for late, whole in goes.steps() if Kind.BATCH.value in goes.kinds else ():
-        mine, theirs, begins = late.batches(), whole.batches(), late.step == goes.first
+    for late, whole in resume.steps() if Kind.BATCH.value in resume.kinds else ():
+        mine, theirs, begins = late.batches(), whole.batches(), late.step == resume.first
         for loader in sorted(mine.keys() | theirs.keys()):
             here, there = mine.get(loader, []), theirs.get(loader, [])
             if begins and (not (here and there) or there[-len(here) :] == here != there):
                 continue  # either run may have read ahead, or thrown the others away: what the models are given tells
             if (here[-len(there) :] if begins else here) != there:
-                other = f"{goes.late} reads another batch" if here else f"{goes.late} reads no batch"
-                return Part(PLACE, Restored.NO, f"{goes.since(late, whole)} {other}".strip())
+                other = f"{resume.late} reads another batch" if here else f"{resume.late} reads no batch"
+                return Part(PLACE, Restored.NO, f"{resume.since(late, whole)} {other}".strip())
             seen += 1
         if begins and not seen:
             break
     if seen:
         return Part(PLACE, Restored.YES, f"{count(seen, 'batch', 'batches')} equal")
-    given, given_whole = (_inputs(side) for side in goes.firsts)  # where no batch is on record
+    given, given_whole = (_inputs(side) for side in resume.firsts)  # where no batch is on record
     shared = given.keys() & given_whole.keys()
     if not shared:
         return Part(PLACE, Restored.UNSEEN)

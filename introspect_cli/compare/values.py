@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.correspondence import PROVES_NOTHING, telling
+from introspect_cli.compare.correspondence import PROVES_NOTHING, distinctive_rows
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.sites import Alignment, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
@@ -265,11 +265,11 @@ class ValuePair(NamedTuple):
     rel_l2: float | None
 
 
-def telling_values(reader: RankReader, step: int) -> list[Value]:
+def distinctive_values(reader: RankReader, step: int) -> list[Value]:
     """Records of a step with distinctive, finite values, in sequence; evaluation and recomputation left out."""
     batch, layouts = reader.read(step), Layouts(reader.layouts)
     values = []
-    sequence, proves = batch.sequence, telling(batch)
+    sequence, proves = batch.sequence, distinctive_rows(batch)
     for row in np.argsort(sequence, kind="stable").tolist():
         sums = moments(batch, row, layouts) if proves[row] else None
         if sums is None:
@@ -455,7 +455,7 @@ def flow_of(
     readers: tuple[RankReader, RankReader], step: int, close: float, ordered: tuple[bool, bool] = (True, True)
 ) -> Flow:
     """Pair the values of one step of both runs."""
-    one, two = (telling_values(reader, step) for reader in readers)
+    one, two = (distinctive_values(reader, step) for reader in readers)
     shared = parameters(parameters_of(one), parameters_of(two))
     forward = forward_of(one), forward_of(two)
     matches = matched_values(*forward, close)

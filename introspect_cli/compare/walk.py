@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.passes import PASSES, dead_note, evaluates, matched, pair
+from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.resumed import PLACE, Carried, is_gap, resumed
@@ -36,13 +36,13 @@ from introspect_cli.compare.step.outcome import (
     watches_results,
 )
 from introspect_cli.compare.step.overview import Heat
-from introspect_cli.compare.step.rests_on import written_inside
-from introspect_cli.compare.step.size import materialise
+from introspect_cli.compare.step.rests_on import tensors_written_inside
+from introspect_cli.compare.step.size import divergence_at
 from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.step.structure import Structure
 from introspect_cli.compare.steps import Paired, differing, steps_of
 from introspect_cli.compare.terms.distance import Layouts
-from introspect_cli.compare.terms.evidence import Cause, Known, least
+from introspect_cli.compare.terms.evidence import Cause, Known, worst_of
 from introspect_cli.compare.terms.findings import Reach
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.result import Role, Size
@@ -56,7 +56,7 @@ from introspect_cli.compare.terms.sites import (
     phase_code,
     selected,
 )
-from introspect_cli.compare.terms.table import DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table, unseen
+from introspect_cli.compare.terms.table import UNUSED, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table, unseen
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
 
@@ -89,7 +89,7 @@ class Lead(NamedTuple):
     stands_for: int | None
 
 
-def choose(
+def choose_lead(
     step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
 ) -> Lead | None:
     """The record that leads the answer; None for the earliest of the step.
@@ -113,10 +113,10 @@ def choose(
     if effect == positions[0] and began is None:
         site = step.sites[effect]
         is_output = site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD
-        written = written_inside(step, site.fqn, step.order_at(effect)) if is_output else []
+        written = tensors_written_inside(step, site.fqn, step.order_at(effect)) if is_output else []
         return Lead(step, written[0], written[0]) if written and written[0] in positions else None
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
-    harmless = not (step.is_one_sided(effect) or new_values or brings_values(table.keeping(table.cause)))
+    harmless = not (step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause)))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
     if harmless and not _was_drawn_from(step, site, before, earlier):
         alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
@@ -166,7 +166,7 @@ def is_drawn_from(step: Step, position: int) -> bool:
     )
 
 
-def brings_values(causes: Table) -> bool:
+def has_new_values(causes: Table) -> bool:
     """Whether a one-sided forward record has a checksum that the other run has nowhere.
 
     Also where a one-sided module has inputs but no recorded outputs. A wrapper or an identity brings none.
@@ -257,20 +257,20 @@ def _has_effect(step: Step, position: int, cause: Cause) -> bool:
     return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.standing))
 
 
-def shown_by(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
+def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
     """By position, a cause `resumed` for one divergence per lost part; {} but in a resumed run's first step."""
-    if resumption is None or not step.comparison.goes_on_at(step.number):
+    if resumption is None or not step.comparison.is_resume_step(step.number):
         return {}
     by_position = {}
     for part in resumption.lost:
-        those = [position for position, site in enumerate(step.sites) if shows(site, part)]
+        those = [position for position, site in enumerate(step.sites) if holds_part(site, part)]
         those.sort(key=lambda position: step.sites[position].path != "['step']")  # a count says most
         if those:
             by_position[those[0]] = Cause(Role.ORIGIN, "resumed")
     return by_position
 
 
-def shows(site: Site, part: Part) -> bool:
+def holds_part(site: Site, part: Part) -> bool:
     """Whether a record holds this part of a checkpoint: its generator's start state, a batch, or optimizer state."""
     if site.kind is Kind.RNG:
         return site.phase is Phase.START and part.generator == generator_of(site)
@@ -356,7 +356,7 @@ class Walk:
             if entry.digest != entry_a.digest:
                 batches = comparison.a.read(entry_a.step), reader.read(entry.step)
                 compared = floor.alignment.mask(frozenset(), ())
-                table = matched(floor.alignment, compared, (entry_a.step, entry.step), batches)
+                table = table_of(floor.alignment, compared, (entry_a.step, entry.step), batches)
                 floor.learn(table, comparison.layouts[0], Layouts(reader.layouts))
 
     # --- counts
@@ -372,7 +372,9 @@ class Walk:
         outcome.tally.update(equal=equal, records=started, opened=recorded, opened_blind=blind)
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
-        outcome.formed = outcome.formed or dead_note(table, np.flatnonzero(chosen & (table.state == DEAD)), comparison)
+        outcome.formed = outcome.formed or unused_note(
+            table, np.flatnonzero(chosen & (table.state == UNUSED)), comparison
+        )
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         outcome.tally.update(within=len(within), cut=int((chosen & (table.because == Because.CUT)).sum()))
         if len(within) and not outcome.tolerated and outcome.first is None:
@@ -395,7 +397,7 @@ class Walk:
             kinds = agreed_kinds(table) - outcome.hidden
             if outcome.results is None or updates(table):
                 outcome.results = kinds if outcome.results is None else outcome.results & kinds
-            outcome.results_known = least((outcome.results_known, results_known(table)))
+            outcome.results_known = worst_of((outcome.results_known, results_known(table)))
 
     def _count_unseen(self, table: Table) -> None:
         """Add records NOT_SEEN to the tally: those listed elsewhere, and those unobserved in one run or both."""
@@ -445,18 +447,18 @@ class Walk:
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
             positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
         if begins and comparison.causes is not None:
-            lead = choose(step, positions, self.structure, self.began, new_values=self.new_values)
+            lead = choose_lead(step, positions, self.structure, self.began, new_values=self.new_values)
             if lead is not None:
                 self._list(lead.step, lead.position)
                 positions = [position for position in positions if position != lead.stands_for]
-        lost = shown_by(step, outcome.resumption) if begins else {}
+        lost = shown_losses(step, outcome.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
             if outcome.first is not None and not room:
                 break
             self._list(step, position, lost.get(position) if outcome.first is not None else None)
         if begins:
-            outcome.lost += [materialise(step, position, cause) for position, cause in lost.items()]
+            outcome.lost += [divergence_at(step, position, cause) for position, cause in lost.items()]
             self._see_others(step, positions)
         self.carried, self.last = carried.after(table, comparison.ended), table.step
 
@@ -483,7 +485,7 @@ class Walk:
             return False
         outcome = self.outcome
         self.began = self.began or table
-        self.new_values = self.new_values or brings_values(causes)
+        self.new_values = self.new_values or has_new_values(causes)
         undecided = outcome.first is None and not self.options.evaluation
         if undecided and (outcome.hidden or not results_agree(table)):
             if records_results(table):
@@ -496,7 +498,7 @@ class Walk:
         """Append one divergence, judged unless `cause` is given; the first becomes the outcome's first."""
         outcome = self.outcome
         cause = cause or judge(step, position)
-        divergence = materialise(step, position, cause)
+        divergence = divergence_at(step, position, cause)
         if outcome.first is None:
             outcome.first, outcome.cause, outcome.step = divergence, cause, step
             step.resumed = False
@@ -509,10 +511,10 @@ class Walk:
             return
         both = (position for position in positions if not step.is_one_sided(position))
         if first.only and (position := next(both, None)) is not None:
-            self.outcome.shared = materialise(step, position, judge(step, position))
+            self.outcome.shared = divergence_at(step, position, judge(step, position))
         if cause.role is Role.ORIGIN and first.step == step.number:
             for position, other in origins(step, positions, first.site, cause):
-                divergence = materialise(step, position, other)
+                divergence = divergence_at(step, position, other)
                 if first.size is Size.ROUNDING or divergence.size is not Size.ROUNDING or other.reason != "module":
                     self.outcome.origins.append((divergence, other))  # else the same numbers lie elsewhere in memory
 

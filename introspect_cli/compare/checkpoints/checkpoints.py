@@ -26,7 +26,7 @@ from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.result import DiffResult, Divergence, SettingChange, Size, Verdict
 from introspect_cli.compare.terms.sites import columns
 from introspect_cli.compare.terms.words import far, key_of, listed, some
-from introspect_cli.compare.values import parameters, same_numbers, telling_values
+from introspect_cli.compare.values import distinctive_values, parameters, same_numbers
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count
 
@@ -339,7 +339,7 @@ class Forms:
 
 def _model(run: Run, rename: Rename) -> dict[str, Value]:
     """Parameters and buffers whose values are distinctive, by their names in b."""
-    values = [value for value in telling_values(run.rank(0), 0) if value.site.kind in MODEL]
+    values = [value for value in distinctive_values(run.rank(0), 0) if value.site.kind in MODEL]
     named = [replace(value, site=replace(value.site, fqn=rename(value.site.fqn))) for value in values]
     return {value.site.fqn: value for value in named}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.resumed import Goes, goes_on, resumption_of
+from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Layouts
@@ -173,23 +173,27 @@ class Comparison(Sides):
     # --- a run that goes on
 
     @cached_property
-    def goes(self) -> Goes | None:
+    def resume_point(self) -> ResumePoint | None:
         """The resumed run and its first step; None where neither run is resumed."""
-        return goes_on(self, self.offset, asked=self.options.offset is not None)
+        return find_resume_point(self, self.offset, asked=self.options.offset is not None)
 
-    def goes_on_at(self, step: int) -> bool:
+    def is_resume_step(self, step: int) -> bool:
         """Whether step `step` of a is the one at which a resumed run begins."""
-        goes = self.goes
-        return goes is not None and step == (goes.at if goes.late == "b" else goes.first)
+        point = self.resume_point
+        return point is not None and step == (point.at if point.late == "b" else point.first)
+
+    def resumption_at(self, step: int) -> Resumption | None:
+        """`resumption` if step `step` of a is the one at which a resumed run begins, else None."""
+        return self.resumption if self.is_resume_step(step) else None
 
     @cached_property
     def resumption(self) -> Resumption | None:
         """What the resumed run restored; None where neither run is resumed."""
-        if self.goes is None:
+        if self.resume_point is None:
             return None
         bits = " in bits" if self.options.tolerant or self.floors else ""
         # where ranks or calls are put together, no batch of one run need be a batch of the other
-        return resumption_of(self.goes, bits, is_cut=self.splits is not None)
+        return resumption_of(self.resume_point, bits, is_cut=self.splits is not None)
 
     # --- what was watched
 

@@ -154,7 +154,7 @@ def has_nonfinite(stats: Mapping[str, float]) -> bool:
     return any(stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
 
 
-def materialise(step: Step, position: int, cause: Cause) -> Divergence:
+def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     """The divergence at a position as an object, with distance, size and factor."""
     comparison, table, divergences = step.comparison, step.table, step.divergences
     layouts_a, layouts_b = comparison.layouts

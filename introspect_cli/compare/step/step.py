@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.terms.evidence import Known, answer
+from introspect_cli.compare.terms.evidence import Known, joint_known
 from introspect_cli.compare.terms.names import FORWARD, ancestors, tree_at
 from introspect_cli.compare.terms.sites import Ids, kind_code
 from introspect_cli.compare.terms.table import EQUAL, Codes, Learned, Table, plain_of
@@ -186,7 +186,7 @@ class Step:
         return not np.isin(self.alignment.kind, calls).any()
 
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
-        """What is known of sites together, by `answer`.
+        """What is known of sites together, by `joint_known`.
 
         Args:
             sites: their numbers.
@@ -197,7 +197,7 @@ class Step:
         states = self.state[numbers]
         if np.isfinite(before):
             states = states[self.table.order_of[numbers] < before]
-        return answer(states, every=every)
+        return joint_known(states, every=every)
 
     # --- what differs
 
@@ -280,7 +280,7 @@ class Step:
         found = self.last(union, side)
         return None if found is None else plain_of(*found)
 
-    def untouched_side(self, union: int) -> str:
+    def unchanged_side(self, union: int) -> str:
         """The run alone whose record equals the tensor's last one; "" for neither, both or unknown."""
         same = [side for side in "ab" if self.is_kept(union, side) is True]
         return same[0] if len(same) == 1 else ""
@@ -292,7 +292,7 @@ class Step:
 
     # --- tensors, and calls
 
-    def was_there(self, fqn: str) -> bool:
+    def is_recorded_before(self, fqn: str) -> bool:
         """Whether both runs recorded the tensor in the previous step, or at their start."""
         before = self.before
         if before is not None:

@@ -39,7 +39,7 @@ _OF_A_SUM = 256**0.5 / ROUNDING_FACTOR
 """Roundings; with the factor by which a divergence must exceed the floor, those of a sum over 256: sqrt(n) u."""
 
 
-def farther(learned: Learned, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> Learned:
+def with_reach(learned: Learned, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> Learned:
     """`learned` with the step's largest ratio of distance to perturbed noise, and the first over ROUNDING_FACTOR."""
     if not rounded or not len(table.differing):
         return learned

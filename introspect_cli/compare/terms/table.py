@@ -30,7 +30,7 @@ Codes = npt.NDArray[np.int8]
 
 OTHER = {"a": "b", "b": "a"}
 
-ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, DEAD = range(8)
+ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, UNUSED = range(8)
 """What is known of a row: nothing that counts (one run alone has it, and the other could not have it), equal, within
 tolerance, different, not seen by a run, only in a, or b, different though nothing that rests on it is."""
 
