@@ -80,12 +80,12 @@ from introspect_cli.compare.terms.sites import (
 )
 from introspect_cli.compare.terms.table import (
     ABSENT,
-    UNUSED,
     DIFFERENT,
     EQUAL,
     NOT_SEEN,
     ONLY_A,
     ONLY_B,
+    UNUSED,
     WITHIN,
     Because,
     Learned,

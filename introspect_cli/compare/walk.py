@@ -56,7 +56,7 @@ from introspect_cli.compare.terms.sites import (
     phase_code,
     selected,
 )
-from introspect_cli.compare.terms.table import UNUSED, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table, unseen
+from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, UNUSED, WITHIN, Because, Learned, Table, unseen
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
 

@@ -13,7 +13,7 @@ from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.terms.result import Role, SettingChange, Size
 from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
-from introspect_cli.compare.terms.table import UNUSED, DIFFERENT, EQUAL, NOT_SEEN, OTHER, WITHIN
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, OTHER, UNUSED, WITHIN
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:

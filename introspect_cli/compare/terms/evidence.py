@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.terms.table import UNUSED, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Codes
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, UNUSED, WITHIN, Codes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
