@@ -61,7 +61,7 @@ _NUMBERED_ROOT = re.compile(r"#\d+$")
 Rename = Callable[[str], str]
 
 
-EVICTED = "(a)"
+DISPLACED = "(a)"
 """What a name of a ends with that b does not have."""
 
 
@@ -71,12 +71,12 @@ class Source(Enum):
     Attributes:
         ROOT: of several models of one class, the one that holds the same, or that the same variable holds.
         VALUE: equal values.
-        EVICTED: the name is another module's in b, so that it was given one that b does not have.
+        DISPLACED: the name is another module's in b, so that it was given one that b does not have.
     """
 
     ROOT = "root"
     VALUE = "value"
-    EVICTED = "evicted"
+    DISPLACED = "evicted"
 
 
 class Renamed(NamedTuple):
