@@ -261,11 +261,6 @@ class Side:
         """Those of `names` that are parameters or buffers."""
         return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & self._of_tensors).tolist()}
 
-    def owns(self, module: str) -> bool:
-        """Whether a module has a parameter or buffer directly (`fc.weight` for `fc`), not only in submodules."""
-        start = len(module) + 1
-        return any("." not in name[start:] and name in self.tensors for name in self.tree.below(module))
-
     def sites_of(self, names: AbstractSet[str]) -> Mask:
         """Mask of `named` sites with one of `names`; the last answer is cached by the identity of the set."""
         if self._asked is None or self._asked[0] is not names:
@@ -320,19 +315,6 @@ class Held:
     owner: Ids
     places: Ids
     checksum: Any
-
-    def only(self, names: AbstractSet[str]) -> Held:
-        """The same for some of the names."""
-        kept = np.fromiter(map(names.__contains__, self.names), np.bool_, len(self.names))
-        if kept.all():
-            return self
-        rows, number = kept[self.owner], np.cumsum(kept) - 1
-        return Held(
-            list(compress(self.names, kept.tolist())),
-            number[self.owner[rows]],
-            self.places[:, rows],
-            self.checksum[rows],
-        )
 
     @cached_property
     def codes(self) -> Any:
@@ -410,15 +392,14 @@ def _one_sided_sites(a: Side, b: Side) -> tuple[list[int], list[int]]:
 _AMBIGUOUS = 8  # more pairs of names with one value than this, and nobody can say which is which
 
 
-def sharing(one: Held, two: Held, most: int | None = None) -> tuple[Ids, Ids, Ids]:
+def shared_values(one: Held, two: Held) -> tuple[Ids, Ids, Ids]:
     """Arrays (names of a, names of b, number of shared codes) over all pairs of names that share a code.
 
-    A code that more than `most` pairs share does not count.
+    A code that more than `_AMBIGUOUS` pairs share does not count.
     """
     owners, codes = zip(*(_distinct(held) for held in (one, two)), strict=True)
     first, times = _positions_in(codes[1], codes[0])
-    if most is not None:
-        times = np.where(_positions_in(codes[0], codes[0])[1] * times <= most, times, 0)
+    times = np.where(_positions_in(codes[0], codes[0])[1] * times <= _AMBIGUOUS, times, 0)
     old = np.repeat(owners[0], times)
     starts = np.cumsum(times) - times
     new = owners[1][np.arange(len(old)) - np.repeat(starts - first, times)]
@@ -447,7 +428,7 @@ def equal_pairs(one: Held, two: Held) -> dict[str, str]:
 
     Of several partners `by_votes` chooses.
     """
-    old, new, votes = sharing(one, two, _AMBIGUOUS)
+    old, new, votes = shared_values(one, two)
     alone = (np.bincount(old, minlength=1)[old] == 1) & (np.bincount(new, minlength=1)[new] == 1)
     sole = {one.names[i]: two.names[j] for i, j in zip(old[alone].tolist(), new[alone].tolist(), strict=True)}
     rest = zip(old[~alone].tolist(), new[~alone].tolist(), votes[~alone].tolist(), strict=True)
