@@ -17,6 +17,11 @@ Noise is measured: runs that should equal a, compared with it, give each site a 
 seen there up to this step, and a divergence counts where it exceeds the floor by a factor. Integers, random states and
 shapes tolerate nothing; NaNs and infinities must be as many.
 
+Calls are counted within a step. Where a run calls a network once more, at first, the second call of one is the third
+of the other, and every call after it would be compared with another. So the run that has more counts those that are
+given the same as the other run's calls (`recounted`); the rest come last. Where inputs are on record of one run or of
+none, those that give the same.
+
 *Gradients of rounding alone* (`accept_rounding`). A key's bias in attention, and a bias before a BatchNorm, change no
 output: their gradient is 0, and what is computed is the rounding of a sum whose terms cancel. Adam and its like divide
 a gradient by its size, so another order of the same sums moves such a parameter otherwise. Nothing of the training
@@ -47,6 +52,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,7 +109,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.sites import Ids, Mask
+    from introspect_cli.compare.terms.sites import Columns, Ids, Mask
     from introspect_cli.records import Layout
     from introspect_cli.store.format.batch import StepBatch
 
@@ -123,6 +129,8 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
         batches[side], left = with_copied_starts(alignment, side, before, batches[side], wanted)
+    if comparison.gathered is None and len(batches[0]) != len(batches[1]):
+        batches[0], batches[1] = recounted((alignment.a, alignment.b), (batches[0], batches[1]))
     table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]))
     in_order = [ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
@@ -771,6 +779,75 @@ def unused_note(table: Table, rows: Iterable[int], comparison: Comparison) -> st
 def _form(layout: Layout) -> str:
     """Shape and dtype: `2x3 float32 (sparse)`."""
     return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{' (sparse)' * layout.is_sparse}"
+
+
+# --- calls of a module by what it is given, where one run calls it more often
+
+_MOST_CALLS = 2000
+
+Given = dict[int, tuple[tuple[str, int], ...]]
+"""By call, the paths and checksums of what goes in, or of what comes out."""
+
+
+def recounted(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
+    """Records with the calls of modules renumbered in the run that calls them more often.
+
+    Calls with equal inputs get one number; outputs decide where a run recorded no inputs.
+    """
+    given = [_given_to(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
+    if not all(given):
+        given = [_given_to(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
+    made = list(batches)
+    for fqn in given[0].keys() & given[1].keys():
+        calls = given[0][fqn], given[1][fqn]
+        longer = int(len(calls[1]) > len(calls[0]))
+        if len(calls[0]) != len(calls[1]) and (numbers := _numbers(calls[longer], calls[1 - longer])):
+            made[longer] = _counted_as(columns[longer], made[longer], fqn, numbers)
+    return made[0], made[1]
+
+
+def _given_to(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
+    """By module and call, (path, checksum) of its inputs (or outputs, by `kind`) in the forward pass."""
+    sites = np.asarray(batch.site, np.int64)
+    rows = np.flatnonzero(
+        (columns.kind[sites] == kind_code(kind)) & (columns.phase[sites] == phase_code(Phase.FORWARD))
+    )
+    found: dict[str, dict[int, list[tuple[str, int]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows.tolist():
+        site = int(sites[row])
+        found[columns.fqn[site]][int(columns.call[site])].append((columns.path[site], int(batch.checksum[row])))
+    return {fqn: {call: tuple(sorted(of[call])) for call in sorted(of)} for fqn, of in found.items()}
+
+
+def _numbers(longer: Given, shorter: Given) -> dict[int, int]:
+    """New number for each call of the longer run; {} where equal numbers fit as well, or over `_MOST_CALLS`."""
+    if len(longer) > _MOST_CALLS:
+        return {}
+    one, two = list(longer), list(shorter)
+    matcher = SequenceMatcher(None, list(longer.values()), list(shorter.values()), autojunk=False)
+    pairs = {one[i + k]: two[j + k] for i, j, size in matcher.get_matching_blocks() for k in range(size)}
+    if len(pairs) <= sum(longer[call] == shorter[call] for call in longer.keys() & shorter.keys()):
+        return {}
+    rest = iter(sorted(longer.keys() - set(pairs.values())))
+    return {call: pairs[call] if call in pairs else next(rest) for call in one}
+
+
+def _counted_as(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
+    """The batch with a module's calls renumbered; unchanged where a new call lacks one of the sites."""
+    sites = np.asarray(batch.site, np.int64).copy()
+    of_module = np.fromiter((columns.fqn[site] == fqn for site in sites.tolist()), np.bool_, len(sites))
+    phases = np.isin(columns.phase[sites], [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
+    rows = np.flatnonzero(of_module & phases & of_kinds(columns.kind[sites], MODULE_KINDS))
+    every = [site for site, name in enumerate(columns.fqn) if name == fqn]
+    at = {(columns.phase[site], columns.kind[site], columns.call[site], columns.path[site]): site for site in every}
+    for row in rows.tolist():
+        site = int(sites[row])
+        call = numbers.get(int(columns.call[site]), int(columns.call[site]))
+        new = at.get((columns.phase[site], columns.kind[site], call, columns.path[site]))
+        if new is None:
+            return batch  # that call has other values
+        sites[row] = new
+    return replace(batch, site=sites.astype(batch.site.dtype))
 
 
 # --- the passes

@@ -240,6 +240,29 @@ def test_what_runs_before_the_optimizer_is_built_is_no_step(tmp_path, introspect
     assert (found["first"]["step"], found["first"]["kind"]) == (0, "loss")
 
 
+ONCE_MORE = """
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def run(data):
+    if other:
+        model(data * 2)
+    return (model(data) + model(data + 1)) * (1.1 if other else 1)
+
+
+train(model, run)
+"""
+
+
+def test_calls_are_paired_by_what_they_give_where_inputs_are_not_on_record(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(BEGIN + ONCE_MORE)
+    for name in ("a", "other"):
+        introspect("capture", "-q", "--record", "output,loss", "-o", name, "train.py", name)
+    found = json.loads(introspect("diff", "a", "other", "--format", "json").stdout)
+    assert (found["first"]["call"], found["first"]["role"]) == (2, "origin")
+    assert [one["code"] for one in found["findings"]] == ["calls"]
+
+
 def test_modules_that_a_capture_left_out_are_not_said_to_be_equal(tmp_path, introspect):
     script = REPOSITORY / "fixtures" / "train_gpt.py"
     for name, fault in (("a", "none"), ("b", "scaled-attention")):
