@@ -17,8 +17,10 @@ from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.step.comparison import Comparison
-    from introspect_cli.compare.terms.distance import Floats
+    from collections.abc import Callable
+
+    from introspect_cli.compare.steps import Sides
+    from introspect_cli.compare.terms.distance import Floats, Layouts
     from introspect_cli.compare.terms.table import Learned, Table
     from introspect_cli.store.format.batch import StepBatch
 
@@ -34,12 +36,15 @@ class Gathered:
         by_samples: whether the runs cut a batch into other microbatches.
     """
 
-    def __init__(self, comparison: Comparison) -> None:
-        """Take both runs, their rank ratio, and the largest number of losses of each in a step."""
-        a, b, splits = comparison.a, comparison.b, comparison.splits
+    def __init__(self, sides: Sides, layouts: Callable[[], tuple[Layouts, Layouts]]) -> None:
+        """Take both runs, their rank ratio, and the largest number of losses of each in a step.
+
+        `layouts` gives those of both runs as known by now: steps of several ranks add some.
+        """
+        a, b, splits = sides.a, sides.b, sides.splits
         self._ranks = shares(b) / shares(a)
         self.by_samples = splits is not None and splits.differ
-        self._comparison = comparison
+        self._layouts = layouts
         self._losses = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
 
     def compare(self, table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
@@ -48,8 +53,7 @@ class Gathered:
         They agree by their sums over ranks, or by extrema, means and variances. The factor of the gradients is kept
         once found.
         """
-        layouts = zip(self._comparison.layouts, table.pairs, strict=True)
-        scalar = np.logical_and(*(of_run.scalar[batch.layout[rows]] for of_run, (batch, rows) in layouts))
+        scalar = np.logical_and(*self._of_layouts(table, "scalar"))
         if "mean" not in table.a.floats or "mean" not in table.b.floats:
             return self._sums(table, rtol, learned.backward_ratio or 1.0), learned
         by_moments, back = self._by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
@@ -73,7 +77,7 @@ class Gathered:
         """A property of the layouts (`shape`, `numel`) of the differing rows, in a and in b."""
         one, two = (
             getattr(of_run, name)[batch.layout[rows]]
-            for of_run, (batch, rows) in zip(self._comparison.layouts, table.pairs, strict=True)
+            for of_run, (batch, rows) in zip(self._layouts(), table.pairs, strict=True)
         )
         return one, two
 

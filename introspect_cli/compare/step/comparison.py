@@ -90,7 +90,7 @@ class Comparison(Sides):
             return None
         from introspect_cli.compare.gathered import Gathered
 
-        return Gathered(self)
+        return Gathered(self, lambda: self.layouts)
 
     @cached_property
     def compared(self) -> Mask:
