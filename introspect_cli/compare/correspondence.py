@@ -389,17 +389,17 @@ def _one_sided_sites(a: Side, b: Side) -> tuple[list[int], list[int]]:
 
 # --- names that hold the same values
 
-_AMBIGUOUS = 8  # more pairs of names with one value than this, and nobody can say which is which
+_MAX_PAIRS = 8  # more pairs of names with one value than this, and nobody can say which is which
 
 
 def shared_values(one: Held, two: Held) -> tuple[Ids, Ids, Ids]:
     """Arrays (names of a, names of b, number of shared codes) over all pairs of names that share a code.
 
-    A code that more than `_AMBIGUOUS` pairs share does not count.
+    A code that more than `_MAX_PAIRS` pairs share does not count.
     """
     owners, codes = zip(*(_distinct(held) for held in (one, two)), strict=True)
     first, times = _positions_in(codes[1], codes[0])
-    times = np.where(_positions_in(codes[0], codes[0])[1] * times <= _AMBIGUOUS, times, 0)
+    times = np.where(_positions_in(codes[0], codes[0])[1] * times <= _MAX_PAIRS, times, 0)
     old = np.repeat(owners[0], times)
     starts = np.cumsum(times) - times
     new = owners[1][np.arange(len(old)) - np.repeat(starts - first, times)]
@@ -424,7 +424,7 @@ def _positions_in(ordered: Ids, wanted: Ids) -> tuple[Ids, Ids]:
 
 
 def equal_pairs(one: Held, two: Held) -> dict[str, str]:
-    """Names of a mapped to b by shared values; a value shared by more than `_AMBIGUOUS` pairs does not count.
+    """Names of a mapped to b by shared values; a value shared by more than `_MAX_PAIRS` pairs does not count.
 
     Of several partners `by_votes` chooses.
     """
@@ -511,11 +511,12 @@ class Search:
     """
 
     def __init__(self, a: Side, b: Side) -> None:
+        """Match the names of two runs at once."""
         self.renamed: dict[str, Renamed] = {}
         self._a, self._b = a, b
         self._only = self._open = one_sided(a, b)
-        self._shifted = _shifted(a, b, self._only)
-        if self._shifted:
+        self._lists_of_other_length = _lists_of_other_length(a, b, self._only)
+        if self._lists_of_other_length:
             self._open = (
                 self._only[0].union(filter(self._is_shifted, a.names)),
                 self._only[1].union(filter(self._is_shifted, b.names)),
@@ -525,8 +526,8 @@ class Search:
 
     def _is_shifted(self, name: str) -> bool:
         """Whether a name is in a numbered list (`blocks.3.fc`) whose length differs between the runs."""
-        parts = (head.rpartition(".") for head in (name, *ancestors(name))) if self._shifted else ()
-        return any(part.isdecimal() and f"{above}." in self._shifted for above, _, part in parts)
+        parts = (head.rpartition(".") for head in (name, *ancestors(name))) if self._lists_of_other_length else ()
+        return any(part.isdecimal() and f"{above}." in self._lists_of_other_length for above, _, part in parts)
 
     def _has(self, side: int, name: str) -> bool:
         """Whether run `side` (0 or 1) has a name."""
@@ -538,19 +539,19 @@ class Search:
         """Match tensors, then the modules above them."""
         tensors = [side.tensors_of(names) for side, names in zip((self._a, self._b), self._open, strict=True)]
         one, two = (side.held(names) for side, names in zip((self._a, self._b), tensors, strict=True))
-        self._lift(equal_pairs(one, two), tensors[0])
+        self._match_parents(equal_pairs(one, two), tensors[0])
         self._drop_repeated()
 
     # --- tensors, and the tree above them
 
-    def _lift(self, pairs: Mapping[str, str], tensors: AbstractSet[str]) -> None:
+    def _match_parents(self, pairs: Mapping[str, str], tensors: AbstractSet[str]) -> None:
         """Extend pairs of tensors to the modules above, while all tensors below both are paired likewise.
 
         Stops at a module below which a tensor keeps its name or gets another partner.
         """
-        levels = {old: _levels_above(old, new) for old, new in pairs.items()}
+        levels = {old: _parent_pairs(old, new) for old, new in pairs.items()}
         votes = Counter(chain.from_iterable(levels.values()))
-        better_kept = self._better_kept(votes)
+        better_kept = self._better_unrenamed(votes)
         moving = dict[str, int]()
 
         def together(above: str) -> int:
@@ -570,7 +571,7 @@ class Search:
                 top = level
             self.renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
 
-    def _better_kept(self, levels: Iterable[NamePair]) -> set[NamePair]:
+    def _better_unrenamed(self, levels: Iterable[NamePair]) -> set[NamePair]:
         """Pairs (x, y) where b has x, or a has y, and an equal name shares more values than the pair."""
         taken = {(one, two) for one, two in levels if self._has(0, two) or self._has(1, one)}
         if not taken:
@@ -591,7 +592,7 @@ class Search:
                 del self.renamed[old]
 
 
-def _levels_above(old: str, new: str) -> list[NamePair]:
+def _parent_pairs(old: str, new: str) -> list[NamePair]:
     """Pairs of parents while the last components are equal: (`a.x.w`, `b.x.w`) gives (`a.x`, `b.x`), (`a`, `b`)."""
     pairs: list[NamePair] = []
     while True:
@@ -602,7 +603,7 @@ def _levels_above(old: str, new: str) -> list[NamePair]:
         pairs.append((old, new))
 
 
-def _shifted(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) -> frozenset[str]:
+def _lists_of_other_length(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) -> frozenset[str]:
     """Prefixes (`blocks.`) of numbered lists with different lengths in a and b, where a number is in one run alone."""
     above = with_ancestors(only[0]), with_ancestors(only[1])
     lost = [

@@ -91,7 +91,7 @@ def _tile_of(size: int, room: int) -> int:
 
 
 def _split(shape: tuple[int, ...]) -> int:
-    """Number of leading dimensions that form the rows: all but one, or all but two if the last is under `_NARROW`."""
+    """Number of leading dimensions that form the rows: all but one; all but two if the last is narrow (`_NARROW`)."""
     if len(shape) < 2:
         return 0
     if len(shape) > 2 and shape[-1] < _NARROW:
@@ -105,7 +105,7 @@ def _split(shape: tuple[int, ...]) -> int:
 MANTISSA = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 """Bits after the point that a number of a dtype has."""
 
-_LARGE_BIN = 24
+_LAST_BIN = 24
 _ROUNDINGS = 16
 """Units in the last place of the largest element up to which differences are of the size of rounding."""
 
@@ -246,9 +246,9 @@ def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple
     finite = np.isfinite(a) & np.isfinite(b)
     steps = np.abs(_ordered(a[finite], unit) - _ordered(b[finite], unit))
     steps = steps[steps > 0]
-    bins = np.minimum(np.ceil(np.log2(np.maximum(steps, 1))), _LARGE_BIN).astype(np.int64)
+    bins = np.minimum(np.ceil(np.log2(np.maximum(steps, 1))), _LAST_BIN).astype(np.int64)
     counts = np.bincount(bins, minlength=1)
-    lowest = [1, *(2**power + 1 for power in range(_LARGE_BIN))]
+    lowest = [1, *(2**power + 1 for power in range(_LAST_BIN))]
     return tuple((lowest[place], int(counts[place])) for place in np.flatnonzero(counts).tolist()), unit
 
 
@@ -257,7 +257,7 @@ def ulp_words(lowest: int) -> str:
     if lowest <= 2:
         return str(lowest)
     highest = 2 * (lowest - 1)
-    return f"over {lowest - 1:,}" if highest == 2**_LARGE_BIN else f"{lowest:,} to {highest:,}"
+    return f"over {lowest - 1:,}" if highest == 2**_LAST_BIN else f"{lowest:,} to {highest:,}"
 
 
 def _ordered(values: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -351,11 +351,11 @@ def _progression(hit: NDArray[np.intp], size: int, several: str, of: str) -> str
     stride = int(steps[0])
     if len(hit) > 2 and (steps == stride).all():
         ends = "" if low < stride and high + stride >= size else f" to {high}"
-        return f"every {_th(stride)} of {size:,} {several}{of}, from {low}{ends}"
+        return f"every {_ordinal(stride)} of {size:,} {several}{of}, from {low}{ends}"
     return ""
 
 
-def _th(number: int) -> str:
+def _ordinal(number: int) -> str:
     """Ordinal of a stride: `second`, `9th`."""
     words = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
     return words[number - 2] if number <= 8 else f"{number}th"

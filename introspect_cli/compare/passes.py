@@ -19,8 +19,8 @@ shapes tolerate nothing; NaNs and infinities must be as many.
 
 Calls are counted within a step. Where a run calls a network once more, at first, the second call of one is the third
 of the other, and every call after it would be compared with another. So the run that has more counts those that are
-given the same as the other run's calls (`recounted`); the rest come last. Where inputs are on record of one run or of
-none, those that give the same.
+given the same as the other run's calls (`paired_calls`); the rest come last. Where inputs are on record of one run or
+of none, those that give the same.
 
 *Gradients of rounding alone* (`accept_rounding`). A key's bias in attention, and a bias before a BatchNorm, change no
 output: their gradient is 0, and what is computed is the rounding of a sum whose terms cancel. Adam and its like divide
@@ -130,7 +130,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
         batches[side], left = with_copied_starts(alignment, side, before, batches[side], wanted)
     if comparison.gathered is None and len(batches[0]) != len(batches[1]):
-        batches[0], batches[1] = recounted((alignment.a, alignment.b), (batches[0], batches[1]))
+        batches[0], batches[1] = paired_calls((alignment.a, alignment.b), (batches[0], batches[1]))
     table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]))
     in_order = [ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
@@ -292,12 +292,12 @@ def _without_unwatched(table: Table, comparison: Comparison) -> Table:
             continue
         table = table.marked(alone & ~counts[table.site], ABSENT)
         rows = np.flatnonzero(table.state == state)
-        hidden = _hidden(table.alignment, table.site[rows], other, other_sites)
+        hidden = _unobservable(table.alignment, table.site[rows], other, other_sites)
         table = table.marked(rows[hidden], ABSENT)
     return table
 
 
-def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids) -> Mask:
+def _unobservable(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids) -> Mask:
     """Mask of one-sided sites inside what the other run could not observe.
 
     A compiled module is recorded as not observed once per module in it. A loss inside a transform stands for several. A
@@ -448,20 +448,20 @@ def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) ->
 # --- gradients of rounding alone
 
 
-_ROUNDINGS = 64.0
+_MAX_ROUNDINGS = 64.0
 """Of its dtype, relative to the other gradients of its module: what is left of a sum whose terms cancel."""
 
-_IN_HALF = 2.0 * ROUNDING["bfloat16"]
+_HALF_UNIT = 2.0 * ROUNDING["bfloat16"]
 """The same where autocast computes a float32 gradient in bfloat16 or float16."""
 
-_NO_DIGIT = 0.05
+_UNRELATED = 0.05
 """Relative L2 from which two roundings have no digit in common."""
 
-_FEW = 8.0
+_MAX_ZERO_SHARE = 8.0
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
-_HELD = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
-_GIVEN = (Kind.INPUT, Kind.OUTPUT)
+_PARAMETER_KINDS = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
+_MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT)
 
 
 def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -469,7 +469,7 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
         return table, learned
     known = dict(learned.unsettled)
-    for fqn, partly in _rounded(table, comparison).items():
+    for fqn, partly in _rounding_gradients(table, comparison).items():
         since, was = known.get(fqn, (table.step, partly))
         known[fqn] = min(table.step, since), partly and was
     learned = learned._replace(unsettled=known)
@@ -482,14 +482,14 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     fqns = [alignment.fqn[site] for site in sites.tolist()]
     kinds = alignment.kind[sites]
     inputs = kinds == kind_code(Kind.INPUT)
-    held = of_kinds(kinds, _HELD) & _are(fqns, names.keys() - some.keys())
+    held = of_kinds(kinds, _PARAMETER_KINDS) & _is_among(fqns, names.keys() - some.keys())
     # what a step before left of the parameter shows in what its module returns, where it was given the same
     moved = {owner_of(fqn) for fqn, step in names.items() if step < table.step}
     moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
-    returned = (kinds == kind_code(Kind.OUTPUT)) & _are(fqns, moved)
-    given = of_kinds(kinds, _GIVEN) & _same_values(table, rows, rows[returned])
+    returned = (kinds == kind_code(Kind.OUTPUT)) & _is_among(fqns, moved)
+    given = of_kinds(kinds, _MODULE_KINDS) & _same_values(table, rows, rows[returned])
     takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
-    counted = (kinds == kind_code(Kind.BUFFER)) & _are(map(owner_of, fqns), takers)
+    counted = (kinds == kind_code(Kind.BUFFER)) & _is_among(map(owner_of, fqns), takers)
     if names:  # of a compiled module; another momentum or mode would show in the variance
         settled = {
             alignment.fqn[site]
@@ -499,7 +499,7 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
         counted |= np.array(means, np.bool_)
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
-        held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & within
+        held |= (kinds == kind_code(Kind.PARAM)) & _is_among(fqns, some) & within
     let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
     return table.marked(rows[held | returned | given | counted], WITHIN), learned._replace(let_pass=let_pass)
 
@@ -519,7 +519,7 @@ def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[
         return np.asarray(distance <= 2 * max(rates, default=0.0) * steps * np.sqrt(numel))
 
 
-def _are(fqns: Iterable[str], names: Iterable[str]) -> Mask:
+def _is_among(fqns: Iterable[str], names: Iterable[str]) -> Mask:
     """Mask of `fqns` that are in `names`."""
     wanted = {*names}
     return np.array([fqn in wanted for fqn in fqns], np.bool_)
@@ -535,10 +535,10 @@ def _same_values(table: Table, rows: Ids, of: Ids) -> Mask:
     return np.array([pair in values for pair in pairs], np.bool_)
 
 
-def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
+def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
     """Parameters whose gradient is rounding in both runs, by name: True where only some elements are.
 
-    Wholly: small beside the module's largest gradient and farther apart than `_NO_DIGIT`. Partly: a bias that agrees
+    Wholly: small beside the module's largest gradient and farther apart than `_UNRELATED`. Partly: a bias that agrees
     has one element so small (as in one bias for queries, keys and values).
     """
     alignment = table.alignment
@@ -554,18 +554,18 @@ def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
     sizes = np.array([_root_mean_square(batch, at, table_of) for batch, at, table_of in sides])
     units = np.fmax(*(table_of.unit[batch.layout[at]] for batch, at, table_of in sides))
     zeros = [np.asarray(batch.counts["zeros"])[at] for batch, at, _ in sides]  # a unit that is switched off gives those
-    few = np.maximum(*zeros) <= layouts[0].numel[table.a.layout[of_run[0]]] / _FEW
+    few = np.maximum(*zeros) <= layouts[0].numel[table.a.layout[of_run[0]]] / _MAX_ZERO_SHARE
     least = np.array([np.asarray(batch.floats["absmin"], np.float64)[at] for batch, at, _ in sides])
     far = relative(*distances(table.a, table.b, *of_run, *layouts))
     owners = [owner_of(alignment.fqn[site]) for site in table.site[rows].tolist()]
     largest: dict[str, float] = {}
     for owner, size in zip(owners, np.fmax(*sizes).tolist(), strict=True):
         largest[owner] = max(largest.get(owner, 0.0), size)
-    coarse = np.array([[_IN_HALF * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
-    bound = np.maximum(_ROUNDINGS * units, coarse) * np.array([largest[owner] for owner in owners])
+    coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
+    bound = np.maximum(_MAX_ROUNDINGS * units, coarse) * np.array([largest[owner] for owner in owners])
     flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in table.a.layout[of_run[0]].tolist()], np.bool_)
     with np.errstate(invalid="ignore"):
-        whole = (sizes <= bound).all(axis=0) & (far > _NO_DIGIT)
+        whole = (sizes <= bound).all(axis=0) & (far > _UNRELATED)
         partly = flat & few & (least <= bound).all(axis=0) & (table.state[rows] != DIFFERENT)
     names = [alignment.fqn[site] for site in table.site[rows].tolist()]
     return {
@@ -601,14 +601,14 @@ def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple
     """Mark differences UNUSED (one-sided: ABSENT) if all that rests on them is recorded in both runs and agrees."""
     if comparison.options.strict or not table.diverging.any():
         return table, learned
-    for edge in (_sparse, _back, _inputs, _batches):
+    for edge in (_unused_sparse, _unused_backward, _unused_inputs, _unused_batches):
         rows = edge(table, comparison)
         alone = table.one_sided[rows]
         table = table.marked(rows[~alone], UNUSED).marked(rows[alone], ABSENT)
     return table, learned
 
 
-def _of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
+def _rows_of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
     """Mask of rows of these kinds, in `phase` or, where None, in any."""
     alignment, sites = table.alignment, table.site
     mask = of_kinds(alignment.kind[sites], kinds)
@@ -634,37 +634,39 @@ def _layouts(table: Table, rows: Ids, comparison: Comparison, name: str) -> tupl
 # --- what rests on what
 
 
-def _sparse(table: Table, comparison: Comparison) -> Ids:
+def _unused_sparse(table: Table, comparison: Comparison) -> Ids:
     """Rows of gradients sparse in one run alone, whose parameter and optimizer state agree after the step."""
-    rows = np.flatnonzero(_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
+    rows = np.flatnonzero(_rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
     rows = rows[np.not_equal(*_layouts(table, rows, comparison, "stored"))]
     after: dict[str, list[int]] = defaultdict(list)
-    left = np.flatnonzero(_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER)) if len(rows) else rows
+    left = (
+        np.flatnonzero(_rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER)) if len(rows) else rows
+    )
     for row, name in zip(left.tolist(), _names(table, left), strict=True):
         after[name].append(row)
     same = [_agree(table, np.array(after[name], np.int64)) for name in _names(table, rows)]
     return rows[np.array(same, np.bool_)]
 
 
-def _back(table: Table, comparison: Comparison) -> Ids:
+def _unused_backward(table: Table, comparison: Comparison) -> Ids:
     """Rows of losses and backward gradients that differ, if all parameter gradients and updates agree.
 
     Losses have to differ by one factor. Where batches are cut differently, also rows of another size.
     """
     differ = table.state == DIFFERENT
-    taken = _of(table, Kind.GRAD, phase=Phase.OPTIMIZER)
-    left = _of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, phase=Phase.OPTIMIZER)
+    taken = _rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER)
+    left = _rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, phase=Phase.OPTIMIZER)
     if not _agree(table, taken) or (table.diverging & left).any():
         return np.empty(0, np.int64)
-    back, losses = differ & _of(table, *FLOWING_BACK, phase=Phase.BACKWARD), _of(table, Kind.LOSS)
+    back, losses = differ & _rows_of(table, *FLOWING_BACK, phase=Phase.BACKWARD), _rows_of(table, Kind.LOSS)
     scaled = np.flatnonzero(differ & (losses | back))
     if (differ & losses).any():
         times = factor_of(table, scaled, comparison.options.rtol * bool(back.any()))
-        if not np.isfinite(times) or (_of(table, *FLOWING_BACK).any() and not back.any()):
+        if not np.isfinite(times) or (_rows_of(table, *FLOWING_BACK).any() and not back.any()):
             return np.empty(0, np.int64)
     if comparison.splits is None or not comparison.splits.differ:
         return scaled
-    flowing = np.flatnonzero(differ & _of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
+    flowing = np.flatnonzero(differ & _rows_of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
     other = np.not_equal(*_amounts(table, flowing, comparison))
     return np.concatenate([scaled, flowing[other] if (losses & ~differ).any() else flowing[:0]])
 
@@ -679,9 +681,9 @@ def _amounts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Ids, Ids]
     return one, two
 
 
-def _inputs(table: Table, comparison: Comparison) -> Ids:
+def _unused_inputs(table: Table, comparison: Comparison) -> Ids:
     """Rows of inputs with another shape or kind of dtype, whose call's outputs agree or differ by rounding."""
-    rows = np.flatnonzero(_of(table, Kind.INPUT) & (table.state == DIFFERENT))
+    rows = np.flatnonzero(_rows_of(table, Kind.INPUT) & (table.state == DIFFERENT))
     form = np.not_equal(*_layouts(table, rows, comparison, "shape"))
     form |= np.not_equal(*_layouts(table, rows, comparison, "floating"))
     rows, alignment = rows[form], table.alignment
@@ -690,7 +692,7 @@ def _inputs(table: Table, comparison: Comparison) -> Ids:
         site = int(table.site[row])
         call = (alignment.call == alignment.call[site]) & (alignment.phase == alignment.phase[site])
         names = np.isin(table.site, alignment.by_fqn[alignment.fqn[site]])
-        return np.flatnonzero(names & call[table.site] & _of(table, Kind.OUTPUT) & ~table.one_sided)
+        return np.flatnonzero(names & call[table.site] & _rows_of(table, Kind.OUTPUT) & ~table.one_sided)
 
     same = [
         _agree(table, outputs) or _differ_by_rounding(table, outputs, comparison)
@@ -709,12 +711,12 @@ def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool
     return bool((one == two).all() and (rel <= LEAST_BOUND * one).all())
 
 
-def _batches(table: Table, comparison: Comparison) -> Ids:
+def _unused_batches(table: Table, comparison: Comparison) -> Ids:
     """Rows of differing batches if root inputs agree, and losses agree or each batch is one-sided or resized."""
-    rows = np.flatnonzero(_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
-    given = np.flatnonzero(_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
+    rows = np.flatnonzero(_rows_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
+    given = np.flatnonzero(_rows_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
     given = given[["." not in name for name in _names(table, given)]] if len(given) else given
-    losses = np.flatnonzero(_of(table, Kind.LOSS))
+    losses = np.flatnonzero(_rows_of(table, Kind.LOSS))
     if not _agree(table, given):
         return rows[:0]
     late = np.isin(table.alignment.phase[table.site], _AFTER_FORWARD)
@@ -789,24 +791,24 @@ Given = dict[int, tuple[tuple[str, int], ...]]
 """By call, the paths and checksums of what goes in, or of what comes out."""
 
 
-def recounted(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
+def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
     """Records with the calls of modules renumbered in the run that calls them more often.
 
     Calls with equal inputs get one number; outputs decide where a run recorded no inputs.
     """
-    given = [_given_to(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
+    given = [_values_by_call(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
     if not all(given):
-        given = [_given_to(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
+        given = [_values_by_call(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
     made = list(batches)
     for fqn in given[0].keys() & given[1].keys():
         calls = given[0][fqn], given[1][fqn]
         longer = int(len(calls[1]) > len(calls[0]))
-        if len(calls[0]) != len(calls[1]) and (numbers := _numbers(calls[longer], calls[1 - longer])):
-            made[longer] = _counted_as(columns[longer], made[longer], fqn, numbers)
+        if len(calls[0]) != len(calls[1]) and (numbers := _new_numbers(calls[longer], calls[1 - longer])):
+            made[longer] = _renumbered(columns[longer], made[longer], fqn, numbers)
     return made[0], made[1]
 
 
-def _given_to(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
+def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
     """By module and call, (path, checksum) of its inputs (or outputs, by `kind`) in the forward pass."""
     sites = np.asarray(batch.site, np.int64)
     rows = np.flatnonzero(
@@ -819,7 +821,7 @@ def _given_to(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given
     return {fqn: {call: tuple(sorted(of[call])) for call in sorted(of)} for fqn, of in found.items()}
 
 
-def _numbers(longer: Given, shorter: Given) -> dict[int, int]:
+def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
     """New number for each call of the longer run; {} where equal numbers fit as well, or over `_MOST_CALLS`."""
     if len(longer) > _MOST_CALLS:
         return {}
@@ -832,7 +834,7 @@ def _numbers(longer: Given, shorter: Given) -> dict[int, int]:
     return {call: pairs[call] if call in pairs else next(rest) for call in one}
 
 
-def _counted_as(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
+def _renumbered(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
     """The batch with a module's calls renumbered; unchanged where a new call lacks one of the sites."""
     sites = np.asarray(batch.site, np.int64).copy()
     of_module = np.fromiter((columns.fqn[site] == fqn for site in sites.tolist()), np.bool_, len(sites))

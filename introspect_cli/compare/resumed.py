@@ -100,15 +100,15 @@ class Carried:
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 
 
-def is_gap(sides: Sides, pair: Table) -> bool:
+def lacks_start(sides: Sides, pair: Table) -> bool:
     """Whether a run has no record of how the step began: not the previous step, nor a first step with start values."""
     before_a, before_b = pair.step - 1 in sides.a, pair.step_b - 1 in sides.b
-    first_a = sides.a.entry(0).step == pair.step and _began(sides.a, pair.a, sides.manifests[0])
-    first_b = sides.b.entry(0).step == pair.step_b and _began(sides.b, pair.b, sides.manifests[1])
+    first_a = sides.a.entry(0).step == pair.step and _has_start_values(sides.a, pair.a, sides.manifests[0])
+    first_b = sides.b.entry(0).step == pair.step_b and _has_start_values(sides.b, pair.b, sides.manifests[1])
     return not ((before_a or first_a) and (before_b or first_b))
 
 
-def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
+def _has_start_values(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
     """Whether a run's first recorded step includes start values, or no step before it was dropped."""
     options = manifest.get("options", {})
     if not reader.thinned and "when" not in str(options.get("steps")):
@@ -223,9 +223,9 @@ def resumed(sides: Sides, offset: int) -> Carried:
 
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
-_SELECTING = ("steps", "first", "last", "max_size")
+_STEP_OPTIONS = ("steps", "first", "last", "max_size")
 """Options of a capture that may leave out the steps before its first."""
-LOOKED_AT = 200
+MAX_STEPS = 200
 """Steps from there on of which learning rates, batches and random states are held against each other."""
 
 
@@ -285,8 +285,8 @@ class ResumePoint:
         return self.begins, self.there
 
     def steps(self) -> Iterator[tuple[At, At]]:
-        """Corresponding steps from the resume on that both recorded, up to `LOOKED_AT`."""
-        for after in range(LOOKED_AT):
+        """Corresponding steps from the resume on that both recorded, up to `MAX_STEPS`."""
+        for after in range(MAX_STEPS):
             late, whole = self.begins.to(self.first + after), self.there.to(self.at + after)
             if late.recorded and whole.recorded:
                 yield late, whole
@@ -301,7 +301,7 @@ class ResumePoint:
     @cached_property
     def began(self) -> dict[Tensor, int]:
         """Checksums the resumed run begins with; of optimizer states, at the optimizer's first step."""
-        return self.begins.begun(LOOKED_AT)
+        return self.begins.begun(MAX_STEPS)
 
     @cached_property
     def had(self) -> Mapping[Tensor, int | None] | None:
@@ -312,7 +312,7 @@ class ResumePoint:
         again = (sites.phase == phase_code(Phase.START)) & (sites.call > 0)
         start = {} if again.any() else At.first(self.there.reader, sites).tensors(Phase.START)
         frozen = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
-        return frozen | before.left(LOOKED_AT)
+        return frozen | before.left(MAX_STEPS)
 
     # --- words
 
@@ -342,11 +342,11 @@ def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint 
     at = first_b + offset if late == "b" else first_a - offset
     manifest = sides.manifests["ab".index(late)]
     begins, whole = _firsts(sides, late)
-    if begins.step and any(manifest.get("options", {}).get(name) for name in _SELECTING):
+    if begins.step and any(manifest.get("options", {}).get(name) for name in _STEP_OPTIONS):
         return None  # the capture left out what came before
     for sign, holds in (
         (Sign.COUNTED, bool(offset_by_labels(sides.a.labels, sides.b.labels))),
-        (Sign.STATE, _not_new(begins, whole)),
+        (Sign.STATE, _has_trained(begins, whole)),
         (Sign.READ, bool(_read_more(sides, late))),
         (Sign.ASKED, asked and bool(offset)),
     ):
@@ -438,11 +438,11 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
         and len(start) == len(tensors)
     ):
         return None  # it begins as the other one does
-    new = not _not_new(begins, whole)
-    best = _step_with(whole, start)
+    new = not _has_trained(begins, whole)
+    best = _matching_step(whole, start)
     if not new and (best is None or best[0] == whole.step):  # the rest was not restored
         states = {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}
-        best = _step_with(whole, states) or best or _step_with(whole, tensors)
+        best = _matching_step(whole, states) or best or _matching_step(whole, tensors)
     if best is None:
         return None
     step, explained = best
@@ -452,19 +452,19 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
     return step, not new or read
 
 
-def _step_with(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
+def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
     """(step that begins with most of `start`, number of equal tensors); None where no step stands out.
 
     Ends of the previous step are searched first, then the steps' own start values.
     """
     for phase, after in ((Phase.OPTIMIZER, 1), (Phase.START, 0)):
-        place = _row_with(whole, start, phase)
+        place = _matching_row(whole, start, phase)
         if place is not None:
             return int(whole.reader.entries["step"][place[0]]) + after, place[1]
     return None
 
 
-def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
+def _matching_row(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
     """(row, number of equal tensors) of the step that has most of `start` in a phase.
 
     None where two steps tie, or the best has under half.
@@ -499,7 +499,7 @@ def steps_counted(at: At, phase: Phase) -> float | None:
     return max((count for count in counts if count is not None), default=None)
 
 
-def _not_new(begins: At, whole: At) -> bool:
+def _has_trained(begins: At, whole: At) -> bool:
     """Whether this run's optimizer had stepped when it began, and more often than the other run's."""
     if not _stepped(begins):
         return False
@@ -523,7 +523,7 @@ def _stepped(at: At) -> bool:
 
 
 RATES = "learning rates and schedulers"
-_COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
+_AVERAGE_CLASSES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 """Classes of models that hold a moving average of another."""
 
 
@@ -627,7 +627,7 @@ def _products(side: At) -> dict[Tensor, int]:
 def _is_copy(fqn: str) -> bool:
     """Whether a name's root is an averaged or evaluation copy."""
     root = fqn.partition(".")[0]
-    return EVALUATED in root or root.startswith(_COPIES)
+    return EVALUATED in root or root.startswith(_AVERAGE_CLASSES)
 
 
 # --- settings and counters
@@ -700,7 +700,7 @@ def random(resume: ResumePoint) -> list[Part]:
 
 
 def _restored(resume: ResumePoint, key: StateKey, late: State | None, whole: State | None) -> tuple[Restored, str]:
-    """Whether a generator's state agrees at the start, at its first draw or at one of `_LATER` later starts."""
+    """Whether a generator's state agrees at the start, its first draw, or one of `_MAX_LATER_STEPS` later starts."""
     if late is None or whole is None:
         return Restored.UNSEEN, f"on record in {resume.whole if late is None else resume.late} only"
     if late[1] is not whole[1]:
@@ -710,7 +710,7 @@ def _restored(resume: ResumePoint, key: StateKey, late: State | None, whole: Sta
         )
     if late[0] == whole[0]:
         return Restored.YES, "nothing had drawn from it in either run" if late[1] is Status.VALUE else ""
-    for place, sides in zip(range(_LATER + 1), resume.steps(), strict=False):
+    for place, sides in zip(range(_MAX_LATER_STEPS + 1), resume.steps(), strict=False):
         mine, theirs = (side.random_states() for side in sides)
         both = mine.keys() & theirs.keys()
         within = [one for one in both if one[0] == key[0] and (one == key if place else one[1] is not Phase.START)]
@@ -720,7 +720,7 @@ def _restored(resume: ResumePoint, key: StateKey, late: State | None, whole: Sta
     return Restored.UNSEEN, f"another one when {resume.late} begins, and nothing later is on record"
 
 
-_LATER = 8
+_MAX_LATER_STEPS = 8
 """Steps in which a generator is looked for."""
 
 

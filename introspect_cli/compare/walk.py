@@ -22,7 +22,7 @@ import numpy as np
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.reasons.structure import drawn
-from introspect_cli.compare.resumed import PLACE, Carried, is_gap, resumed
+from introspect_cli.compare.resumed import PLACE, Carried, lacks_start, resumed
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step.outcome import (
     RankOutcome,
@@ -69,11 +69,11 @@ if TYPE_CHECKING:
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.format.log import StepEntry
 
-_AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
+_LOCAL_REASONS = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
 
 _AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
-_OUTSIDE = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
+_SCRIPT_PHASES = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 """Phases whose values code outside of modules makes: its draws are not on record."""
 
 
@@ -150,7 +150,7 @@ def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: S
     if not (earlier.random or any(site.kind is Kind.RNG for site in before)):
         return False
     draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
-    by_script = effect.phase in _OUTSIDE or (effect.kind is Kind.INPUT and "." not in effect.fqn)
+    by_script = effect.phase in _SCRIPT_PHASES or (effect.kind is Kind.INPUT and "." not in effect.fqn)
     begun = bool(step.carried.params or step.carried.buffers)  # what the step began with was drawn, too
     return draws or by_script or begun or not step.comparison.notices_all_draws
 
@@ -193,30 +193,30 @@ def has_new_values(causes: Table) -> bool:
 
 # --- the other origins of the step
 
-_JUDGED = 300
+_MAX_JUDGED = 300
 """Divergences that are looked at, from the first on and of what the optimizers leave: nearly all follow from others."""
 
-_MOST = 8
+_MAX_ORIGINS = 8
 
-_STANDS_ALONE = _AT_ITS_PLACE | {"rng", "initial", "outside", "own_code", "buffer"}
+_INDEPENDENT_REASONS = _LOCAL_REASONS | {"rng", "initial", "outside", "own_code", "buffer"}
 """Reasons that say of one record that what went into it is equal, whatever differs elsewhere."""
 
 
 def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> list[tuple[int, Cause]]:
-    """Up to `_MOST` further origins among `positions`, in order, one per cause (loader, module class, or reason).
+    """Up to `_MAX_ORIGINS` further origins among `positions`, in order, one per cause (loader, module class, reason).
 
-    Each is recorded by both runs, has the role ORIGIN for a reason in `_STANDS_ALONE`, evidence that is all EQUAL, and
-    an effect. Later calls of a module do not count, nor start values where `first` is one.
+    Each is recorded by both runs, has the role ORIGIN for a reason in `_INDEPENDENT_REASONS`, evidence that is all
+    EQUAL, and an effect. Later calls of a module do not count, nor start values where `first` is one.
     """
-    seen = {_key(step, first, cause)}
+    seen = {_cause_key(step, first, cause)}
     others: list[tuple[int, Cause]] = []
-    for position in _looked_at(step, positions):
+    for position in _positions_judged(step, positions):
         site = step.sites[position]
         if site == first or step.is_one_sided(position):
             continue
         other = judge(step, position)
-        key = _key(step, site, other)
-        if other.role is not Role.ORIGIN or other.reason not in _STANDS_ALONE or key in seen:
+        key = _cause_key(step, site, other)
+        if other.role is not Role.ORIGIN or other.reason not in _INDEPENDENT_REASONS or key in seen:
             continue
         if any(fact.known is not Known.EQUAL for fact in other.evidence):
             continue  # it may come from what was not seen, or have grown from what was let pass
@@ -227,19 +227,19 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         if _has_effect(step, position, other):
             seen.add(key)
             others.append((position, other))
-            if len(others) == _MOST:
+            if len(others) == _MAX_ORIGINS:
                 break
     return others
 
 
-def _looked_at(step: Step, positions: Sequence[int]) -> Iterator[int]:
-    """The first `_JUDGED` positions, then as many of the optimizer phase."""
-    yield from positions[:_JUDGED]
-    left = [position for position in positions[_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
-    yield from left[:_JUDGED]
+def _positions_judged(step: Step, positions: Sequence[int]) -> Iterator[int]:
+    """The first `_MAX_JUDGED` positions, then as many of the optimizer phase."""
+    yield from positions[:_MAX_JUDGED]
+    left = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
+    yield from left[:_MAX_JUDGED]
 
 
-def _key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
+def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
     """Key by which two origins have one cause: loader, class of module, or the reason alone."""
     if cause.reason == "batch":
         return cause.reason, site.fqn
@@ -254,7 +254,7 @@ def _has_effect(step: Step, position: int, cause: Cause) -> bool:
     """Whether an origin counts: a generator is drawn from, or an optimizer's hyper-parameters differ; else True."""
     if cause.reason == "rng":
         return is_drawn_from(step, position)
-    return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.standing))
+    return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.last_text))
 
 
 def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
@@ -314,7 +314,7 @@ class Walk:
             reader.ahead(rows[list(places)].tolist())
         for place, table in self._opened(places):
             if (table.diverging & table.chosen).any():
-                self._take(place, table)
+                self._list_step(place, table)
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
@@ -324,7 +324,7 @@ class Walk:
                     outcome.cut(place + 1)
                     break
         if outcome.first is None and self.one_sided is not None:
-            self._take(*self.one_sided, structure=True)
+            self._list_step(*self.one_sided, structure=True)
 
     def _opened(self, places: Sequence[int]) -> Iterator[tuple[int, Table]]:
         """(index, table) of each step in `places` after all passes; with noise runs all steps are learned from."""
@@ -332,21 +332,21 @@ class Walk:
         for place in range(len(self.outcome.paired)) if floors else places:
             entry_a, entry_b = self.outcome.paired[place]
             if floors:
-                self._learn(entry_a)
+                self._raise_floors(entry_a)
             if place in opened:
-                table, self.learned = self._passed(entry_a.step, entry_b.step)
+                table, self.learned = self._table_at(entry_a.step, entry_b.step)
                 self._count_passed(table)
-                self._see_results(table)
+                self._narrow_results(table)
                 yield place, table
 
-    def _passed(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
+    def _table_at(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
         """Table of a step after `pair` and all passes, and what was learned."""
         table, learned = pair(self.comparison, step_a, step_b), self.learned
         for step_pass in PASSES:
             table, learned = step_pass(table, learned, self.comparison)
         return table, learned
 
-    def _learn(self, entry_a: StepEntry) -> None:
+    def _raise_floors(self, entry_a: StepEntry) -> None:
         """Raise each noise run's floor by this step, where its digest differs."""
         comparison = self.comparison
         for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
@@ -372,7 +372,7 @@ class Walk:
         outcome.tally.update(equal=equal, records=started, opened=recorded, opened_blind=blind)
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
-        outcome.formed = outcome.formed or unused_note(
+        outcome.unused_note = outcome.unused_note or unused_note(
             table, np.flatnonzero(chosen & (table.state == UNUSED)), comparison
         )
         within = np.flatnonzero(chosen & (table.state == WITHIN))
@@ -382,7 +382,7 @@ class Walk:
             outcome.tolerated = f"{what(table.named(first))} in step {table.step}"
         self._count_unseen(table)
 
-    def _see_results(self, table: Table) -> None:
+    def _narrow_results(self, table: Table) -> None:
         """Narrow the kinds of results that agree in all steps.
 
         Steps after the last training that hold no results, or no update, do not count. Kinds that are NaN throughout
@@ -417,7 +417,7 @@ class Walk:
 
     # --- divergences
 
-    def _take(self, place: int, table: Table, *, structure: bool = False) -> None:
+    def _list_step(self, place: int, table: Table, *, structure: bool = False) -> None:
         """Count a diverging step and list its divergences up to the limit.
 
         A step in which only causes differ is skipped, unless `structure`.
@@ -438,9 +438,9 @@ class Walk:
             outcome.heat.add(place, chosen, comparison.layouts)
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
-        before, carried = self._before(table)
+        before, carried = self._step_before(table)
         begins = outcome.first is None
-        gap, resumed_now = is_gap(comparison, table), self.resumed and begins
+        gap, resumed_now = lacks_start(comparison, table), self.resumed and begins
         step = Step(comparison, table, carried, before=before, gap=gap, resumed=resumed_now, learned=self.learned)
         place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
         positions = [place_of[row] for row in chosen.in_order.tolist()]
@@ -449,26 +449,26 @@ class Walk:
         if begins and comparison.causes is not None:
             lead = choose_lead(step, positions, self.structure, self.began, new_values=self.new_values)
             if lead is not None:
-                self._list(lead.step, lead.position)
+                self._append(lead.step, lead.position)
                 positions = [position for position in positions if position != lead.stands_for]
         lost = shown_losses(step, outcome.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
             if outcome.first is not None and not room:
                 break
-            self._list(step, position, lost.get(position) if outcome.first is not None else None)
+            self._append(step, position, lost.get(position) if outcome.first is not None else None)
         if begins:
             outcome.lost += [divergence_at(step, position, cause) for position, cause in lost.items()]
-            self._see_others(step, positions)
+            self._add_origins(step, positions)
         self.carried, self.last = carried.after(table, comparison.ended), table.step
 
-    def _before(self, table: Table) -> tuple[Table | None, Carried]:
+    def _step_before(self, table: Table) -> tuple[Table | None, Carried]:
         """(table of the previous step or None, differences that this step begins with)."""
         comparison = self.comparison
         step_a, step_b = table.step - 1, table.step_b - 1
         if step_a not in comparison.a or step_b not in comparison.b:
             return None, self.carried if self.last is None else self.carried.lasting(comparison.ended)
-        before, _ = self._passed(step_a, step_b)
+        before, _ = self._table_at(step_a, step_b)
         if self.last == step_a:
             return before, self.carried
         carried = self.carried.after(before, comparison.ended)
@@ -494,7 +494,7 @@ class Walk:
                 outcome.unrecorded = table.step
         return True
 
-    def _list(self, step: Step, position: int, cause: Cause | None = None) -> None:
+    def _append(self, step: Step, position: int, cause: Cause | None = None) -> None:
         """Append one divergence, judged unless `cause` is given; the first becomes the outcome's first."""
         outcome = self.outcome
         cause = cause or judge(step, position)
@@ -504,7 +504,7 @@ class Walk:
             step.resumed = False
         outcome.listed.append(divergence)
 
-    def _see_others(self, step: Step, positions: Sequence[int]) -> None:
+    def _add_origins(self, step: Step, positions: Sequence[int]) -> None:
         """Set the outcome's first shared divergence and the other origins of the step."""
         first, cause = self.outcome.first, self.outcome.cause
         if first is None or cause is None:

@@ -248,6 +248,7 @@ class Forms:
     """
 
     def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
+        """Take both checkpoints, what each alone has by name, and the outcome of comparing them by name."""
         rename: Rename = outcome.match.rename or str
         self.runs, self.matched = runs, list[TensorForm]()
         changes: tuple[Rename, Rename] = (rename, str)  # to b's names, as divergences have them
@@ -488,10 +489,12 @@ def _name(tensor: Divergence) -> str:
 
 
 def _names(tensors: Iterable[Divergence]) -> str:
+    """Up to three names, and the number of others."""
     return some([_name(tensor) for tensor in tensors])
 
 
 def _shape(tensor: Divergence, side: str) -> str:
+    """The shape of a tensor in one run: `20x8`, `a scalar`; "-" where that run lacks it."""
     summary = tensor.a if side == "a" else tensor.b
     return "x".join(map(str, summary.layout.shape)) or "a scalar" if summary is not None else "-"
 

@@ -72,7 +72,7 @@ def of_optimizer(step: Step, position: int) -> Cause | None:
     if site.call:
         return cause("optimizer", *before, *gradients_in_step(step, place))
     evidence = evidence_of("optimizer", step, position)
-    if with_state(evidence, Known.UNSEEN) and hyperparameter_changes(step.table, step.standing):
+    if with_state(evidence, Known.UNSEEN) and hyperparameter_changes(step.table, step.last_text):
         evidence = [replace(fact, needed=False) for fact in evidence]  # a cause is on record all the same
     return cause("optimizer", *evidence, *before)
 

@@ -223,7 +223,7 @@ class View:
     @cached_property
     def hyperparameters(self) -> list[Difference]:
         """Hyper-parameters recorded in this step that differ; [] where optimizers are numbered differently."""
-        return [] if self.setup.renumbered else hyperparameter_changes(self.table, self.step.standing)
+        return [] if self.setup.renumbered else hyperparameter_changes(self.table, self.step.last_text)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:

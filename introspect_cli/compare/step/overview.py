@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
 _FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)
-_ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
+_PHASE_ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
 _MOST_COLUMNS = 400
 _UNMEASURED = 1.0  # differs, by how much is not known
 
@@ -33,6 +33,7 @@ class Heat:
     """Builds the divergence map; with more than `_MOST_COLUMNS` steps, neighbouring ones share a column."""
 
     def __init__(self, alignment: Alignment, steps: Sequence[int]) -> None:
+        """Take all sites and the steps compared; a row a module, in the order of the forward pass."""
         self.alignment = alignment
         self.fold = max(1, -(-len(steps) // _MOST_COLUMNS))
         self.steps = list(steps)[:: self.fold]
@@ -40,7 +41,7 @@ class Heat:
         self.random: set[int] = set()
         self.row_of = np.full(alignment.size, -1, dtype=np.int64)
         for union in sorted(
-            range(alignment.size), key=lambda union: (_ORDER.get(int(alignment.phase[union]), 9), union)
+            range(alignment.size), key=lambda union: (_PHASE_ORDER.get(int(alignment.phase[union]), 9), union)
         ):
             kind = KINDS[alignment.kind[union]]
             if kind in SETTING_KINDS:
@@ -94,7 +95,7 @@ class Heat:
 
 # --- the first diverging step in a strip
 
-_ROW = {
+_ROW_OF = {
     (Phase.DATA, Kind.BATCH): "forward",
     (Phase.FORWARD, Kind.OUTPUT): "forward",
     (Phase.LOSS, Kind.LOSS): "forward",
@@ -106,7 +107,7 @@ _STATE = {EQUAL: "equal", WITHIN: "within", NOT_SEEN: "not seen"}
 
 
 def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
-    """Records of the step with a row in the strip (`_ROW`), and the first divergence, in order."""
+    """Records of the step with a row in the strip (`_ROW_OF`), and the first divergence, in order."""
     alignment, table, diverging = step.alignment, step.table, step.divergences
     rel = relative(*table.distances(step.comparison.layouts))
     distance_of = dict(zip(table.unions.tolist(), rel.tolist(), strict=True))
@@ -118,7 +119,7 @@ def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
     for union in np.argsort(order, kind="stable").tolist():
         state = int(step.state[union])
         phase = PHASES[alignment.phase[union]]
-        row = _ROW.get((phase, KINDS[alignment.kind[union]]))
+        row = _ROW_OF.get((phase, KINDS[alignment.kind[union]]))
         if row is None and step.state[union] == DIFFERENT and alignment.site(union) == first:
             row = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}.get(phase, "forward")
         if row is None or (state == ABSENT and union not in only) or not np.isfinite(order[union]):

@@ -57,7 +57,7 @@ def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
     """Whether a forward pass changed the tensor after `order` in either run."""
     table, unions = step.table, step.of(kind, frozenset({Phase.FORWARD}), fqn)
     later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
-    return any(step.is_kept(union, side) is False for union in later for side in "ab")
+    return any(step.repeats_last(union, side) is False for union in later for side in "ab")
 
 
 def tensors_written_inside(step: Step, fqn: str, order: float) -> list[int]:
