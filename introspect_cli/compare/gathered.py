@@ -14,7 +14,7 @@ import numpy as np
 from introspect_cli.compare.terms.sites import FLOWING_BACK, MODULE_VALUES, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Phase
-from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
+from introspect_cli.store.ranks.whole_reader import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.distance import Floats, Layouts
     from introspect_cli.compare.terms.table import Learned, Table
     from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.step_reader import Reader
 
 _MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
 _WHOLE_NUMBER = 1e-3
@@ -222,4 +223,4 @@ def _single(table: Table, scalar: Mask, rows: Ids | slice = slice(None)) -> Mask
 def shares(reader: Reader) -> float:
     """Number of ranks over which a batch is divided; pipeline stages of one model count once."""
     stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
-    return reader.many / max((each.of / max(len(each.roots), 1) for each in stages), default=1)
+    return reader.rank_count / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

@@ -42,7 +42,7 @@ from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
 from introspect_cli.compare.terms.words import key_of, some
 from introspect_cli.labels import Labels, shown, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
-from introspect_cli.store.format.batch import StepBatch, preceded
+from introspect_cli.store.format.batch import StepBatch, prepend_rows
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.terms.at import State, StateKey
     from introspect_cli.compare.terms.table import Table
-    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.step_reader import Reader
 
 
 @dataclass
@@ -177,7 +177,7 @@ def with_copied_starts(
     if not unions:
         return batch, none
     rows = np.array([rows_of[tensor_of(alignment, union)] for union in unions], dtype=np.int64)
-    return preceded(batch, before.batch, rows, numbers[unions]), np.array(unions, dtype=np.int64)
+    return prepend_rows(batch, before.batch, rows, numbers[unions]), np.array(unions, dtype=np.int64)
 
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:
