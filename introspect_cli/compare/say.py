@@ -266,7 +266,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "could-not-tell": "Could not tell: {why}.",
     "evaluation-unseen": "Could not tell: of the evaluation, what {names} computes was not seen. What was seen: {text}",
     "but-ran-unseen": "all that both runs recorded agrees, but what {names} computes was not seen, and no result of "
-    "it (losses, gradients) is on record",
+    "it (losses, gradients, updates) is on record",
     "but-failed": "all that both runs recorded agrees, but part of the capture failed (run {runs}), and the rest was "
     "not seen",
     "no-results": "{agree}, but the results of the steps (losses, gradients, parameters) were not recorded, and not "

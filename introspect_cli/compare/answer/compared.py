@@ -237,7 +237,7 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
     manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
     notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
     notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes), *some_ranks]
-    notes += filter(None, dict.fromkeys(outcome.formed for outcome in outcomes))
+    notes += filter(None, dict.fromkeys(outcome.unused_note for outcome in outcomes))
     notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
     if blind := compared.tally["blind_both"]:
         notes.append(told("blind-both", blind=f"{blind:,}", all=count(compared.counts.records, "record")))

@@ -12,7 +12,7 @@ from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Fact, Origin, Role, Verdict
 from introspect_cli.compare.terms.watched import lists, ordered
 from introspect_cli.compare.terms.words import amount, named, some, thing, what
-from introspect_cli.compare.values import CLOSE, are_ports, ends, flow_of, measured
+from introspect_cli.compare.values import CLOSE, are_ports, ends, flow_of, sketch_distance
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
         reason=reason,
         a=a,
         b=b,
-        rel_l2=measured(one, two),
+        rel_l2=sketch_distance(one, two),
     )
 
 

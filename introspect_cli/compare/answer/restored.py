@@ -13,7 +13,7 @@ from introspect_cli.compare.say import sentence, told
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
 from introspect_cli.compare.terms.result import Divergence, Origin, Role
 from introspect_cli.compare.terms.words import listed, some
-from introspect_cli.compare.walk import shows
+from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def with_parts(
     leads = next(iter(parts)) if _makes(parts[0], first) else None
     lost_parts = []
     for part in parts:
-        record = first if part is leads else next((shown for shown in lost if shows(shown.site, part)), None)
+        record = first if part is leads else next((shown for shown in lost if holds_part(shown.site, part)), None)
         lost_parts.append(Origin(told("part-lost", part=together([part])[0]), record, part.part))
     others = [
         origin
@@ -107,7 +107,7 @@ def with_parts(
 
 def _makes(part: Part, divergence: Divergence) -> bool:
     """Whether the loss of a part explains a divergence: its site holds the part, or its reason rests on it."""
-    if shows(divergence.site, part):
+    if holds_part(divergence.site, part):
         return True
     if divergence.reason == "optimizer":
         return part.part in _OF_THE_UPDATE

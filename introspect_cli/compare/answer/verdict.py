@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.result import Divergence
 
 
+_RESULTS = {
+    (Kind.LOSS.value, Phase.LOSS.value),
+    (Kind.GRAD.value, Phase.OPTIMIZER.value),
+    (Kind.PARAM.value, Phase.OPTIMIZER.value),
+}
+"""What a step's forward pass ends in: where one of them agrees in all steps, so did what was not seen on the way."""
+
+
 class Agreement(NamedTuple):
     """The verdict where no result diverges, for the whole, for training and for evaluation (None without one)."""
 
@@ -77,9 +85,10 @@ def _ran_unseen(compared: Compared, phase: Phase) -> str:
 
 
 def _has_results(compared: Compared) -> bool:
-    """Whether losses and gradients are among the recorded kinds."""
-    kinds = {kind for outcome in compared.outcomes if len(outcome.paired) for kind in outcome.paired.a.sites.kind}
-    return {Kind.LOSS.value, Kind.GRAD.value} <= kinds
+    """Whether losses, gradients or parameters after an optimizer's step are on record."""
+    tables = [outcome.paired.a.sites for outcome in compared.outcomes if len(outcome.paired)]
+    recorded = {pair for sites in tables for pair in zip(sites.kind, sites.phase, strict=True)}
+    return not recorded.isdisjoint(_RESULTS)
 
 
 def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:

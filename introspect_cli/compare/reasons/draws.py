@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.passes import matched
+from introspect_cli.compare.passes import table_of
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, finds, found
 from introspect_cli.compare.settings.beginning import find_first_event, find_later_beginning, find_script_seedings
@@ -81,7 +81,7 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
 
 def draws_before(at: View) -> list[Draw]:
     """Draws of one run alone before the divergence; none in the step at which a resumed run continues."""
-    draws = [] if at.step.comparison.goes_on_at(at.table.step) else one_sided_draws(at.step, at.table)
+    draws = [] if at.step.comparison.is_resume_step(at.table.step) else one_sided_draws(at.step, at.table)
     return [draw for draw in draws if draw.sequence < (at.table.sequence(at.union, draw.side) or 0)]
 
 
@@ -261,7 +261,7 @@ def _after(step: Step) -> Table | None:
     if steps[0] not in comparison.a or steps[1] not in comparison.b:
         return None
     every = table.alignment.mask(frozenset(), ())
-    return matched(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
+    return table_of(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
 
 
 def _began(now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 def initial_is_fed(step: Step, position: int) -> bool:
     """False for a start value of both runs, never seen before, if no random state and nothing before differs."""
     site = step.sites[position]
-    if site.phase is not Phase.START or step.is_one_sided(position) or step.was_there(site.fqn):
+    if site.phase is not Phase.START or step.is_one_sided(position) or step.is_recorded_before(site.fqn):
         return True
     return step.rng_differs() or step.carried.diverged
 
@@ -96,7 +96,7 @@ def left_in_initial(at: View) -> Iterator[str]:
 def outside_cause(step: Step, position: int) -> Cause | None:
     """Cause of a start value recorded before, where the previous step's end is on record and agrees; None otherwise."""
     site = step.sites[position]
-    if site.phase is not Phase.START or not step.was_there(site.fqn):
+    if site.phase is not Phase.START or not step.is_recorded_before(site.fqn):
         return None
     if step.is_one_sided(position):
         subject, role = subject_of(step, position)
@@ -136,7 +136,7 @@ def gap_cause(step: Step, position: int) -> Cause | None:
     site = step.sites[position]
     if site.phase is not Phase.START or not step.gap or step.carried.diverged or step.rng_differs():
         return None
-    if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.was_there(site.fqn):
+    if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.is_recorded_before(site.fqn):
         return None
     return cause("gap", role=Role.PROPAGATED)
 

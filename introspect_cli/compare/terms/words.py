@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.terms.distance import rounding, shapes_differ
-from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, those
+from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, with_state
 from introspect_cli.compare.terms.result import RESOLUTION, Divergence
 from introspect_cli.compare.terms.sites import MODULE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
@@ -207,7 +207,7 @@ def thing(fact: Evidence) -> str:
 
 def evidence_words(evidence: Iterable[Evidence], known: Known) -> str:
     """The things of which this is known, as a list: `its inputs, its parameters`; "" for none."""
-    return ", ".join(map(thing, those(evidence, known)))
+    return ", ".join(map(thing, with_state(evidence, known)))
 
 
 def listed(names: Sequence[str]) -> str:
