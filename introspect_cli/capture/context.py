@@ -70,6 +70,15 @@ class Context:
         self.facts: dict[str, Callable[[], Any]] = {}
         self.clock = StepClock(recorder, names, self.parts, guard, wants_eval=wants_eval)
         self.clock.on_root.append(self.data_parallel.look)
+        self.counts: dict[tuple[Any, ...], int] = {}
+        """How often each thing was met in this step; see `count`."""
+        self.clock.on_tick.append(self.counts.clear)
+
+    def count(self, *what: object) -> int:
+        """How often this was asked of the same thing before in this step: the number of its call."""
+        number = self.counts.get(what, 0)
+        self.counts[what] = number + 1
+        return number
 
     def copies(self) -> list[int]:
         """Ranks that hold the same values as this one, itself included; empty where unknown.

@@ -132,7 +132,7 @@ class Session:
     def _begin(self) -> None:
         """Install the signal and file watchers, and the fork handler."""
         _forget_in_forks(self)
-        self._install(Interpreter(self._guard.sections))
+        self._install(Interpreter(self._guard))
         if self._documents.files is not None:
             with self._guard.around("files", "files that the script reads are"):
                 self._install(self._documents.files)

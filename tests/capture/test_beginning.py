@@ -15,9 +15,8 @@ from introspect_cli.capture.probes import beginning_events
 from introspect_cli.compare.settings.beginning import _events
 
 
-def test_a_deep_model_is_folded(tmp_path, monkeypatch):
-    monkeypatch.setattr(beginning_events, "FIRST", 5)
-    monkeypatch.setattr(beginning_events, "LAST", 3)
+def test_of_a_deep_model_the_first_draws_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(beginning_events, "MAX_EVENTS", 8)
     net = None
     with introspect_cli.recording(None, tmp_path / "run"):
         torch.manual_seed(0)
@@ -26,11 +25,10 @@ def test_a_deep_model_is_folded(tmp_path, monkeypatch):
         net(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     document = yaml.safe_load((tmp_path / "run/settings/beginning.yaml").read_text())
-    assert len(document["events"]) == 5
-    assert len(document["last"]) == 3
+    assert len(document["events"]) == 8
     assert document["left_out"] == 13
     assert re.fullmatch(r"seed torch.manual_seed 0 \S+:\d+", document["events"][0])
-    assert re.fullmatch(r"draw torch \w+ uniform_\(.*\) Sequential.9.bias \S+", document["last"][-1])
+    assert re.fullmatch(r"draw torch \w+ uniform_\(.*\) Sequential.3.weight \S+", document["events"][-1])
 
 
 def begun(events):

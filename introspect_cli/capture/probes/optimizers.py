@@ -11,13 +11,6 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
 from introspect_cli.capture.naming.identity import ById, FreeNames
@@ -40,7 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    import torch
+    from torch.optim.optimizer import Optimizer
+
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.probes.state import StateProbe
 
@@ -67,26 +64,21 @@ class OptimizerProbe(GuardedProbe):
         self._groups: frozenset[int] = frozenset()
         """Identities of the groups of the outermost optimizer that steps."""
 
-    def install(self) -> None:
-        """Register the step hooks; watch optimizers' construction and gradient scalers."""
-        before, after = register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)
-        self._patches.hold(before, after)
-        built = self._context.clock.built
-        self._patches.watch(Optimizer, "__init__", self._guarded, lambda args, _: lambda _: built(args[0]))
-        self._patches.watch(torch.amp.GradScaler, "step", self._guarded, self._scaling)
-        super().install()
+    def _built(self, call: Call) -> Callable[[object], None]:
+        """Tell the clock of a new optimizer, once it is made."""
+        return lambda _: self._context.clock.built(call.first)
 
-    def _scaling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+    def _scaling(self, call: Call) -> Callable[[object], None]:
         """Record the scale, and end the step even if the scaler skips the optimizer."""
         stepped = self._stepped
         if Kind.HYPERPARAMETER in self._context.kinds:
             with unobserved():
-                self._scaled(args[0])
+                self._scaled(call.first)
 
         def left(_: object) -> None:
             if self._stepped == stepped:
                 with unobserved():
-                    self._skipped(args[1] if len(args) > 1 else kwargs["optimizer"])
+                    self._skipped(call.given(1, "optimizer"))
 
         return left
 
@@ -99,8 +91,6 @@ class OptimizerProbe(GuardedProbe):
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Record hyper-parameters, state and gradients before a step; wraps a closure."""
-        if torch.compiler.is_compiling() or not self._guarded.on:
-            return None
         context = self._context
         if not optimizer.state and _of_checkpointing(sys._getframe(1)):  # noqa: SLF001 - as below
             self._aside = id(optimizer)
@@ -160,8 +150,6 @@ class OptimizerProbe(GuardedProbe):
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record parameters and state after an outermost step, and end the step."""
-        if torch.compiler.is_compiling() or not self._guarded.on:
-            return
         if self._aside == id(optimizer):
             self._aside = 0
             return

@@ -27,7 +27,7 @@ from torch import nn
 from introspect_cli.capture import private_api
 from introspect_cli.capture.environment.sources import calls_forward, file_of
 from introspect_cli.capture.frames import is_introspects, outward
-from introspect_cli.capture.guard import Patches, uncounted
+from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import has_own_call
 from introspect_cli.records import Phase
 from introspect_cli.tensors.flatten import flatten
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Patches
     from introspect_cli.capture.guard import Guarded
 
 _MOST_FRAMES = 40
@@ -64,15 +65,14 @@ class OwnCalls:
         self._called = called
         self._by_name = by_name
 
-    def install(self) -> None:
-        """Replace the methods of all existing subclasses of `nn.Module`, and of each new one."""
+    def subclassing(self, _original: object) -> Any:
+        """Replacement of `nn.Module.__init_subclass__`: replaces methods of each new class, and now of all others."""
         watch = self._watch
 
         def __init_subclass__(cls: type[nn.Module], /, **kwargs: Any) -> None:  # noqa: N807 - stands in for Module's
             super(nn.Module, cls).__init_subclass__(**kwargs)
             watch(cls)
 
-        self._patches.replace(nn.Module, "__init_subclass__", classmethod(__init_subclass__))
         waiting, seen = nn.Module.__subclasses__(), set[type]()
         while waiting:
             cls = waiting.pop()
@@ -80,6 +80,7 @@ class OwnCalls:
                 seen.add(cls)
                 waiting += type.__subclasses__(cls)
                 watch(cls)
+        return classmethod(__init_subclass__)
 
     def _watch(self, cls: type[nn.Module]) -> None:
         """Replace both methods of a class with its own `__call__`; `forward` alone where a file calls it by name."""

@@ -13,9 +13,7 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import stateless
 
 from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
@@ -32,9 +30,11 @@ from introspect_cli.tensors.views import unobserved
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import torch
     from torch import nn
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.probes.held import Stepping
 
@@ -60,7 +60,6 @@ class StateProbe(GuardedProbe):
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
         self._again: dict[tuple[str, Phase], int] = {}
-        self._given: dict[tuple[str, Phase], int] = {}
         self._loose = Loose(context)
         self._step = self._called = -1
         self.within: Callable[[], Phase | None] = lambda: None
@@ -72,18 +71,9 @@ class StateProbe(GuardedProbe):
         self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
         """Names and tensors that such a model is about to run with."""
 
-    def install(self) -> None:
-        """Listen to the clock, and watch `functional_call`."""
-        self._patches.watch(
-            stateless, "_functional_call", self._guarded, self._swapping, compiling=torch.compiler.is_compiling,
-            raised=True,
-        )  # fmt: skip
-        super().install()
-
-    def _swapping(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None] | None:
+    def _swapping(self, call: Call) -> Callable[[object], None] | None:
         """Record the tensors that `functional_call` puts into a module, and afterwards the module's own."""
-        given = dict(zip(("module", "parameters_and_buffers"), args, strict=False)) | kwargs
-        module, values = given["module"], given["parameters_and_buffers"]
+        module, values = call.given(0, "module"), call.given(1, "parameters_and_buffers")
         if not self._recorder.wanted or not isinstance(values, dict):
             return None
         names, held = self._context.names, dict(tensors_in_module(module))
@@ -131,7 +121,7 @@ class StateProbe(GuardedProbe):
             self._turn()
             sites = []
             for name in names:
-                call = self._given[name.fqn, phase] = self._given.get((name.fqn, phase), -1) + 1
+                call = self._context.count(GIVEN, name.fqn, phase)
                 sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
             self._recorder.emit_many(sites, list(tensors))
             self._written.recorded(list(tensors))
@@ -181,7 +171,6 @@ class StateProbe(GuardedProbe):
             # What the step before left is on record, unless that step was not captured or nobody recorded it.
             self._step, clock = self._recorder.step, self._context.clock
             self._again.clear()
-            self._given.clear()
             self._fresh.clear()
             if self._recorder.resumed or clock.unseen_steps or not clock.has_optimizer:
                 self._started.clear()
