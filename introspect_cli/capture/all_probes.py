@@ -91,7 +91,7 @@ class Probes:
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
-        self.keeping = Keeping(options, self.rank, store, guard.note, box, number=rank, ranks=ranks)
+        self.keeping = Keeping(options, self.rank, store, guard.note, box, number=rank)
         save, lost = options.save_tensors, store_lost
         self.recorder = Recorder(self.summarizer, self.rank, store, self.keeping, save, lost)
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))

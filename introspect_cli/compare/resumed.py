@@ -200,7 +200,7 @@ def resumed(sides: Sides, offset: int) -> Carried:
 
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
-_SELECTING = ("steps", "first", "last", "max_size")
+_SELECTING = ("steps", "first", "last")
 """Options of a capture that may leave out the steps before its first."""
 LOOKED_AT = 200
 """Steps from there on of which learning rates, batches and random states are held against each other."""

@@ -144,13 +144,6 @@ class CaptureOptions:
         least=1,
         narrows=False,
     )
-    keep_size: int | None = of_records(
-        None,
-        "Memory of a rank for that, such as 2GB [default: a quarter of what is free, shared].",
-        metavar="SIZE",
-        in_manifest=False,
-        narrows=False,
-    )
     steps: Schedule | Rule = of_steps(
         Schedule(),
         'Only these steps: 0,5,10:20,100::50, or by rules: \'first(10) | every(100) & steps(":900") | last(50) | '
@@ -158,11 +151,6 @@ class CaptureOptions:
         metavar="STEPS",
     )
     ranks: str | None = of_steps(None, "Only these ranks: 0,8:16, or one-per-replica.", metavar="RANKS")
-    max_size: int | None = of_steps(
-        None,
-        "Keep the run below a size, such as 2GB, by thinning older steps.",
-        metavar="SIZE",
-    )
     until_nan: bool = of_steps(False, "End the script after the first step with a NaN.")
     until_step: int | None = of_steps(None, "End the script when step N is complete.", metavar="N", least=0)
     eval: bool | None = of_steps(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.capture.recording.keeping import Kept, Records
+from introspect_cli.capture.recording.keeping import Records
 from introspect_cli.capture.recording.step_block import EndedStep, StepBlock
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rules import NEVER
@@ -100,7 +100,6 @@ class Backlog:
         if expiry == NEVER:
             return
         try:
-            before = self._rank.bytes_written if keeping.drops else 0
             saved = block.save_whole(self._store)
             last = self._rank.last_step
             if last is None or last < ended.step:
@@ -110,7 +109,7 @@ class Backlog:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
                 keeping.box.add(ended.step, block.held(), self._rank.digest, not_finite=not_finite)
             if keeping.drops:
-                keeping.written(ended.step, Kept(expiry, self._rank.bytes_written - before, saved))
+                keeping.written(ended.step, expiry, saved)
         except StoreError as error:
             self._lost(error)
 

@@ -8,7 +8,6 @@ summariser's slots together when threads meet.
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -146,16 +145,11 @@ class Recorder:
         return slot
 
     def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
-        """Record values at their sites in order; neighbouring tensors are summarised together."""
+        """Record values at their sites in order; tensors alone are summarised together."""
         with self._lock:
             if not all(issubclass(kind, _SUMMARISED) for kind in set(map(type, values))):
-                for together, group in groupby(zip(sites, values, strict=True), _is_tensor):
-                    pairs = list(group)
-                    if together and len(pairs) > 1:
-                        self.emit_many(*zip(*pairs, strict=True))
-                    else:
-                        for pair in pairs:
-                            self.emit(*pair)
+                for site, value in zip(sites, values, strict=True):
+                    self.emit(site, value)
                 return
             done = self._all_at_once(sites, values)
             if done is not True:
@@ -245,7 +239,7 @@ class Recorder:
     def _empty(self) -> None:
         """Clear the rows and saved tensors."""
         self.step_rows.clear()
-        self.saved.turn()
+        self.saved.begin_step()
 
     def _lose(self, error: StoreError) -> None:
         """Stop after the store was lost, and tell the session."""
@@ -255,7 +249,3 @@ class Recorder:
     def stop(self) -> None:
         """Record nothing more: in a forked child, or as the session ends."""
         self.alive = self.wanted = self._backlog.open = False
-
-
-def _is_tensor(pair: tuple[int, object]) -> bool:
-    return issubclass(type(pair[1]), _SUMMARISED)
