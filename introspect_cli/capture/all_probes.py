@@ -5,7 +5,7 @@ This module imports torch; the session imports it only once the script has impor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
@@ -34,7 +34,7 @@ from introspect_cli.records import Kind
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -68,6 +68,7 @@ class Probes:
         began: dict[str, bytes | None],
         launch: Launch | None,
         box: BlackBox | None,
+        facts: dict[str, Callable[[], Any]],
     ) -> None:
         """Wire everything up; nothing is installed yet.
 
@@ -79,6 +80,7 @@ class Probes:
             began: states of the random generators when the process began.
             launch: this process's part in a distributed run.
             box: holds whole tensors of the last steps; None where that was not asked for.
+            facts: takes what makes each document of settings that has changed.
         """
         rank, ranks = (0, 1) if launch is None else (launch.rank, launch.world_size)
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
@@ -94,7 +96,7 @@ class Probes:
         self.keeping = Keeping(options, self.rank, store, guard.note, box, number=rank)
         save, lost = options.save_tensors, store_lost
         self.recorder = Recorder(self.summarizer, self.rank, store, self.keeping, save, lost)
-        self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
+        self.context = Context(self.recorder, self.names, guard, options.record, facts, wants_eval=bool(options.eval))
         self.keeping.copies = self.context.copies
         gradients = GradientProbe(self.context)
         state = StateProbe(self.context)
@@ -163,13 +165,6 @@ class Probes:
         inner = wrapped(module)
         if self._compile is not None and inner is not None:
             self._compile.tap(child for child in modules_in(inner) if child is not inner)
-
-    def new_settings(self) -> Iterator[tuple[str, object]]:
-        """Pairs of name and document for each settings file that has changed since the last call."""
-        facts = self.context.facts
-        while facts:
-            name = next(iter(facts))
-            yield name, facts.pop(name)()
 
     @property
     def ran_unseen(self) -> dict[str, dict[str, list[str]]]:

@@ -53,7 +53,14 @@ class Context:
     """
 
     def __init__(
-        self, recorder: Recorder, names: Names, guard: Guard, kinds: frozenset[Kind], *, wants_eval: bool
+        self,
+        recorder: Recorder,
+        names: Names,
+        guard: Guard,
+        kinds: frozenset[Kind],
+        facts: dict[str, Callable[[], Any]],
+        *,
+        wants_eval: bool,
     ) -> None:
         """Start at step 0; `wants_eval` says whether evaluation is recorded, too."""
         self.recorder = recorder
@@ -67,7 +74,7 @@ class Context:
         self.pipelines = Pipelines(names)
         self.leaf_names: dict[int, str] = {}
         self.saved_unseen: dict[str, None] = {}
-        self.facts: dict[str, Callable[[], Any]] = {}
+        self.facts = facts
         self.clock = StepClock(recorder, names, self.parts, guard, wants_eval=wants_eval)
         self.clock.on_root.append(self.data_parallel.look)
         self.counts: dict[tuple[Any, ...], int] = {}

@@ -169,6 +169,10 @@ def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
     return {"alone": {"rank": place[0], "world_size": place[1]}}
 
 
+_OF_THE_SCRIPT = frozenset({"autocast", "beginning", "built", "operators", "optimizers", "seedings"})
+"""Documents with values of the script's, which are redacted; the others are, or hold none."""
+
+
 def _repeats(launch: Launch | None) -> bool:
     """Whether this is not the machine's first rank, which alone keeps the texts of files."""
     return launch is not None and bool(launch.rank if launch.local_rank is None else launch.local_rank)
@@ -179,7 +183,12 @@ def _now(timespec: str = "seconds") -> str:
 
 
 class Documents:
-    """Writes the documents under `settings/`."""
+    """Writes the documents under `settings/`.
+
+    Attributes:
+        facts: by name, what makes each document that is new or has changed since it was last written.
+        files: notes what the script reads; None where no sources are recorded.
+    """
 
     def __init__(
         self,
@@ -189,45 +198,40 @@ class Documents:
         guard: Guard,
         launch: Launch | None = None,
     ) -> None:
+        self.facts: dict[str, Callable[[], Any]] = {}
         self._target = target
         self._options = options
         self._store = store
         self._guard = guard
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
-        self._sources = SourceFiles(
-            store.save_source if options.sources and not _repeats(launch) else None, options.redact, time.time()
-        )
-        self.files = (
-            ReadFiles(guard, store.path, options.redact, texts=options.sources and not _repeats(launch))
-            if options.source
-            else None
-        )
+        texts = options.sources and not _repeats(launch)
+        self._sources = SourceFiles(store.save_source if texts else None, options.redact, time.time())
+        self.files = ReadFiles(guard, store.path, options.redact, self.facts, texts=texts) if options.source else None
         self._directory = str(Path.cwd())  # the script may go elsewhere
-        self._asked: dict[str, object] = {}
-        self._wrote_sources = False
         if options.source:
-            self._ask("git", lambda: sources.git(sources.Project.root))
+            self._answer("git", lambda: sources.git(sources.Project.root))
         if options.packages:
-            self._ask("packages", sources.packages)
+            self._answer("packages", sources.packages)
 
-    def write(self, probes: Probes) -> None:
-        """Write documents that have changed since the last call.
+    def write(self) -> None:
+        """Write the documents that are new or have changed since the last call.
 
         Raises:
             StoreError: the store can no longer be written.
         """
-        changed = list(probes.new_settings())
-        for name, document in changed:
-            # Under `nested` are names of values and of classes, and no values.
-            redacted = document if name == "nested" else redact.nested(document, self._options.redact)
-            self._put(name, redacted)
-        if changed and self._options.source:
-            self._write_sources()
-        self._write_files()
+        if self.facts and self._options.source and self._sources.look():
+            self._add_sources()
+        while self.facts:
+            name = next(iter(self.facts))
+            made = self._made(name, self.facts.pop(name))
+            if made is not None:
+                self._put(name, redact.nested(made[0], self._options.redact) if name in _OF_THE_SCRIPT else made[0])
+        for digest, text in self.files.texts() if self.files is not None else ():
+            self._store.save_source(digest, text)
 
     def write_all(self) -> None:
-        """Write what does not depend on the probes: code, command, machine, versions, flags.
+        """Write what does not depend on the probes as well: code, command, machine, versions, flags.
 
         Raises:
             StoreError: the store can no longer be written.
@@ -236,17 +240,19 @@ class Documents:
 
         options, target = self._options, self._target
         if options.source:
-            self._write_sources()
-        self._write_files()
+            self._sources.look()
+            self._add_sources()
         if target is not None:
-            self._ask("command", lambda: settings.command(target, self._directory, options.redact))
-        self._ask("runtime", settings.runtime)
-        self._ask("hardware", settings.hardware)
-        self._ask("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})
+            self.facts["command"] = lambda: settings.command(target, self._directory, options.redact)
+        self.facts["runtime"], self.facts["hardware"] = settings.runtime, settings.hardware
+        self.facts["seeds"] = lambda: {"seed": options.seed, "deterministic": options.deterministic}
         if options.env:
-            self._ask("environment", lambda: redact.environment(os.environ, options.redact))
-        for name in list(self._asked):
-            self._put(name, self._asked.pop(name))
+            self.facts["environment"] = lambda: redact.environment(os.environ, options.redact)
+        self.write()
+
+    def _add_sources(self) -> None:
+        """Have the digests of source files written."""
+        self.facts["sources"] = lambda: dict(sorted(self._sources.digests.items()))
 
     def begin(self) -> None:
         """Keep the script's text as compiled, just before its first line."""
@@ -259,25 +265,17 @@ class Documents:
         """Sentences on source files that are not recorded, or not as they ran."""
         return self._sources.notes()
 
-    def _write_sources(self) -> None:
-        """Write the digests of source files if any is new, or at the first call."""
-        if self._sources.look() or not self._wrote_sources:
-            self._wrote_sources = True
-            self._put("sources", dict(sorted(self._sources.digests.items())))
+    def _answer(self, name: str, make: Callable[[], object]) -> None:
+        """Make a document now that would take its time later."""
+        made = self._made(name, make)
+        if made is not None:
+            self.facts[name] = lambda: made[0]
 
-    def _write_files(self) -> None:
-        """Write the document of read files, and the texts of small ones, if any has changed."""
-        files = self.files
-        if files is not None and files.changed:
-            files.changed = False
-            for digest, text in files.texts():
-                self._store.save_source(digest, text)
-            self._put("files", files.document)
-
-    def _ask(self, name: str, ask: Callable[[], object]) -> None:
-        """Make one document; its failure is noted and leaves the others."""
+    def _made(self, name: str, make: Callable[[], object]) -> tuple[object] | None:
+        """One document; None where making it failed, which is noted and leaves the others."""
         with self._guard.around(f"settings {name}", f"{name} settings are"):
-            self._asked[name] = ask()
+            return (make(),)
+        return None
 
     def _put(self, name: str, value: Any) -> None:
         """Write one document; where it is too large, without names of parameters or not at all, with a note."""

@@ -89,22 +89,27 @@ _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 
 
 class ReadFiles:
-    """Notes files that the script reads.
+    """Notes files that the script reads."""
 
-    Attributes:
-        changed: whether `document` is another than when it was last written.
-    """
-
-    def __init__(self, guard: Guard, directory: Path, patterns: tuple[str, ...], *, texts: bool) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        directory: Path,
+        patterns: tuple[str, ...],
+        facts: dict[str, Callable[[], Any]],
+        *,
+        texts: bool,
+    ) -> None:
         """Watch nothing yet.
 
         Args:
             guard: what catches a mistake.
             directory: of the run; what is in it is not the script's.
             patterns: globs over names whose values are secret.
+            facts: takes what makes the document, when it has changed.
             texts: whether the text of configuration files is kept.
         """
-        self.changed = False
+        self._facts = facts
         self._guard = guard
         self.guarded = guard.around("files", "files that the script reads are")
         self._directory = os.path.realpath(directory) + os.sep
@@ -218,7 +223,7 @@ class ReadFiles:
         if not (self._is_watched(real) and self._is_watched(shown)):
             return
         with self._lock:
-            self.changed = True
+            self._facts["files"] = self.document
             if len(self._files) >= MAX_FILES:
                 self._left_out = True
                 return
@@ -294,7 +299,6 @@ class ReadFiles:
         """Whether the script is running, and no code of introspect."""
         return self.guarded.on and not self._guard.sections.depth
 
-    @property
     def document(self) -> dict[str, dict[str, Any]]:
         """Size, digest and line by file name: the document `settings/files`."""
         with self._lock:

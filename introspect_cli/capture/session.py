@@ -167,7 +167,8 @@ class Session:
             from introspect_cli.capture.all_probes import Probes
 
             box = self._black_box()
-            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.launch, box)
+            facts = self._documents.facts
+            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.launch, box, facts)
             probes.context.clock.on_tick.append(self._ticked)
             probes.install()
             self.probes = probes
@@ -193,11 +194,11 @@ class Session:
             return
         step, is_first = probes.recorder.step, probes.context.clock.ticks == 1
         with self._writing(self._settings):
-            self._documents.write(probes)
             if is_first:
                 self._documents.write_all()
                 if self.launch is None:
                     self._manifest |= without_others(self.options, self._guard)
+            self._documents.write()
         if is_first:
             self._publishers.first_step_over(self._terminal.say)
         if self._reference.look(probes.recorder, self._terminal.say):
@@ -246,7 +247,6 @@ class Session:
         with self._writing(self._end):
             if probes is not None:
                 probes.rank.modules(probes.names.new_modules())
-                self._documents.write(probes)
             if "torch" in sys.modules:
                 self._documents.write_all()
             for sentence in self._documents.notes():

@@ -165,7 +165,7 @@ class ModuleCalls:
                 return state, False  # handed on: `__call__` to `forward`, or to the one of the class above
             stack.own = state, given
         if type(module) is not state.plain and is_plain_call(module) and not is_compiled and not state.compiled:
-            state.plain = None if may_be_shares(state, module, args) else type(module)
+            state.plain = None if may_be_shares(state, args) else type(module)
         return state, True
 
     def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
