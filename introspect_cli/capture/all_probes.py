@@ -101,9 +101,8 @@ class Probes:
         gradients = GradientProbe(self.context)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)
-        self.context.clock.on_tick.append(self._modules_named)
-        self.context.clock.on_tick.append(self.names.step_over)
-        self._modules = modules = ModuleProbe(self.context, gradients)
+        self.context.clock.on_tick.append(self._step_over)
+        self.modules = modules = ModuleProbe(self.context, gradients)
         state.within, state.outer = modules.phase, lambda: modules.stack.phase
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
@@ -129,12 +128,12 @@ class Probes:
         self._probes.append(taps)
         self.complete_steps = 0
         """Number of steps that ended with an optimizer step; known after `finish`."""
-        self.notes: list[str] = []
+        self.notes: dict[str, None] = {}
         self._compile: CompileProbe | None = None
         if options.compile != "boundary":
             from introspect_cli.capture.regions.compile import CompileProbe
 
-            self._compile = CompileProbe(self.context, taps, options.compile, self._remark)
+            self._compile = CompileProbe(self.context, taps, options.compile, self.notes.setdefault)
             self._probes.append(self._compile)
         self.has_ranks = ranks > 1
         if Kind.COLLECTIVE in options.record and self.has_ranks:
@@ -166,21 +165,12 @@ class Probes:
         if self._compile is not None and inner is not None:
             self._compile.tap(child for child in modules_in(inner) if child is not inner)
 
-    @property
-    def ran_unseen(self) -> dict[str, dict[str, list[str]]]:
-        """Module calls that no probe saw, as the manifest lists them."""
-        return self._modules.unseen.document
-
-    def _remark(self, sentence: str) -> None:
-        """Add a note to the manifest, each once."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
-
-    def _modules_named(self) -> None:
-        """Write rows for the modules named since the last call."""
+    def _step_over(self) -> None:
+        """Write rows for the modules named in the step, and free the names of models that are gone."""
         modules = self.names.new_modules()
         if modules and self.recorder.alive:
             self.rank.modules(modules)
+        self.names.step_over()
 
     def install(self) -> None:
         """Install every probe."""
@@ -191,7 +181,7 @@ class Probes:
     def remove(self, *, over: bool = False) -> None:
         """Remove every probe, the last installed first; where `over`, look at the models' tensors once before."""
         if over:
-            self.context.clock.look()
+            self.context.clock.tell(self.context.clock.on_look)
         for probe in reversed(self._probes):
             with self._guard.around(
                 probe.name, f"{probe.name} may still be watched and are"

@@ -68,7 +68,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "observed": sorted(kind.value for kind in options.record),
         "draws": probes is not None and probes.context.draws.complete,
         "not_observed": redact.nested([*guard.sentences, *([] if probes is None else never_seen(options, probes))]),
-        "notes": redact.nested(probes.notes) if probes is not None else [],
+        "notes": redact.nested(list(probes.notes)) if probes is not None else [],
         "children": probes.children.started if probes is not None else [],
         "failures": redact.nested(guard.details),
     }
@@ -97,7 +97,7 @@ def _recorded(probes: Probes) -> dict[str, Any]:
         "data_parallel": context.data_parallel.ranks,
         "copies": context.copies(),
         **({"passed_over": context.clock.passed_over} if context.clock.passed_over else {}),
-        **({"ran_unseen": probes.ran_unseen} if probes.ran_unseen else {}),
+        **({"ran_unseen": probes.modules.unseen.document} if probes.modules.unseen.document else {}),
         "broadcasts_buffers": context.data_parallel.broadcasts,
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes.recorder.steps_written > probes.complete_steps,

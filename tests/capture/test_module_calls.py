@@ -103,7 +103,7 @@ def test_what_a_module_raises_reaches_the_script_and_the_next_call_is_recorded(t
             with pytest.raises(type(error)) as caught:
                 net(torch.randn(2, 8))
             assert caught.value is error
-            assert session.probes._modules.stack.calls == []
+            assert session.probes.modules.stack.calls == []
         Raises.error = None
         net(torch.randn(2, 8)).sum().backward()
         assert session._guard.details == []
@@ -122,7 +122,7 @@ def test_modules_that_call_themselves_without_end_end_as_without_us(tmp_path):
         for _ in range(2):
             with pytest.raises(RecursionError):
                 net(torch.randn(2))
-        assert session.probes._modules.stack.calls == []
+        assert session.probes.modules.stack.calls == []
 
 
 def test_nothing_of_a_capture_lives_on(tmp_path):
@@ -131,7 +131,7 @@ def test_nothing_of_a_capture_lives_on(tmp_path):
         for _ in range(2):
             loss = net(torch.randn(2, 8)).sum()
             loss.backward(retain_graph=True)
-    probe = weakref.ref(session.probes._modules)
+    probe = weakref.ref(session.probes.modules)
     del session, loss
     gc.collect()
     assert probe() is None

@@ -95,7 +95,6 @@ class Names:
         self.settled = False
         self.any_module = False
         """Whether any module was ever named, or called."""
-        self._walked = 0  # `id` of the root in which everything has just been named
         self._module_gone = self._forgetting()
         self.made_on_the_fly: Callable[[nn.Module], None] = lambda _module: None
         """Told of a module that no other one holds, when it is named in the forward that calls it."""
@@ -136,7 +135,6 @@ class Names:
             caller: the module in whose forward it is called; None for an outermost call.
             suffix: what the name of an outermost module gets beside its class.
         """
-        self._walked = 0
         state = self.find(module)
         if state is not None:
             return state
@@ -216,16 +214,9 @@ class Names:
             with self._lock:
                 self._walk(root, state.fqn)
 
-    def refresh_called(self, root: nn.Module) -> None:
-        """`refresh` for a root whose `state` was just asked for; nothing if that call has named it."""
-        just_named, self._walked = self._walked == id(root), 0
-        if not just_named:
-            self.refresh(root)
-
     def step_over(self) -> None:
         """Free the names of models that are gone, as a step ends."""
         self._free.wake()
-        self._walked = 0
 
     def _topmost(self, module: nn.Module) -> nn.Module:
         """The outermost holder of a module; itself where none holds it."""
@@ -259,7 +250,6 @@ class Names:
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))
         self._walk(root, fqn)
-        self._walked = id(root)
 
     def _forget(self, root: nn.Module) -> None:
         """Take back the names below a former root that is now part of another module."""

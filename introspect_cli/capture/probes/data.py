@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.capture.probes.built import BuiltProbe
+    from introspect_cli.capture.recording.step_rows import Row
 
 
 class _Source:
@@ -135,24 +136,28 @@ class DataProbe(GuardedProbe):
             if source is not None and old is not None:
                 renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
                 counts[self, renamed[old], Phase.DATA] = mine.get((self, old, Phase.DATA), 0)
-        self._recorder.step_rows.rename(Kind.BATCH, renamed)
+        rows, of_site = self._recorder.step_rows, {old: {"fqn": new} for old, new in renamed.items()}
+        rows.put(
+            rows.moved(rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
+        )
         self._built.renamed(renamed)
         self._noted.clear()
 
-    def on_evaluation(self, taken: list[tuple[int, int]]) -> None:
+    def on_evaluation(self, taken: list[Row]) -> None:
         """Record rows taken back as batches of evaluation, and free the loader's name in training if it feeds none."""
         source = self._last() if self._last is not None else None
         if source is None:
             return
         name = self._names[Phase.DATA].find(source)
-        if name is not None and not self._context.clock.evaluation.feeds_training(source.number):
+        if name is not None and source.number not in self._context.clock.evaluation.feeding:
             self._context.counts.pop((self, name, Phase.DATA), None)
             self._names[Phase.DATA].release(source)
             self._built.moved(name)
             self._noted.discard((source.number, Phase.DATA))
         if self._context.clock.evaluation.wanted:
             name, phase, call = self._next_call(source, Phase.EVAL)
-            self._recorder.step_rows.put_elsewhere(taken, phase, Kind.BATCH, name, call)
+            batch, rows = {"phase": phase, "fqn": name, "call": call}, self._recorder.step_rows
+            rows.put(rows.moved(taken, lambda site: batch if site.kind is Kind.BATCH else None))
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
         """Emit a record for each leaf of a batch; a gap if the batch cannot be flattened."""

@@ -175,7 +175,8 @@ class ModuleCalls:
         if self.values.outputs and state.watched:
             self.values.value(state, self.stack.phase, Kind.OUTPUT, call, "", result)
         if not self.stack.calls and self.stack.phase is Phase.FORWARD:
-            self._context.clock.root_left(module)
+            clock = self._context.clock
+            clock.tell(clock.on_root_left, module)
         if state.plain is type(module) and module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is None:
             return
         if hides(module) or (isinstance(module, nn.TransformerEncoderLayer) and self._was_fused(module)):

@@ -267,8 +267,8 @@ class OptimizerProbe(GuardedProbe):
         if Kind.OPTIMIZER_STATE in self._context.kinds:
             self._records.state(stepping, Phase.OPTIMIZER)
         if stepping.turn.is_last:
-            for listener in self._context.clock.on_after_optimizer:
-                listener()
+            clock = self._context.clock
+            clock.tell(clock.on_after_optimizer)
 
 
 def _inside_step(frame: FrameType) -> bool:

@@ -74,7 +74,8 @@ class ProductProbe(GuardedProbe):
             if len(self._context.saved_unseen) < MAX_FILE_NAMES:
                 self._context.saved_unseen[name] = None
             return
-        self._context.clock.look()
+        clock = self._context.clock
+        clock.tell(clock.on_look)
         with unobserved():
             call = self._context.count(self, name)
             saved = [pair for pair in tensors_of(held) if not _is_random(*pair)][:MAX_SAVED_TENSORS]

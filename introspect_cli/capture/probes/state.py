@@ -160,7 +160,7 @@ class StateProbe(GuardedProbe):
             inside = state.fqn + "."
             self._recorded = {name for name in self._recorded if not name.startswith(inside)}
         self._started[state.fqn] = weakref.ref(root)
-        context.names.refresh_called(root)
+        context.names.refresh(root)
         whole = context.names.whole_of(root)  # a part may be called by itself, and the rest is used all the same
         self._record(_those(self._tensors_of(whole), self._is_new), Phase.START)
         self._changed(root, with_buffers=first)  # while another root held it
