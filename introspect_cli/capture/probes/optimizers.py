@@ -92,7 +92,7 @@ class OptimizerProbe(GuardedProbe):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Record hyper-parameters, state and gradients before a step; wraps a closure."""
         context = self._context
-        if not optimizer.state and _of_checkpointing(sys._getframe(1)):  # noqa: SLF001 - as below
+        if not optimizer.state and _of_checkpointing(sys._getframe(2)):  # noqa: SLF001 - as below
             self._aside = id(optimizer)
             return None
         # From the first step on, names stay as they are, and steps need not be guessed at.
@@ -100,14 +100,14 @@ class OptimizerProbe(GuardedProbe):
         context.clock.unseen_steps = False
         context.clock.evaluation.trained()
         running = context.clock.running.optimizers
-        if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
+        if running and not _inside_step(sys._getframe(2)):  # noqa: SLF001 - the frame of torch's wrapper of `step`
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
         if len(running) > 1:
             self._steps_inside(optimizer)
             return None
         self._closures = 0
-        with self._guarded, unobserved():
+        with unobserved():
             self._groups = frozenset(map(id, optimizer.param_groups))
             has_closure = _has_closure(args, kwargs)
             stepping = self._stepping(optimizer)
@@ -125,7 +125,7 @@ class OptimizerProbe(GuardedProbe):
 
         An optimizer that is made of others may have groups of its own that nothing reads.
         """
-        with self._guarded, unobserved():
+        with unobserved():
             groups = set(map(id, optimizer.param_groups))
             if groups <= self._groups or Kind.HYPERPARAMETER not in self._context.kinds or not self._recorder.wanted:
                 return
@@ -159,7 +159,7 @@ class OptimizerProbe(GuardedProbe):
         if running:
             return
         self._stepped += 1
-        with self._guarded, unobserved():
+        with unobserved():
             stepping = self._stepping(optimizer)
             if stepping.held is None:
                 self._note(stepping)
