@@ -173,11 +173,6 @@ _OF_THE_SCRIPT = frozenset({"autocast", "beginning", "built", "operators", "opti
 """Documents with values of the script's, which are redacted; the others are, or hold none."""
 
 
-def _repeats(launch: Launch | None) -> bool:
-    """Whether this is not the machine's first rank, which alone keeps the texts of files."""
-    return launch is not None and bool(launch.rank if launch.local_rank is None else launch.local_rank)
-
-
 def _now(timespec: str = "seconds") -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec=timespec)
 
@@ -205,7 +200,8 @@ class Documents:
         self._guard = guard
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
-        texts = options.sources and not _repeats(launch)
+        # The texts of files are kept by a machine's first rank alone.
+        texts = options.sources and not (launch and (launch.rank if launch.local_rank is None else launch.local_rank))
         self._sources = SourceFiles(store.save_source if texts else None, options.redact, time.time())
         self.files = ReadFiles(guard, store.path, options.redact, self.facts, texts=texts) if options.source else None
         self._directory = str(Path.cwd())  # the script may go elsewhere

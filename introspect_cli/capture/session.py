@@ -131,7 +131,13 @@ class Session:
 
     def _begin(self) -> None:
         """Install the signal and file watchers, and the fork handler."""
-        _forget_in_forks(self)
+        reference = weakref.ref(self)
+
+        def in_child() -> None:
+            if (alive := reference()) is not None:
+                alive.forked()
+
+        os.register_at_fork(after_in_child=in_child)
         self._install(Interpreter(self._guard))
         if self._documents.files is not None:
             with self._guard.around("files", "files that the script reads are"):
@@ -315,15 +321,3 @@ class Session:
                 if self._guard.passes(error):
                     raise
                 self._lost(StoreError(str(error)))
-
-
-def _forget_in_forks(session: Session) -> None:
-    """Call `forked` in child processes, as long as the session lives."""
-    reference = weakref.ref(session)
-
-    def in_child() -> None:
-        alive = reference()
-        if alive is not None:
-            alive.forked()
-
-    os.register_at_fork(after_in_child=in_child)

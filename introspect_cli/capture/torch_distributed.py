@@ -1,13 +1,14 @@
 """What capture asks of `torch.distributed` by names that are private, or that not every torch has.
 
-Process groups and what collectives are given; what DTensor, `fully_shard` and the stages of
+Process groups and what collectives are given; what DTensor, the tensor parallel styles, `fully_shard` and the stages of
 pipelines know of a rank's share. Each is asked once, here, with what is lost without it, as in `private_api`;
 `tests/capture/test_private_distributed.py` notices when one moves.
 
 Tensor and sequence parallel modules pass plain tensors on: a column's output is a rank's columns, and nothing on the
 tensor says so. But what `to_local` returned was made by an autograd node that knows the DTensor it is of; a tensor that
-was written to since was made by another. So nothing is patched, and nothing is remembered of any tensor. Where no
-gradients are wanted there is no node, and such a tensor is compared by extrema and means.
+was written to since was made by another. And what a module turns into a DTensor before its forward pass, its style
+knows beforehand, as it knows what it gives where no gradients are wanted and no node is made, in an evaluation.
+So nothing is patched, and nothing is remembered of any tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from introspect_cli.capture.private_api import no_torch_function
 from introspect_cli.tensors.places import Placed, is_whole, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 def ranks_of(group: Any) -> list[int]:
@@ -109,6 +110,59 @@ def local_of(value: Any) -> Any:
     except RuntimeError:  # a view that autograd has given up on
         return None
     return getattr(node, "dtensor_spec", None) if type(node).__name__ == "_ToTorchTensorBackward" else None
+
+
+def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
+    """Path, mesh and placements of a module's inputs by its tensor parallel style.
+
+    They are in the closures of the hooks that `parallelize_module` leaves. Without it, as above.
+    """
+    styles: list[tuple[str, Any, tuple[Any, ...]]] = []
+    for hook in module._forward_pre_hooks.values():  # noqa: SLF001 - there is no public way to ask for them
+        held = _style_in(hook)
+        if held is None:
+            continue
+        mesh, prepare = held["device_mesh"], held.get("input_fn")
+        called = getattr(getattr(prepare, "func", None), "__name__", "")
+        if prepare is not None and called == "_prepare_input_fn":
+            styles.append(("[0]", mesh, tuple(prepare.args[0])))
+        layouts = getattr(held.get("self"), "input_layouts", None) or ()
+        styles += [(f"[{at}]", mesh, (layout,)) for at, layout in enumerate(layouts) if layout is not None]
+    return styles
+
+
+def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
+    """Path, mesh and placements of a module's plain outputs by its tensor parallel style.
+
+    Only its last hook is asked: what another made of them afterwards, no style knows. Without it, outputs without
+    gradients are compared by extrema and means.
+    """
+    held = _style_in(next(reversed(module._forward_hooks.values()), None))  # noqa: SLF001 - as above
+    if held is None:
+        return []
+    mesh: Any = held["device_mesh"]
+    prepare: Any = held.get("output_fn")
+    if getattr(getattr(prepare, "func", None), "__name__", "") == "_prepare_output_fn":
+        is_cut = len(prepare.args) == 2 and prepare.args[1]  # else it gives a DTensor, or that of another style
+        return [("", mesh, tuple(prepare.args[0]))] if is_cut else []
+    style = held.get("self")
+    if not getattr(style, "use_local_output", False):
+        return []
+    both = list(zip(getattr(style, "output_layouts", ()), getattr(style, "desired_output_layouts", ()), strict=False))
+    return [
+        ("" if len(both) == 1 else f"[{at}]", mesh, (wanted,))
+        for at, (layout, wanted) in enumerate(both)
+        if layout is not None and wanted is not None
+    ]
+
+
+def _style_in(hook: Any) -> dict[str, Any] | None:
+    """Closure variables of a tensor parallel hook; None for others and for meshes of several dimensions."""
+    code = getattr(hook, "__code__", None)
+    if code is None or "device_mesh" not in code.co_freevars:
+        return None
+    held = dict(zip(code.co_freevars, [cell.cell_contents for cell in hook.__closure__], strict=True))
+    return held if held["device_mesh"].ndim == 1 else None
 
 
 def is_cut(module: Any) -> bool:
@@ -230,13 +284,45 @@ def in_stage() -> InStage | None:
     return None
 
 
+Style = tuple[str, Any, tuple[Any, ...]]
+"""Style of an input or output: path, mesh, and a placement for each dimension of the mesh."""
+
+
+def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | None:
+    """An input or output as one rank's share of a DTensor; None for a whole tensor.
+
+    Args:
+        value: it.
+        path: where among the inputs or outputs it is, `[0]`.
+        styles: what the module takes its inputs for, or makes its outputs, see `styles_of`.
+    """
+    return from_call(value) or next((_styled(value, *style[1:]) for style in styles if path == style[0]), None)
+
+
 def from_call(value: Any) -> Placed | None:
     """A tensor from `to_local` with its place in the whole; None for others or where it is the whole."""
     spec = local_of(value)
     if spec is None or spec.tensor_meta is None:
         return None
-    shape = tuple(spec.tensor_meta.shape)
-    part = part_of(SimpleNamespace(device_mesh=spec.mesh, shape=shape, placements=spec.placements))
-    if part is None or is_whole(part, shape) or part.numel != value.numel():
+    return _placed(value, tuple(spec.tensor_meta.shape), spec.mesh, spec.placements, "tag")
+
+
+def _styled(value: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Placed | None:
+    """A tensor placed by a module's style; None for a DTensor or where it is the whole."""
+    if hasattr(value, "placements"):
         return None
-    return Placed(value, shape, replace(part, source="tag"))
+    shape = list(value.shape)
+    for size, placement in zip(mesh.shape, placements, strict=True):
+        if placement.is_shard():
+            shape[placement.dim] *= size
+    return _placed(value, tuple(shape), mesh, placements, "style")
+
+
+def _placed(
+    value: torch.Tensor, shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...], source: str
+) -> Placed | None:
+    """A tensor with its place in a DTensor of that shape; None where it is the whole or the sizes disagree."""
+    part = part_of(SimpleNamespace(device_mesh=mesh, shape=shape, placements=placements))
+    if part is None or is_whole(part, shape):
+        return None
+    return Placed(value, shape, replace(part, source=source)) if part.numel == value.numel() else None

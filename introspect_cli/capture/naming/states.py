@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from introspect_cli.capture.torch_distributed import Unsharded
+    from introspect_cli.capture.torch_distributed import Style, Unsharded
     from introspect_cli.records import Kind, Phase
 
 
@@ -41,10 +41,12 @@ class ModuleState(Named):
         "__weakref__",
         "calls",
         "compiled",
+        "gives",
         "inner",
         "plain",
         "reference",
         "step",
+        "styles",
         "tagged",
         "tensors",
     )
@@ -57,6 +59,10 @@ class ModuleState(Named):
         self.inner: ModuleState | None = None
         self.compiled = False
         self.step = -1
+        self.styles: list[Style] | None = None
+        """Tensor parallel styles of the inputs; None before the first call."""
+        self.gives: list[Style] = []
+        """Tensor parallel styles of the outputs."""
         self.tagged = False
         """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}

@@ -189,7 +189,7 @@ class CollectiveProbe(GuardedProbe):
             peer = f" from rank {given['src']}" if "src" in given else ""
             tensors = list(_tensors((given[next(iter(signature.parameters))],), 0))
             if group is not None:
-                self._write(word, f" {reduction}" * bool(reduction), peer, group, (tensors, tensors, []), call.frame)
+                self._write(word, reduction, peer, group, (tensors, tensors, []), call.frame)
         return lambda _: None
 
     def _begins(self, facts: Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
@@ -212,10 +212,10 @@ class CollectiveProbe(GuardedProbe):
         # What all ranks have: the root of a scatter alone has what goes in, that of a gather what comes out.
         place = facts.gives if facts.word in ("scatter", "recv") else facts.given
         shown = list(_tensors(args, place))
-        sites = self._write(
-            facts.word, _reduction(args, facts, self._asked.reduction), peer, group, (shown, given, results), frame
-        )
-        return sites, results
+        reduction = ""
+        if facts.reduces >= 0:  # a group's method may have been told what the operator does not say
+            reduction = torch_distributed.reduction_of(args[facts.reduces]) or self._asked.reduction
+        return self._write(facts.word, reduction, peer, group, (shown, given, results), frame), results
 
     def _write(
         self, word: str, reduction: str, peer: str, group: Any, tensors: tuple[list[torch.Tensor], ...], frame: Any
@@ -223,7 +223,7 @@ class CollectiveProbe(GuardedProbe):
         """Record a collective from its tensors (shown, given, results); returns the sites of the results."""
         shown, given, results = tensors
         label = self._label(group)
-        what = f"{word}{reduction}{peer}"
+        what = f"{word} {reduction}".rstrip() + peer
         described = f"{what} of {_shapes(shown)}" if shown else what
         counted = f"{label} {what}" if word in _MESSAGES else label
         call = self._context.count(self, counted)
@@ -298,14 +298,6 @@ def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             stack += reversed(value)
-
-
-def _reduction(args: tuple[Any, ...], facts: Facts, asked: str) -> str:
-    """` sum` with a leading blank; "" without a reduction. `asked` is used where the argument does not tell."""
-    if facts.reduces < 0:
-        return ""
-    word = torch_distributed.reduction_of(args[facts.reduces]) or asked
-    return f" {word}" if word else ""
 
 
 def _shapes(tensors: list[torch.Tensor]) -> str:

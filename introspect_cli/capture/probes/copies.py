@@ -94,7 +94,7 @@ class CopiesProbe(GuardedProbe):
 
     def _seek(self) -> None:
         """Search for objects with a trained model's shapes; one that has changed since the last search is a copy."""
-        clock = self._context.clock
+        clock, names = self._context.clock, self._context.names.parameters
         trained = [root for root in self._context.names.roots() if clock.trained.is_trained(root)]
         shapes = [_shapes({id(one): one for one in parameters_in(root) if one.requires_grad}) for root in trained]
         shapes = [wanted for wanted in shapes if wanted.total() > 1]
@@ -111,17 +111,15 @@ class CopiesProbe(GuardedProbe):
                 continue
             tensors = [tensor for _, tensor in tensors_of(found)]
             sizes = _shapes({id(one): one for one in tensors})
-            if not any(wanted <= sizes for wanted in shapes) or any(self._is_trained(one, held) for one in tensors):
+            if not any(wanted <= sizes for wanted in shapes) or any(
+                memory_of(one) in held or names.of(one) is not None for one in tensors
+            ):
                 continue
             marks = tuple(zip(map(id, tensors), self._recorder.summarizer.marks(tensors), strict=True))
             if before.get(way, marks) == marks:
                 self._seen[way] = marks
             else:
                 self._moving[way] = _name(way)
-
-    def _is_trained(self, tensor: torch.Tensor, held: set[int]) -> bool:
-        """Whether a tensor is a named parameter, or shares memory with a trained one or its gradient."""
-        return memory_of(tensor) in held or self._context.names.parameters.of(tensor) is not None
 
     def _is_named(self, found: Any) -> bool:
         """Whether an object is a module with a name, which is recorded when it is called."""

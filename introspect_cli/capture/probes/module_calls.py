@@ -165,7 +165,7 @@ class ModuleCalls:
                 return state, False  # handed on: `__call__` to `forward`, or to the one of the class above
             stack.own = state, given
         if type(module) is not state.plain and is_plain_call(module) and not is_compiled and not state.compiled:
-            state.plain = None if may_be_shares(state, args) else type(module)
+            state.plain = None if may_be_shares(state, module, args) else type(module)
         return state, True
 
     def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
@@ -179,7 +179,11 @@ class ModuleCalls:
             clock.tell(clock.on_root_left, module)
         if state.plain is type(module) and module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is None:
             return
-        if hides(module) or (isinstance(module, nn.TransformerEncoderLayer) and self._was_fused(module)):
+        is_fused = False
+        if isinstance(module, nn.TransformerEncoderLayer):  # which torch may run as one, without calling its attention
+            attention = self._names.find(module.self_attn)
+            is_fused = attention is not None and not attention.called(self._recorder.step)
+        if is_fused or hides(module):
             self._hidden(module, state, call)
 
     def _phase(self) -> Phase:
@@ -193,11 +197,6 @@ class ModuleCalls:
         """
         if state.watched and self.stack.phase is not Phase.RECOMPUTE:
             self._context.draws.note(self.stack.phase, state.fqn, call, before=before)
-
-    def _was_fused(self, layer: nn.TransformerEncoderLayer) -> bool:
-        """Whether torch ran the layer as one operation, in which its attention is not called."""
-        attention = self._names.find(layer.self_attn)
-        return attention is not None and not attention.called(self._recorder.step)
 
     def _hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
         """Record a gap for each module inside a compiled or scripted one, at its first call in a step."""

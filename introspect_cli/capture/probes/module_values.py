@@ -20,11 +20,14 @@ from introspect_cli.records import GRADIENT_OF, Kind, Phase
 from introspect_cli.tensors.flatten import containers, flatten, is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.naming.states import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
+    from introspect_cli.capture.torch_distributed import Style
     from introspect_cli.tensors.places import Placed
 
 
@@ -75,7 +78,7 @@ class ModuleValues:
         """Record one input or output: a tensor or plain value at `prefix`, leaves of a nested one at their paths."""
         cls = type(value)
         if cls is torch.Tensor or issubclass(cls, torch.Tensor):
-            placed = torch_distributed.from_call(value) if state.tagged else None
+            placed = torch_distributed.share(value, prefix, self._styles(state, kind, value)) if state.tagged else None
             if kind in self.kinds:
                 site = state.sites.get((phase, kind, prefix, call))
                 if site is None:
@@ -105,6 +108,13 @@ class ModuleValues:
             if issubclass(type(leaf), torch.Tensor):
                 self._follow(state, phase, kind, call, prefix + path, leaf)
 
+    @staticmethod
+    def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
+        """Tensor parallel styles that apply: the module's for an input, those for outputs without gradients."""
+        if kind is Kind.INPUT:
+            return state.styles or ()
+        return state.gives if not value.requires_grad else ()
+
     def _follow(
         self,
         state: ModuleState,
@@ -130,10 +140,14 @@ class ModuleValues:
             self.on_value(state, kind, path, value)
 
 
-def may_be_shares(state: ModuleState, args: tuple[Any, ...]) -> bool:
-    """Whether inputs or outputs of a module may be one rank's share of a DTensor: a tensor from `to_local` was seen."""
-    if launchers.grouped():  # else there can be no DTensor
-        state.tagged |= any(torch_distributed.from_call(value) is not None for value in args)
+def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) -> bool:
+    """Whether inputs or outputs of a module may be one rank's share of a DTensor; decided in its first call."""
+    if state.styles is None:
+        state.styles = []
+        if launchers.grouped():  # else there can be no DTensor
+            state.styles, state.gives = torch_distributed.styles_of(module), torch_distributed.styles_of_outputs(module)
+            styled = bool(state.styles or state.gives)
+            state.tagged |= styled or any(torch_distributed.from_call(value) is not None for value in args)
     return state.tagged
 
 

@@ -134,7 +134,6 @@ class ModuleProbe(GuardedProbe):
             if not calls:
                 with self._guarded:
                     self.unseen.outermost(module, stack.outer)
-            if not calls and self._context.clock.awaits_training:
                 with self._guarded, unobserved():
                     self._context.clock.forward_left(result)
             return result

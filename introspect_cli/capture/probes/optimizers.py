@@ -71,9 +71,11 @@ class OptimizerProbe(GuardedProbe):
     def _scaling(self, call: Call) -> Callable[[object], None]:
         """Record the scale, and end the step even if the scaler skips the optimizer."""
         stepped = self._stepped
-        if Kind.HYPERPARAMETER in self._context.kinds:
+        scale = private_api.scale_of(call.first)
+        if Kind.HYPERPARAMETER in self._context.kinds and scale is not None and self._recorder.wanted:
+            place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
             with unobserved():
-                self._scaled(call.first)
+                self._recorder.emit(self._recorder.site(place, SiteInfo(type(call.first).__name__)), scale)
 
         def left(_: object) -> None:
             if self._stepped == stepped:
@@ -111,7 +113,9 @@ class OptimizerProbe(GuardedProbe):
             self._groups = frozenset(map(id, optimizer.param_groups))
             has_closure = _has_closure(args, kwargs)
             stepping = self._stepping(optimizer)
-            if not (has_closure and self._is_ahead(stepping)):
+            names = context.names.parameters
+            # With a closure it may step before any model that holds its parameters was called.
+            if not has_closure or stepping.held is not None or None not in map(names.of, stepping.parameters):
                 self._note(stepping)
             context.clock.begin()
             if self._recorder.wanted:
@@ -133,20 +137,17 @@ class OptimizerProbe(GuardedProbe):
             self._hyperparameters.record(optimizer, name, self._stepping(optimizer).turn.first)
 
     def _evaluated(self, optimizer: Optimizer) -> None:
-        """Record the gradients that a closure has computed."""
+        """Record the gradients that a closure has computed, and at its first call the state."""
         if not (self._guarded.on and self._recorder.wanted):
             return
         with self._guarded, unobserved():
-            self._record_evaluated(self._stepping(optimizer))
-
-    def _record_evaluated(self, stepping: Stepping) -> None:
-        """Record the gradients after a closure's call, and at the first call the state."""
-        if stepping.held is None:
-            self._note(stepping)
-            if not self._closures:
-                self._record_state_before(stepping)
-        self._records.gradients(stepping, self._closures)
-        self._closures += 1
+            stepping = self._stepping(optimizer)
+            if stepping.held is None:
+                self._note(stepping)
+                if not self._closures:
+                    self._record_state_before(stepping)
+            self._records.gradients(stepping, self._closures)
+            self._closures += 1
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record parameters and state after an outermost step, and end the step."""
@@ -176,13 +177,6 @@ class OptimizerProbe(GuardedProbe):
         key = optimizer if turn == ALL else parameters[0]
         return Stepping(optimizer, parameters, turn, key, self._parameters.get(key))
 
-    def _scaled(self, scaler: Any) -> None:
-        """Record a gradient scaler's scale."""
-        scale = private_api.scale_of(scaler)
-        if scale is not None and self._recorder.wanted:
-            place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
-            self._recorder.emit(self._recorder.site(place, SiteInfo(type(scaler).__name__)), scale)
-
     def _skipped(self, optimizer: Optimizer) -> None:
         """Record and end a step that a gradient scaler skipped for infinities."""
         stepping = self._stepping(optimizer)
@@ -191,13 +185,6 @@ class OptimizerProbe(GuardedProbe):
             self._record_before(stepping, has_closure=False)
             self._record_after(stepping, has_closure=True, gradients=False)
         self._context.clock.auto_tick()
-
-    def _is_ahead(self, stepping: Stepping) -> bool:
-        """Whether the optimizer steps before any model that holds its parameters was called, as with a closure."""
-        names = self._context.names
-        return stepping.held is None and any(
-            names.parameters.of(parameter) is None for parameter in stepping.parameters
-        )
 
     def _note(self, stepping: Stepping) -> None:
         """Name the optimizer and its parameters; nothing where their number and names are unchanged."""

@@ -198,14 +198,12 @@ class StepClock(Moments):
         if is_model and torch.is_grad_enabled():
             self._ran_with_gradients.append(weakref.ref(module))
 
-    @property
-    def awaits_training(self) -> bool:
-        """Whether neither an optimizer nor a backward pass was seen, so that nothing may be trained."""
-        return not (self.has_optimizer or self.evaluation.has_training)
-
     def forward_left(self, result: object) -> None:
-        """Mark the graph of an outermost call's result, to see later whether it is still alive."""
-        if not torch.is_grad_enabled():
+        """Mark the graph of an outermost call's result, to see later whether it is still alive.
+
+        Not once an optimizer or a backward pass was seen: from then on it is known that something is trained.
+        """
+        if not torch.is_grad_enabled() or self.has_optimizer or self.evaluation.has_training:
             return
         self._graphs = [(step, mark) for step, mark in self._graphs if mark is None or mark() is not None]
         tensors = [leaf for _, leaf in flatten(result) if isinstance(leaf, torch.Tensor)]
