@@ -153,30 +153,30 @@ class Announcement:
 
     def __init__(self, store: Path, rank: int) -> None:
         self._path = store.parent / "rank0" / DIVERGENCE
-        self._heard: Announced | None = None
+        self._announced: Announced | None = None
         if not rank:
             with suppress(OSError):
                 self._path.touch()
 
-    def say(self, first: int | None, after: int) -> Announced:
+    def announce(self, first: int | None, after: int) -> Announced:
         """Write the divergence to the file at the first call; returns what was written then, also at later calls."""
-        if self._heard is None:
-            self._heard = Announced(first, after)
+        if self._announced is None:
+            self._announced = Announced(first, after)
             with suppress(OSError):
-                self._path.write_text(json.dumps(self._heard._asdict()), encoding="utf-8")
-        return self._heard
+                self._path.write_text(json.dumps(self._announced._asdict()), encoding="utf-8")
+        return self._announced
 
-    def hear(self) -> Announced | None:
+    def read(self) -> Announced | None:
         """The divergence in the file; None as long as it is empty, missing or half written."""
-        if self._heard is None:
+        if self._announced is None:
             with suppress(OSError, ValueError, TypeError):
                 text = self._path.read_text(encoding="utf-8")
-                self._heard = Announced(**json.loads(text)) if text else None
-        return self._heard
+                self._announced = Announced(**json.loads(text)) if text else None
+        return self._announced
 
     def close(self) -> None:
         """Remove the file if nothing was announced; else it stays for ranks that have not read it."""
-        if self._heard is None:
+        if self._announced is None:
             with suppress(OSError):
                 self._path.unlink()
 
@@ -227,7 +227,7 @@ class Reference:
                 first = self._against.first
                 after = None if first is None else ended
             if self._announcement is not None:
-                heard = self._announcement.hear() if first is None else self._announcement.say(first[0], ended + 1)
+                heard = self._announcement.read() if first is None else self._announcement.announce(first[0], ended + 1)
                 if heard is not None:
                     first, after = (heard.first,), heard.after
             recorder.saved.compared(-1 if self._against is None else self._against.agreed, first)

@@ -24,11 +24,11 @@ from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.perturb import PerturbProbe
 from introspect_cli.capture.probes.rng import RngProbe
-from introspect_cli.capture.probes.script import ProductProbe, ScriptCallsProbe
+from introspect_cli.capture.probes.script_values import ProductProbe, ScriptCallsProbe
 from introspect_cli.capture.probes.seedings import SeedingProbe
 from introspect_cli.capture.probes.state import StateProbe
-from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
+from introspect_cli.capture.recording.step_policy import StepPolicy
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.records import Kind
 from introspect_cli.tensors.summarizer import Summarizer
@@ -93,11 +93,11 @@ class Probes:
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
-        self.keeping = Keeping(options, self.rank, store, guard.note, box, number=rank)
+        self.policy = StepPolicy(options, self.rank, store, guard.note, box, number=rank)
         save, lost = options.save_tensors, store_lost
-        self.recorder = Recorder(self.summarizer, self.rank, store, self.keeping, save, lost)
+        self.recorder = Recorder(self.summarizer, self.rank, store, self.policy, save, lost)
         self.context = Context(self.recorder, self.names, guard, options.record, facts, wants_eval=bool(options.eval))
-        self.keeping.copies = self.context.copies
+        self.policy.copies = self.context.copies
         gradients = GradientProbe(self.context)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)
@@ -199,8 +199,8 @@ class Probes:
         clock.finish()
         if not clock.has_optimizer:
             self.complete_steps = recorder.steps_written
-        self.keeping.finish(recorder.step - 1)
-        for sentence in self.keeping.unmatched(launched=launched):
+        self.policy.finish(recorder.step - 1)
+        for sentence in self.policy.unmatched(launched=launched):
             self._guard.note(sentence)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Handler = Callable[["Call"], Callable[[Any], None] | None]
 
 
-class Way(Enum):
+class Treatment(Enum):
     """What is done to an attribute."""
 
     WATCH = "it is called between two guarded sections: the method is given the call, what that returns the result"
@@ -45,7 +45,7 @@ class Event(NamedTuple):
         names: the attributes.
         method: of the probe, by a dotted path.
         why: what is lost without it.
-        way: what is done.
+        treatment: what is done.
         compilers: whether a compiler that traces the call is to see the original alone.
         group: rows of one group hear only of calls that are not made inside another of the group; "" for none.
         raised: whether what the method returned is given `RAISED` where the original raised.
@@ -56,7 +56,7 @@ class Event(NamedTuple):
     names: tuple[str, ...]
     method: str
     why: str
-    way: Way = Way.WATCH
+    treatment: Treatment = Treatment.WATCH
     compilers: bool = False
     group: str = ""
     raised: bool = False
@@ -106,17 +106,17 @@ _DRAWING = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cau
 
 EVENTS = (
     Event("interpreter", "traceback", ("walk_tb", "_walk_tb_with_full_positions"), "walker_of_tracebacks", "the script "
-          "sees our frames in what it prints", Way.REPLACE),
-    Event("interpreter", "traceback", ("walk_stack",), "walker_of_stacks", "as above", Way.REPLACE),
-    Event("interpreter", "signal", ("signal",), "setter", "a handler raises inside a capture's code", Way.REPLACE),
-    Event("interpreter", "signal", ("getsignal",), "getter", "the script sees our handlers", Way.REPLACE),
-    Event("files", "builtins", ("open",), "opener", "files that the script reads", Way.REPLACE),
-    Event("files", "io", ("open",), "opener", "as above", Way.REPLACE),
+          "sees our frames in what it prints", Treatment.REPLACE),
+    Event("interpreter", "traceback", ("walk_stack",), "walker_of_stacks", "as above", Treatment.REPLACE),
+    Event("interpreter", "signal", ("signal",), "setter", "a handler raises in a capture's code", Treatment.REPLACE),
+    Event("interpreter", "signal", ("getsignal",), "getter", "the script sees our handlers", Treatment.REPLACE),
+    Event("files", "builtins", ("open",), "opener", "files that the script reads", Treatment.REPLACE),
+    Event("files", "io", ("open",), "opener", "as above", Treatment.REPLACE),
     Event("pyarrow", "pyarrow", ("memory_map",), "library_read", "files that libraries open in C"),
     Event("pyarrow.parquet", "pyarrow.parquet:ParquetFile", ("__init__",), "library_read", "as above"),
     Event("pyarrow.parquet", "pyarrow.parquet:ParquetDataset", ("__init__",), "library_read", "as above"),
     Event("h5py", "h5py:File", ("__init__",), "library_read", "as above"),
-    Event("safetensors", "safetensors", ("safe_open",), "stand_in_for", "as above", Way.REPLACE),
+    Event("safetensors", "safetensors", ("safe_open",), "stand_in_for", "as above", Treatment.REPLACE),
     Event("children", "multiprocessing.process:BaseProcess", ("start",), "_starting", "that children train unseen"),
     Event("spawned", "torch.multiprocessing.spawn", ("start_processes",), "_spawning_all", "ranks are one run",
           raised=True),
@@ -125,7 +125,7 @@ EVENTS = (
     Event("early draws", "torch.nn.init", _INITIALISERS, "_filling", "which parameter is initialised otherwise",
           group=DRAWS, raised=True),
     Event("early draws", "torch.nn.modules.module", ("register_module_parameter_registration_hook",), "_registered",
-          "at which line something else has drawn", Way.HOOK),
+          "at which line something else has drawn", Treatment.HOOK),
     Event("early draws", "random:Random", ("seed",), "_made", "seeds of the script's own generators", group=DRAWS),
     Event("early draws", "numpy.random", ("default_rng",), "_made", "as above", group=DRAWS),
     Event("early methods", "torch:Tensor", _DRAWING, "_filling", "as of initialisers", group=DRAWS, raised=True),
@@ -156,19 +156,19 @@ EVENTS = (
     Event("products", "torch.serialization", ("save",), "_saving", "as above", group="saves", raised=True),
     Event("saved files", "safetensors.torch", ("save_file",), "_saving", "as above", group="saves", raised=True),
     Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_pre_hook",), "_before", "gradients, and the "
-          "ends of steps", Way.HOOK, compilers=True),
-    Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_after", "as above", Way.HOOK,
-          compilers=True),
+          "ends of steps", Treatment.HOOK, compilers=True),
+    Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_after", "as above",
+          Treatment.HOOK, compilers=True),
     Event("optimizers", "torch.optim.optimizer:Optimizer", ("__init__",), "_built", "that steps end with optimizers'"),
     Event("optimizers", "torch.amp:GradScaler", ("step",), "_scaling", "steps that are skipped for infinities"),
     Event("modules", "torch.nn:Module", ("__call__",), "stand_in_for_call", "inputs and outputs of modules",
-          Way.REPLACE),
+          Treatment.REPLACE),
     Event("modules", "torch.nn:Module", ("__init_subclass__",), "_own_calls.subclassing", "modules that are called "
-          "past `nn.Module.__call__`", Way.REPLACE),
+          "past `nn.Module.__call__`", Treatment.REPLACE),
     Event("modules", "torch.nn.modules.module", ("register_module_module_registration_hook",), "_names.registered",
-          "names by path", Way.HOOK),
+          "names by path", Treatment.HOOK),
     Event("modules", "torch.nn.modules.module", ("register_module_parameter_registration_hook",), "_names.holds",
-          "names of parameters whose model was not called", Way.HOOK),
+          "names of parameters whose model was not called", Treatment.HOOK),
     Event("collectives", "torch.distributed.distributed_c10d:Work", ("wait",), "_waiting", "results of collectives"),
 )  # fmt: skip
 """What is watched from when to when, and why. Kernels of collectives, taps and the compiler's backends are put in place
@@ -199,9 +199,9 @@ class Patches:
     def _put(self, event: Event, owner: Any, name: str, method: Callable[..., Any], guarded: Guarded) -> None:
         """Put one attribute of a row in place."""
         original = getattr(owner, name)
-        if event.way is Way.REPLACE:
+        if event.treatment is Treatment.REPLACE:
             self.replace(owner, name, method(original))
-        elif event.way is Way.HOOK:
+        elif event.treatment is Treatment.HOOK:
             self.hold(original(_hook(method, guarded, compilers=event.compilers)))
         else:
             self.watch(owner, name, guarded, method, event)

@@ -87,11 +87,11 @@ _NOTHING_RECORDED: Final[dict[str, Any]] = {
 
 def _recorded(probes: Probes) -> dict[str, Any]:
     """Entries of the manifest on recorded steps, ranks and what was left out."""
-    context, box = probes.context, probes.keeping.box
+    context, box = probes.context, probes.policy.box
     return {
         "steps": probes.complete_steps,
         **({"perturbed": probes.perturbed.document} if probes.perturbed is not None else {}),
-        **({"left_out": True} if probes.keeping.left_out else {}),
+        **({"left_out": True} if probes.policy.left_out else {}),
         **({"kept_around": box.written} if box is not None else {}),
         "pipeline": context.pipelines.manifest,
         "data_parallel": context.data_parallel.ranks,

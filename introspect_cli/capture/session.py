@@ -212,8 +212,8 @@ class Session:
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
             # last, or whoever has started the launcher.
             raise SystemExit(0 if self.rank or self._followed else DIVERGED)
-        if probes.keeping.nan_at is not None:
-            self._terminal.say(f"step {probes.keeping.nan_at} made a NaN; the script is ended (--until-nan)")
+        if probes.policy.nan_at is not None:
+            self._terminal.say(f"step {probes.policy.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
         if self.options.until_step is not None and step > self.options.until_step:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
@@ -278,7 +278,7 @@ class Session:
         published = self._publishers.finish()
         self.words += published
         self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]
-        box = probes.keeping.box if probes is not None else None
+        box = probes.policy.box if probes is not None else None
         before = len(box.written) if box is not None else 0
         self.words += self._reference.finish(probes.recorder if probes is not None else None)
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge

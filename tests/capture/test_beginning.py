@@ -11,12 +11,12 @@ import yaml
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.probes import beginning_events
+from introspect_cli.capture.probes import early_draws
 from introspect_cli.compare.settings.beginning import _events
 
 
 def test_of_a_deep_model_the_first_draws_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(beginning_events, "MAX_EVENTS", 8)
+    monkeypatch.setattr(early_draws, "MAX_EVENTS", 8)
     net = None
     with introspect_cli.recording(None, tmp_path / "run"):
         torch.manual_seed(0)

@@ -7,7 +7,7 @@ import torch
 from opcapture import captured
 from torch import nn
 
-from introspect_cli.capture.probes.held import Plan
+from introspect_cli.capture.probes.optimizer_values import Plan
 from introspect_cli.store.read.run import open_run
 
 

@@ -12,7 +12,7 @@ import torch
 from opcapture import captured, compared
 from torch import nn
 
-from introspect_cli.capture.frames import called, script_frames
+from introspect_cli.capture.frames import script_frames, variable_names
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
@@ -119,7 +119,7 @@ def test_one_model_alone_is_called_by_its_class(tmp_path):
 
 
 def _asked(thing):
-    return called({id(thing)}, nn.Module, reversed(list(script_frames())), plain_first=True).get(id(thing), "")
+    return variable_names({id(thing)}, nn.Module, reversed(list(script_frames())), plain_first=True).get(id(thing), "")
 
 
 # What pytest makes of `assert` asks for locals(), so that what is looked at has to be in functions without any.

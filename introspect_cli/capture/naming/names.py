@@ -18,7 +18,7 @@ from torch import nn
 
 from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.environment.sources import class_source
-from introspect_cli.capture.frames import called, script_frames
+from introspect_cli.capture.frames import script_frames, variable_names
 from introspect_cli.capture.naming.contents import parameters_in, unwrap, wrapped
 from introspect_cli.capture.naming.identity import ById, FreeNames, Keyed, keyed
 from introspect_cli.capture.naming.states import ModuleState, ParameterNames
@@ -318,7 +318,7 @@ class Names:
 def _variable(root: nn.Module) -> str:
     """The script's variable for a model, from its outermost frames; "" where none holds it."""
     inner = unwrap(root)
-    names = called({id(root), id(inner)}, nn.Module, reversed(list(script_frames())), plain_first=True)
+    names = variable_names({id(root), id(inner)}, nn.Module, reversed(list(script_frames())), plain_first=True)
     return bounded(names.get(id(root)) or names.get(id(inner), ""), _LONGEST_VARIABLE)
 
 

@@ -43,12 +43,7 @@ class GuardedProbe:
         self._recorder = context.recorder
         self._guarded = context.guard.around(self.name, self.lost, then)
         self._patches = Patches()
-        self._heard: list[tuple[list[Any], Any]] = []
-
-    def hear(self, listeners: list[Any], listener: Callable[..., None]) -> None:
-        """Add a listener to a moment's list until the probe is removed."""
-        listeners.insert(0 if self.first else len(listeners), listener)
-        self._heard.append((listeners, listener))
+        self._listening: list[tuple[list[Any], Any]] = []
 
     def install(self) -> None:
         """Put the probe's rows in place, and start to listen."""
@@ -56,21 +51,23 @@ class GuardedProbe:
             self._put(self.name)
             for moment, listeners in vars(self._context.clock).items():
                 if moment.startswith("on_") and hasattr(self, moment):
-                    self.hear(listeners, self._guard(getattr(self, moment), always=moment in {"on_tick", "on_restart"}))
+                    listener = self._listener(getattr(self, moment), always=moment in {"on_tick", "on_restart"})
+                    listeners.insert(0 if self.first else len(listeners), listener)
+                    self._listening.append((listeners, listener))
         self._guarded.on = True
 
     def _put(self, section: str) -> None:
         """Put a section of the table in place until the probe is removed."""
         self._patches.put(section, self, self._guarded)
 
-    def _guard(self, listener: Callable[..., None], *, always: bool) -> Callable[..., None]:
-        """The listener inside the probe's guard; after a failure it is called only if `always`."""
+    def _listener(self, method: Callable[..., None], *, always: bool) -> Callable[..., None]:
+        """The method inside the probe's guard; after a failure it is called only if `always`."""
         guarded = self._guarded
 
         def heard(*given: Any) -> None:
             if guarded.on or always:
                 with guarded:
-                    listener(*given)
+                    method(*given)
 
         return heard
 
@@ -78,7 +75,7 @@ class GuardedProbe:
         """Restore what was replaced, and stop listening."""
         self._guarded.on = False
         self._patches.remove()
-        while self._heard:
-            listeners, listener = self._heard.pop()
+        while self._listening:
+            listeners, listener = self._listening.pop()
             if listener in listeners:
                 listeners.remove(listener)

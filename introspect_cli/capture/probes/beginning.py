@@ -27,7 +27,7 @@ from introspect_cli.capture.events import DRAWS, Patches
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.beginning_events import (
+from introspect_cli.capture.probes.early_draws import (
     Event,
     Events,
     ModuleKey,

@@ -126,7 +126,7 @@ class BuiltProbe(GuardedProbe):
                 if name == "batch_sampler" and type(value) is BatchSampler and held.get("batch_size") is not None:
                     continue  # made by the loader itself
                 if value is not None:
-                    settings[name] = Description(_PROGRESS).of(value)
+                    settings[name] = Description(_PROGRESS).describe(value)
             settings = _with_line(self._lines.get(loader), settings)
         return settings  # noqa: RET504 - nothing where describing it failed
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import private_api, torch_distributed
-from introspect_cli.capture.frames import called, script_frames
+from introspect_cli.capture.frames import script_frames, variable_names
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import unobserved
@@ -101,8 +101,8 @@ class LossProbe(GuardedProbe):
                 self._recorder.emit(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
 
 
-_MOST_NODES = 20_000
-_FRAMES = 3
+MAX_NODES = 20_000
+MAX_FRAMES = 3
 
 
 class Leaves:
@@ -123,8 +123,8 @@ class Leaves:
     def before(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
         """Record the leaves of a graph before its backward pass; pairs of name and leaf, in order of first use."""
         leaves = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
-        frames = islice(script_frames(), _FRAMES)
-        given = called({id(leaf) for leaf in leaves}, torch.Tensor, frames)
+        frames = islice(script_frames(), MAX_FRAMES)
+        given = variable_names({id(leaf) for leaf in leaves}, torch.Tensor, frames)
         self.names.clear()
         if self._are_held([leaf for leaf in leaves if id(leaf) not in given]):
             return []
@@ -147,7 +147,7 @@ class Leaves:
         names = self._context.names
         if unnamed:
             names.seek(unnamed)
-            names.any_module = all(names.parameters.of(leaf) is not None for leaf in unnamed)
+            names.any_module = all(names.parameters.name_of(leaf) is not None for leaf in unnamed)
         return names.any_module
 
     def look_again(self) -> None:
@@ -176,7 +176,7 @@ def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
     leaves: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
     waiting = [node for node in nodes if node is not None]
-    while waiting and len(seen) < _MOST_NODES:
+    while waiting and len(seen) < MAX_NODES:
         node = waiting.pop()
         if node in seen:
             continue

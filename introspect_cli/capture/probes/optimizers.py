@@ -16,11 +16,11 @@ from introspect_cli.capture.frames import outward
 from introspect_cli.capture.naming.identity import ById, FreeNames
 from introspect_cli.capture.naming.states import Holder
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.held import (
-    Held,
+from introspect_cli.capture.probes.optimizer_values import (
     Hyperparameters,
     OptimizerRecords,
     OptimizerSettings,
+    ParameterSites,
     Stepping,
     parameters_of,
 )
@@ -52,7 +52,7 @@ class OptimizerProbe(GuardedProbe):
         super().__init__(context, then=context.clock.lost_optimizers)
         self._state = state
         self._names = FreeNames()
-        self._parameters: ById[Held] = ById()
+        self._parameters: ById[ParameterSites] = ById()
         self._state_seen: set[tuple[str, int]] = set()
         self._records = OptimizerRecords(context)
         self._hyperparameters = Hyperparameters(context.recorder)
@@ -115,7 +115,7 @@ class OptimizerProbe(GuardedProbe):
             stepping = self._stepping(optimizer)
             names = context.names.parameters
             # With a closure it may step before any model that holds its parameters was called.
-            if not has_closure or stepping.held is not None or None not in map(names.of, stepping.parameters):
+            if not has_closure or stepping.known is not None or None not in map(names.name_of, stepping.parameters):
                 self._note(stepping)
             context.clock.begin()
             if self._recorder.wanted:
@@ -142,7 +142,7 @@ class OptimizerProbe(GuardedProbe):
             return
         with self._guarded, unobserved():
             stepping = self._stepping(optimizer)
-            if stepping.held is None:
+            if stepping.known is None:
                 self._note(stepping)
                 if not self._closures:
                     self._record_state_before(stepping)
@@ -162,7 +162,7 @@ class OptimizerProbe(GuardedProbe):
         self._stepped += 1
         with unobserved():
             stepping = self._stepping(optimizer)
-            if stepping.held is None:
+            if stepping.known is None:
                 self._note(stepping)
             if self._recorder.wanted:
                 self._record_after(stepping, has_closure=_has_closure(args, kwargs))
@@ -188,13 +188,13 @@ class OptimizerProbe(GuardedProbe):
 
     def _note(self, stepping: Stepping) -> None:
         """Name the optimizer and its parameters; nothing where their number and names are unchanged."""
-        optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.held
+        optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.known
         parts, all_names = self._context.parts, self._context.names
         if held is not None and len(held.names) == len(parameters) and held.replaced == all_names.parameters.replaced:
             return
         self._context.clock.trains(optimizer)
         unnamed = [
-            tensor for tensor in parameters if all_names.parameters.of(tensor) is None and not self._leaf(tensor)
+            tensor for tensor in parameters if all_names.parameters.name_of(tensor) is None and not self._leaf(tensor)
         ]
         if unnamed:
             all_names.seek(unnamed)
@@ -203,7 +203,7 @@ class OptimizerProbe(GuardedProbe):
         fqns: list[list[str]] = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                parameter_name = all_names.parameters.of(parameter)
+                parameter_name = all_names.parameters.name_of(parameter)
                 if parameter_name is None:
                     parameter_name = all_names.parameters.name_alone(
                         parameter,
@@ -215,8 +215,8 @@ class OptimizerProbe(GuardedProbe):
                 parameter_name.watched |= any(named.watched for named in inside or ())
                 names.append(parameter_name)
                 fqns.append([named.fqn for named in ([parameter_name] if inside is None else inside)])
-        stepping.held = Held(names, all_names.parameters.replaced)
-        self._parameters.set(stepping.key, stepping.held)
+        stepping.known = ParameterSites(names, all_names.parameters.replaced)
+        self._parameters.set(stepping.key, stepping.known)
         all_names.parameters.forget_with(optimizer, list(map(id, parameters)))
         self.settings.note(name, optimizer, fqns, first=turn.first, in_turn=parts.active)
 
@@ -237,7 +237,7 @@ class OptimizerProbe(GuardedProbe):
     def _record_state_before(self, stepping: Stepping) -> None:
         """Record the state before the first step of an optimizer, and after a gap in the recorded steps."""
         name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
-        if stepping.held is not None and stepping.held.names and Kind.OPTIMIZER_STATE in self._context.kinds:
+        if stepping.known is not None and stepping.known.names and Kind.OPTIMIZER_STATE in self._context.kinds:
             place = name, stepping.turn.first
             if self._recorder.resumed or place not in self._state_seen:
                 self._state_seen.add(place)
@@ -248,7 +248,7 @@ class OptimizerProbe(GuardedProbe):
         if has_closure and gradients and not self._closures:
             self._records.gradients(stepping)
         if gradients:
-            large = stepping.held.large(stepping.parameters) if stepping.held is not None else []
+            large = stepping.known.large(stepping.parameters) if stepping.known is not None else []
             parallel.note_computation(tensor.grad for tensor in large if tensor.grad is not None)
         self._state.parameters_after(stepping)
         if Kind.OPTIMIZER_STATE in self._context.kinds:

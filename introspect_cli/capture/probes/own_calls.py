@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.events import Patches
     from introspect_cli.capture.guard import Guarded
 
-_MOST_FRAMES = 40
-_MOST_UNSEEN = 1000
+MAX_FRAMES = 40
+MAX_UNSEEN = 1000
 _IN_MODULES = "torch.distributions."
 """torch package whose classes libraries combine with `nn.Module` in one class."""
 
@@ -165,7 +165,7 @@ class Unseen:
             return
         self._looked.add(key)
         above = {id(holder): holder for holder in names.holders_of(module)}
-        for caller, _ in zip(outward(frame), range(_MOST_FRAMES), strict=False):
+        for caller, _ in zip(outward(frame), range(MAX_FRAMES), strict=False):
             is_method = caller.f_code.co_argcount and caller.f_code.co_varnames[0] == "self"
             holder = above.get(id(caller.f_locals.get("self"))) if is_method else None
             if holder is not None:
@@ -182,7 +182,7 @@ class Unseen:
         known: dict[int, bool] = {}
         for optimizer in clock.trained.of_this_thread():
             for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
-                name = names.parameters.of(parameter)
+                name = names.parameters.name_of(parameter)
                 place = None if name is None or parameter.grad is None else name.place_of(parameter)
                 module = None if place is None else place[0]()
                 if module is not None and not known.setdefault(id(module), self._ran(module)):
@@ -197,7 +197,7 @@ class Unseen:
     def _add(self, module: nn.Module, how: str, phase: Phase) -> None:
         """Add a method to a module's entry; 1000 modules at most."""
         state = self._context.names.find(module)
-        if state is None or len(self.document) >= _MOST_UNSEEN:
+        if state is None or len(self.document) >= MAX_UNSEEN:
             return
         methods = self.document.setdefault(state.fqn, {}).setdefault(phase.value, [])
         if how not in methods:

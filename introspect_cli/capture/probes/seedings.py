@@ -14,7 +14,7 @@ import torch
 
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.beginning_events import Event, seed_word
+from introspect_cli.capture.probes.early_draws import Event, seed_word
 from introspect_cli.records import Kind
 from introspect_cli.tensors.views import unobserved
 

@@ -19,8 +19,8 @@ from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.script import tensors_in_module
-from introspect_cli.capture.probes.written import Loose, Written
+from introspect_cli.capture.probes.fingerprints import Fingerprints, UnheldParameters
+from introspect_cli.capture.probes.script_values import tensors_in_module
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import GIVEN, Kind, Phase
 from introspect_cli.tensors.kernels import numbers_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming.states import ParameterName
-    from introspect_cli.capture.probes.held import Stepping
+    from introspect_cli.capture.probes.optimizer_values import Stepping
 
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
@@ -56,11 +56,11 @@ class StateProbe(GuardedProbe):
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
         self._after: ById[tuple[tuple[list[int], int], list[int], Sequence[int]]] = ById()
         self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
-        self._written = Written(context.recorder.summarizer)
+        self._fingerprints = Fingerprints(context.recorder.summarizer)
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
         self._again: dict[tuple[str, Phase], int] = {}
-        self._loose = Loose(context)
+        self._unheld = UnheldParameters(context)
         self._step = self._called = -1
         self.within: Callable[[], Phase | None] = lambda: None
         """The phase of the module calls under way; None where none is, or its calls are not recorded."""
@@ -85,7 +85,7 @@ class StateProbe(GuardedProbe):
         swapped = [
             (name, value, held[key])
             for key, value in values.items()
-            if key in held and value is not held[key] and (name := names.parameters.of(held[key])) and name.watched
+            if key in held and value is not held[key] and (name := names.parameters.name_of(held[key])) and name.watched
         ]
         names_of, others, own = zip(*swapped, strict=True) if swapped else ((), (), ())
         if phase is not None:
@@ -124,7 +124,7 @@ class StateProbe(GuardedProbe):
                 call = self._context.count(GIVEN, name.fqn, phase)
                 sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
             self._recorder.emit_many(sites, list(tensors))
-            self._written.recorded(list(tensors))
+            self._fingerprints.recorded(list(tensors))
 
     def on_restart(self, kept: int | None) -> None:
         """Forget all records as steps are counted anew; with `kept`, only the step's number."""
@@ -162,7 +162,7 @@ class StateProbe(GuardedProbe):
         self._started[state.fqn] = weakref.ref(root)
         context.names.refresh(root)
         whole = context.names.whole_of(root)  # a part may be called by itself, and the rest is used all the same
-        self._record(_those(self._tensors_of(whole), self._is_new), Phase.START)
+        self._record(_filtered(self._tensors_of(whole), self._is_new), Phase.START)
         self._changed(root, with_buffers=first)  # while another root held it
 
     def _turn(self) -> None:
@@ -200,7 +200,7 @@ class StateProbe(GuardedProbe):
 
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
-        alone, contents = self._loose.tensors(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
+        alone, contents = self._unheld.tensors(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
         if alone:
             contents = [*contents[0], *[Kind.PARAM] * len(alone)], [*contents[1], *alone], contents[2]
         changed = self._rewritten(contents)
@@ -214,9 +214,9 @@ class StateProbe(GuardedProbe):
     def _rewritten(self, contents: Contents) -> Contents:
         """Tensors written to since their record, without rounded copies of what an optimizer holds."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
-        since, parts = self._written.since(contents[1]), self._context.parts
+        since, parts = self._fingerprints.since(contents[1]), self._context.parts
         changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}
-        return _those(contents, lambda tensor: id(tensor) in changed)
+        return _filtered(contents, lambda tensor: id(tensor) in changed)
 
     def on_root_left(self, root: nn.Module) -> None:
         """Record parameters that a forward pass has written to, such as a moving average inside a model.
@@ -303,7 +303,7 @@ class StateProbe(GuardedProbe):
     ) -> None:
         """Emit tensors at sites, flat pieces at their place, and remember their fingerprints."""
         self._recorder.emit_many(*self._context.parts.each(sites, tensors, tensors, site_of))
-        self._written.recorded(tensors)
+        self._fingerprints.recorded(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
         """Site of a tensor; None without values, without a name, or where unwanted."""
@@ -327,16 +327,16 @@ class StateProbe(GuardedProbe):
             zero.is_loaded() and zero.is_away(tensor) and not (parts.active and parts.shard(tensor))
         ):
             return None
-        name = self._context.names.parameters.of(tensor)
+        name = self._context.names.parameters.name_of(tensor)
         if name is None:
             # A buffer that the module replaced instead of writing into it: name it again.
             for root in self._context.names.roots():
                 self._context.names.refresh(root)
-            name = self._context.names.parameters.of(tensor)
+            name = self._context.names.parameters.name_of(tensor)
         return name
 
 
-def _those(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
+def _filtered(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
     """The tensors for which `are` is true, with their kinds."""
     at = [position for position, tensor in enumerate(contents[1]) if are(tensor)]
     return [contents[0][position] for position in at], [contents[1][position] for position in at], []

@@ -24,7 +24,7 @@ from introspect_cli.tensors.places import Placed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.capture.recording.keeping import Keeping
+    from introspect_cli.capture.recording.step_policy import StepPolicy
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given, Site
     from introspect_cli.store.write.rank_writer import RankWriter
@@ -51,7 +51,7 @@ class Recorder:
         summarizer: Summarizer,
         rank: RankWriter,
         store: StoreWriter,
-        keeping: Keeping,
+        policy: StepPolicy,
         save_tensors: tuple[str, ...] = (),
         store_lost: Callable[[StoreError], None] = lambda _error: None,
     ) -> None:
@@ -61,28 +61,28 @@ class Recorder:
             summarizer: turns values into slots.
             rank: where finished steps go.
             store: where whole tensors go.
-            keeping: which steps are wanted, and kept.
+            policy: which steps are wanted, and kept.
             save_tensors: globs over FQNs of values that are stored whole.
             store_lost: told once when the store can no longer be written.
         """
         self.summarizer = summarizer
         self.step = 0
         self.alive = True
-        self.wanted = keeping.wants(0)
+        self.wanted = policy.wants(0)
         self.resumed = True
         self.labels: Callable[[], Labels] = dict
         """Labels of the ending step by the script's framework."""
         self._rank = rank
         self._lock = new_lock()
-        self._keeping = keeping
+        self._policy = policy
         self._store_lost = store_lost
         self._sites = Sites(rank, self._lock, save_tensors)
-        self.saved = SavedTensors(save_tensors, summarizer, keeping.box, self._sites, self._lock)
+        self.saved = SavedTensors(save_tensors, summarizer, policy.box, self._sites, self._lock)
         self._save = self.saved.save
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
-        self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
+        self._backlog = Backlog(rank, store, summarizer, policy, self._sites, self._lose)
         self.intake = None if self.saved.are_wanted else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self.at_once: Callable[[int, Any], int] = _not_at_once
@@ -182,14 +182,14 @@ class Recorder:
             keep: whether the current step stays, as the first.
         """
         with self._lock:
-            wanted = self._keeping.wants(0) and (self.wanted or not keep)
+            wanted = self._policy.wants(0) and (self.wanted or not keep)
             if not (keep and wanted):
                 self.step_rows.take_back(0)
                 self.step_rows.times.clear()
                 self.saved.of_step.clear()
             self._backlog.clear()
             self.step = 0
-            self._keeping.restart()
+            self._policy.restart()
             self.wanted = self.alive and wanted
             self.resumed = True
             try:
@@ -211,7 +211,7 @@ class Recorder:
                 if self.step_rows.sites or self.step_rows.slots or self.step_rows.times:
                     self._empty()  # an interrupt came before anything was set aside, or while this was done
                 self.step += 1
-                self.wanted = self.alive and self._keeping.wants(self.step)
+                self.wanted = self.alive and self._policy.wants(self.step)
                 self.resumed = self.wanted and not was_wanted
 
     def flush(self, *, current: bool) -> None:

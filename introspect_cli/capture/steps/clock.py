@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.recording.recorder import Recorder
     from introspect_cli.capture.recording.step_rows import Row
 
-_MOST_SPANS = 1000
+MAX_SPANS = 1000
 _MARK = "introspect: made before anything was trained"
 
 
@@ -159,7 +159,7 @@ class StepClock(Moments):
         is_trained = trained.is_trained(module)
         phase = evaluation.phase(module, is_trained=is_trained, is_new=trained.is_new, first_step=not self.ticks)
         if phase is Phase.EVAL:
-            if not evaluation.wanted and len(self.passed_over) < _MOST_SPANS:
+            if not evaluation.wanted and len(self.passed_over) < MAX_SPANS:
                 self._pass_over(self._recorder.step)
             taken, began = evaluation.take_back()
             if began:

@@ -153,10 +153,10 @@ def _in_function() -> bool:
         kind = kinds.pop()
         codes.add(getattr(kind.forward, "__code__", None))
         kinds += kind.__subclasses__()
-    return any(frame.f_code in codes for frame, _ in zip(outward(sys._getframe(1)), range(_FRAMES), strict=False))  # noqa: SLF001 - the documented way to a frame
+    return any(frame.f_code in codes for frame, _ in zip(outward(sys._getframe(1)), range(MAX_FRAMES), strict=False))  # noqa: SLF001 - the documented way to a frame
 
 
-_FRAMES = 100
+MAX_FRAMES = 100
 
 
 @dataclass

@@ -108,7 +108,7 @@ class Records(NamedTuple):
         return np.maximum(counts, 0).sum(axis=0) if counts else np.zeros(len(rows), np.int64)
 
 
-class Keeping:
+class StepPolicy:
     """Decides which steps are recorded, written and dropped.
 
     Attributes:
