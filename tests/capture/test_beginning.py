@@ -28,7 +28,7 @@ def test_of_a_deep_model_the_first_draws_are_kept(tmp_path, monkeypatch):
     assert len(document["events"]) == 8
     assert document["left_out"] == 13
     assert re.fullmatch(r"seed torch.manual_seed 0 \S+:\d+", document["events"][0])
-    assert re.fullmatch(r"draw torch \w+ uniform_\(.*\) Sequential.3.weight \S+", document["events"][-1])
+    assert re.fullmatch(r"draw torch \w+ kaiming_uniform_\(.*\) Sequential.3.weight \S+", document["events"][-1])
 
 
 def begun(events):
