@@ -77,11 +77,6 @@ class CaptureOptions:
         False,
         "End the script, on all ranks, when it diverges; exit as diff does.",
     )
-    on_divergence: str | None = of_comparing(
-        None,
-        "Shell command to run at the first divergence; it gets INTROSPECT_RUN and INTROSPECT_STEP.",
-        metavar="COMMAND",
-    )
     record: frozenset[Kind] = of_records(
         frozenset(Kind(name) for name in DEFAULT_KINDS),
         f"Kinds of values: {', '.join(KINDS)}; or default (all but collective), all, none.",

@@ -51,11 +51,9 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
         options = replace(options, against=_located(options.against), noise=tuple(map(_located, options.noise)))
         if options.output is not None and os.path.realpath(options.output) == os.path.realpath(str(options.against)):
             raise UsageError(f"{given['against']} is the run to compare with: name another directory with -o")
-    comparing = options.rtol or options.noise or options.diff or options.stop or options.on_divergence
+    comparing = options.rtol or options.noise or options.diff or options.stop
     if options.against is None and comparing:
-        raise UsageError(
-            "--rtol, --noise, --diff, --stop, --on-divergence say how to compare: name a run with --against"
-        )
+        raise UsageError("--rtol, --noise, --diff, --stop say how to compare: name a run with --against")
     try:
         shlex.split(options.diff or "")
     except ValueError as error:
