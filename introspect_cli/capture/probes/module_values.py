@@ -83,7 +83,7 @@ class ModuleValues:
                 site = state.sites.get((phase, kind, prefix, call))
                 if site is None:
                     site = self._context.site(state, phase, kind, prefix, call)
-                if placed is not None or self._recorder.at_once(site, value) < 0:
+                if placed is not None or self._recorder.record_small(site, value) < 0:
                     self._recorder.emit(site, value if placed is None else placed)
             self._follow(state, phase, kind, call, prefix, value, placed)
             return

@@ -121,7 +121,7 @@ class Plan:
         if type(state) not in _STATES or not self._are_all:
             return False
         known = parameters, state, self._lengths, self._keys, torch.Tensor
-        return recorder.collected(KERNELS.record_state, self.sites, *known)
+        return recorder.record_compiled(KERNELS.record_state, self.sites, *known)
 
 
 class OptimizerRecords:
@@ -138,7 +138,7 @@ class OptimizerRecords:
             return
         sites, parameters = held.gradient_sites(context, call), stepping.parameters
         at_once = held.all_watched and not context.parts.active
-        if at_once and self._recorder.collected(KERNELS.record_gradients, sites, parameters):
+        if at_once and self._recorder.record_compiled(KERNELS.record_gradients, sites, parameters):
             return
         sites, parameters, gradients = _with_gradients(sites, parameters)
         placed = context.parts.each(

@@ -59,7 +59,6 @@ class StateProbe(GuardedProbe):
         self._fingerprints = Fingerprints(context.recorder.summarizer)
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
-        self._again: dict[tuple[str, Phase], int] = {}
         self._unheld = UnheldParameters(context)
         self._step = self._called = -1
         self.within: Callable[[], Phase | None] = lambda: None
@@ -170,7 +169,6 @@ class StateProbe(GuardedProbe):
         if self._step != self._recorder.step:
             # What the step before left is on record, unless that step was not captured or nobody recorded it.
             self._step, clock = self._recorder.step, self._context.clock
-            self._again.clear()
             self._fresh.clear()
             if self._recorder.resumed or clock.unseen_steps or not clock.has_optimizer:
                 self._started.clear()
@@ -316,8 +314,7 @@ class StateProbe(GuardedProbe):
             return self._context.site(name, phase, kind)
         # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
         used = phase is Phase.OPTIMIZER or (phase is Phase.START and name.fqn in self._fresh)
-        call = self._again.get((name.fqn, phase), int(used))
-        self._again[name.fqn, phase] = call + 1
+        call = int(used) + self._context.count(self, name.fqn, phase)
         return self._context.site(name, phase, kind, call=call)
 
     def _name(self, tensor: torch.Tensor) -> ParameterName | None:

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 _SUMMARISED = (torch.Tensor, Placed)
 
 
-def _not_at_once(_site: int, _value: object) -> int:
+def _not_small(_site: int, _value: object) -> int:
     return -1
 
 
-def _none_at_once(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
+def _none_small(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
     return False
 
 
@@ -85,27 +85,27 @@ class Recorder:
         self._backlog = Backlog(rank, store, summarizer, policy, self._sites, self._lose)
         self.intake = None if self.saved.are_wanted else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
-        self.at_once: Callable[[int, Any], int] = _not_at_once
-        self._all_at_once: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_at_once
-        self._record_at_once(on=True)
+        self.record_small: Callable[[int, Any], int] = _not_small
+        self._record_small_all: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_small
+        self._use_intake(on=True)
 
-    def _record_at_once(self, *, on: bool) -> None:
+    def _use_intake(self, *, on: bool) -> None:
         """Switch the compiled path for small plain tensors on or off; off while `record_only` is set."""
         if self.intake is None:
             return
         if on and self.step_rows.only is None:
             rows = self.step_rows
             self.intake.into(rows.sites, rows.slots, rows.times, self._lock)
-            self.at_once, self._all_at_once = self.intake.record, self.intake.record_all
+            self.record_small, self._record_small_all = self.intake.record, self.intake.record_all
         else:
             self.intake.into()
-            self.at_once, self._all_at_once = _not_at_once, _none_at_once
+            self.record_small, self._record_small_all = _not_small, _none_small
 
     def record_only(self, sites: frozenset[Site] | None) -> None:
         """Record nothing but some sites; all where None."""
         self.step_rows.only = sites
         if sites is not None:
-            self._record_at_once(on=False)
+            self._use_intake(on=False)
 
     @property
     def steps_written(self) -> int:
@@ -119,7 +119,7 @@ class Recorder:
 
     def emit(self, site: int, value: object, given: Given | None = None) -> None:
         """Record a tensor or plain value at a site; `given` are an operator's inputs."""
-        if given is None and self.at_once(site, value) >= 0:
+        if given is None and self.record_small(site, value) >= 0:
             return
         with self._lock:
             if given is not None:
@@ -138,7 +138,7 @@ class Recorder:
         if not issubclass(type(value), _SUMMARISED):
             slot = self.summarizer.value(plain(value, secret=site in self._sites.secret))
             self.step_rows.note(site, slot)
-        elif (slot := self.at_once(site, value)) < 0:
+        elif (slot := self.record_small(site, value)) < 0:
             slot = self.summarizer.add(value)
             self.step_rows.note(site, slot)
             self._save(site, slot, value)
@@ -151,23 +151,23 @@ class Recorder:
                 for site, value in zip(sites, values, strict=True):
                     self.emit(site, value)
                 return
-            done = self._all_at_once(sites, values)
+            done = self._record_small_all(sites, values)
             if done is not True:
-                self._long(sites, values, done or None)
+                self._record_rest(sites, values, done or None)
 
-    def _long(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None) -> None:
+    def _record_rest(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None) -> None:
         """Record tensors by the slow path; `known` has the slots already done, -1 for the others."""
         slots = self.summarizer.add_all(values, known)
         for site, slot, value in zip(sites, slots, values, strict=True) if self.intake is None else ():
             self._save(site, slot, value)
         self.step_rows.note_all(sites, slots)
 
-    def collected(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
+    def record_compiled(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
         """Record an optimizer's tensors by one compiled function; False, with nothing done, where it cannot."""
         with self._lock:
             done = self.intake is not None and collect(self.intake, sites, *known)
             if done and done is not True:
-                self._long(sites, done[1], done[0])
+                self._record_rest(sites, done[1], done[0])
             return bool(done)
 
     def gap(self, site: int, reason: str) -> None:
