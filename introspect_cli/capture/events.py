@@ -167,8 +167,8 @@ EVENTS = (
           "past `nn.Module.__call__`", Treatment.REPLACE),
     Event("modules", "torch.nn.modules.module", ("register_module_module_registration_hook",), "_names.registered",
           "names by path", Treatment.HOOK),
-    Event("modules", "torch.nn.modules.module", ("register_module_parameter_registration_hook",), "_names.holds",
-          "names of parameters whose model was not called", Treatment.HOOK),
+    Event("modules", "torch.nn.modules.module", ("register_module_parameter_registration_hook",),
+          "_names.parameter_registered", "names of parameters whose model was not called", Treatment.HOOK),
     Event("collectives", "torch.distributed.distributed_c10d:Work", ("wait",), "_waiting", "results of collectives"),
 )  # fmt: skip
 """What is watched from when to when, and why. Kernels of collectives, taps and the compiler's backends are put in place
@@ -292,6 +292,7 @@ def _hook(method: Callable[..., Any], guarded: Guarded, *, compilers: bool) -> C
     is_traced = sys.modules["torch"].compiler.is_compiling if compilers else _never
 
     def hooked(*given: Any) -> Any:
+        """Call the method, unless a compiler traces this or the probe is off."""
         if not is_traced() and guarded.on:
             with guarded:
                 return method(*given)

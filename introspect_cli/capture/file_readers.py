@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         def is_on(self) -> bool:
             """Whether the script is running, and no code of introspect."""
 
-        def path(self, frame: FrameType, path: object) -> None:
+        def note_path(self, frame: FrameType, path: object) -> None:
             """Note a file that a library has opened by path."""
 
 
@@ -52,7 +52,7 @@ class _StandIn(type):
         handle = cls._original(*args, **kwargs)
         if cls.reader.is_on:
             with cls.reader.guarded:
-                cls.reader.path(sys._getframe(1), args[0] if args else kwargs.get("filename"))  # noqa: SLF001 - as python documents it
+                cls.reader.note_path(sys._getframe(1), args[0] if args else kwargs.get("filename"))  # noqa: SLF001 - as python documents it
         return handle
 
     def __instancecheck__(cls, instance: object) -> bool:

@@ -129,6 +129,7 @@ class Guarded:
         self.on = False
 
     def __enter__(self) -> None:
+        """Begin a section: signal handlers of the script wait, and Dynamo looks at no frame."""
         sections = self._sections
         if get_ident() == sections.main:
             sections.depth += 1
@@ -138,6 +139,7 @@ class Guarded:
     def __exit__(
         self, _class: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> bool:
+        """End a section; an error of ours is swallowed, noted, and switches the probe off."""
         if PAUSE.taken:
             PAUSE.end()
         if error is None:

@@ -14,7 +14,7 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
@@ -72,17 +72,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "children": probes.children.started if probes is not None else [],
         "failures": redact.nested(guard.details),
     }
-    return facts | (_NOTHING_RECORDED if probes is None else _recorded(probes))
-
-
-_NOTHING_RECORDED: Final[dict[str, Any]] = {
-    "steps": 0,
-    "pipeline": None,
-    "data_parallel": [],
-    "copies": [],
-    "broadcasts_buffers": None,
-    "remainder": False,
-}
+    return facts | ({"steps": 0} if probes is None else _recorded(probes))
 
 
 def _recorded(probes: Probes) -> dict[str, Any]:

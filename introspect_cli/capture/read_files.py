@@ -175,6 +175,7 @@ class ReadFiles:
         )
 
         def opened(_: object) -> None:
+            """Note each file that was given."""
             given = call.args[at] if len(call.args) > at else named
             for path in given if type(given) in {list, tuple} else [given]:
                 if type(path) is not str and not isinstance(path, Path):
@@ -184,7 +185,7 @@ class ReadFiles:
                     with os.scandir(path) as entries:
                         inside = sorted(entry.path for entry in entries if entry.is_file())[:MAX_FILES_OF_FOLDER]
                 for name in inside:
-                    self.path(call.frame, name)
+                    self.note_path(call.frame, name)
 
         return opened
 
@@ -196,11 +197,11 @@ class ReadFiles:
         given = args[0] if args else kwargs.get("file")
         if type(given) is not int:
             name = handle.name
-            self.read(
+            self.note_descriptor(
                 frame, handle.fileno(), name if type(name) is str else os.fsdecode(name) if type(name) is bytes else ""
             )
 
-    def read(self, frame: FrameType | None, descriptor: int, path: str) -> None:
+    def note_descriptor(self, frame: FrameType | None, descriptor: int, path: str) -> None:
         """Note an open regular file older than the run.
 
         More than 16 files of one line and ending (48 of `CONFIG`) become one entry.
@@ -239,7 +240,7 @@ class ReadFiles:
                     self._files.pop(file, None)
                     self._waiting.pop(file, None)
                 return
-            about = self._look(name, descriptor, status.st_size, ending)
+            about = self._describe(name, descriptor, status.st_size, ending)
             self._files[name] = about | ({"line": line} if line else {})
 
     def _is_watched(self, real: str) -> bool:
@@ -251,7 +252,7 @@ class ReadFiles:
         secret = ending.lower() in _SECRET or name.lower() in _SECRET or redact.is_secret_name(stem, self._patterns)
         return not secret and ending not in {".pyc", ".so"} and not sources.generated(real)
 
-    def _look(self, name: str, descriptor: int, size: int, ending: str) -> dict[str, Any]:
+    def _describe(self, name: str, descriptor: int, size: int, ending: str) -> dict[str, Any]:
         """Size and digest of a file; keeps the text of small configuration files.
 
         Above 16 MiB, 64 blocks are sampled.
@@ -284,13 +285,13 @@ class ReadFiles:
         home = os.path.expanduser("~") + os.sep  # noqa: PTH111 - as above
         return f"~/{shown[len(home) :]}" if len(home) > 2 and shown.startswith(home) else shown
 
-    def path(self, frame: FrameType, path: object) -> None:
+    def note_path(self, frame: FrameType, path: object) -> None:
         """Note a file that a library has opened by path."""
         if type(path) is not str and not isinstance(path, Path):
             return
         descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self.read(frame, descriptor, str(path))
+            self.note_descriptor(frame, descriptor, str(path))
         finally:
             os.close(descriptor)
 

@@ -127,6 +127,7 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
+        """Run the module with its real loader, then call back."""
         spec = module.__spec__
         if spec is not None:
             spec.loader = self._loader

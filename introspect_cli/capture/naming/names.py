@@ -117,7 +117,7 @@ class Names:
             with self._lock:
                 self._forget(child)
 
-    def holds(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
+    def parameter_registered(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
         """Note that a module was given a parameter (torch's registration hook), so it may be a model by itself."""
         if not self.settled and self._holders.get(module) is None:
             self._holders.set(module, True)
@@ -143,13 +143,13 @@ class Names:
             top = self._topmost(module)
             if top is module and caller is not None:
                 # Held in a plain list or built on the fly: no path leads to it but the call.
-                self._adopt(module, f"{caller.fqn}.{class_name(unwrap(module))}")
+                self._name_tree(module, f"{caller.fqn}.{class_name(unwrap(module))}")
                 self._count_on(module)
                 self.made_on_the_fly(module)
             else:
-                self._adopt(top, class_name(unwrap(top)) + suffix)
+                self._name_tree(top, class_name(unwrap(top)) + suffix)
                 if self.find(module) is None:
-                    self._adopt(module, class_name(unwrap(module)))
+                    self._name_tree(module, class_name(unwrap(module)))
             named = self.find(module)
             assert named is not None
             return named
@@ -167,7 +167,7 @@ class Names:
         """Name a module `name`, and all below it by path, before its first call."""
         with self._lock:
             self.any_module = True
-            self._adopt(module, name)
+            self._name_tree(module, name)
 
     def renumber(self, kept: int | None) -> None:
         """Restart the count of steps: calls of step `kept` become those of step 0; None drops all."""
@@ -178,14 +178,14 @@ class Names:
         """The live roots, in the order in which they were first called."""
         return [root for reference in self._roots if (root := reference()) is not None]
 
-    def whole_of(self, module: nn.Module) -> nn.Module:
+    def root_of(self, module: nn.Module) -> nn.Module:
         """The root that holds a named module; the module itself where it is the root or its root has another name."""
         state = self.find(module)
         top = self._topmost(module)
         named = self.find(top)
         return top if state is not None and named is not None and state.fqn.startswith(f"{named.fqn}.") else module
 
-    def seek(self, tensors: list[torch.Tensor]) -> None:
+    def name_holders_of(self, tensors: list[torch.Tensor]) -> None:
         """Name the models that hold any of these tensors, among all modules seen while they were built.
 
         A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state.
@@ -199,7 +199,7 @@ class Names:
                     continue
                 held = set(map(id, parameters_in(top)))
                 if any(id(tensor) in held for tensor in tensors):
-                    self._adopt(top, class_name(unwrap(top)))
+                    self._name_tree(top, class_name(unwrap(top)))
 
     def new_modules(self) -> list[ModuleInfo]:
         """Rows of the modules named since the last call."""
@@ -236,7 +236,7 @@ class Names:
             module = parent
             seen.add(id(module))
 
-    def _adopt(self, root: nn.Module, base: str) -> None:
+    def _name_tree(self, root: nn.Module, base: str) -> None:
         """Make a module a root and name its tree, under its present name if it has one, else a free one from `base`."""
         state = self.find(root) or self.find(unwrap(root))
         if state is not None:
@@ -293,6 +293,7 @@ class Names:
         states, names = self.states, self.parameters
 
         def forget(reference: Keyed[nn.Module]) -> None:
+            """Drop what is known of a module that is gone, unless another has come to its address."""
             state = states.get(reference.key)
             if state is not None and state.reference is reference:
                 del states[reference.key]

@@ -280,6 +280,7 @@ class ParameterNames(dict[int, ParameterName]):
         key, names, watched = id(optimizer), self, self._optimizers
 
         def forget(reference: weakref.ref[torch.optim.Optimizer]) -> None:
+            """Drop the names that only the optimizer that is gone kept alive."""
             if watched.get(key) is reference:
                 del watched[key]
             for tensor in tensors:

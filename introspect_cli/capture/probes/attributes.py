@@ -116,7 +116,7 @@ class AttributeProbe(GuardedProbe):
         if state is not None:
             seen = self._watched.get(state.fqn)
             if seen is None or not all(one.holds() for one in seen):
-                self._look(root, state.fqn)
+                self._write_changed(root, state.fqn)
 
     def _made_on_the_fly(self, module: nn.Module) -> None:
         """Write the row of a module below no root when it is named, at each call where each makes it anew."""
@@ -124,9 +124,9 @@ class AttributeProbe(GuardedProbe):
             with self._guarded:
                 state = self._context.names.find(module)
                 if state is not None:
-                    self._look(module, state.fqn)
+                    self._write_changed(module, state.fqn)
 
-    def _look(self, root: nn.Module, root_name: str) -> None:
+    def _write_changed(self, root: nn.Module, root_name: str) -> None:
         """Write rows of the modules below a root whose attributes have changed."""
         names, step = self._context.names, self._context.recorder.step
         held: list[AttributeSnapshot] = []

@@ -67,24 +67,24 @@ class BeginningProbe(GuardedProbe):
         self._methods = Patches()
         self._places = Places()
         self._generators: Generators | None = None
-        self._looks = self._goes_on = False
+        self._is_watching = self._watches_on = False
         self._events = Events()
-        self._read: dict[str, None] = {}
-        self._held: list[str] = []
+        self._files: dict[str, None] = {}
+        self._generators_made: list[str] = []
 
     def install(self) -> None:
         """Watch `torch.load`; watch draws too, if random states are recorded."""
         if Kind.RNG in self._context.kinds:
             self._generators = Generators()
             self._generators.look(())
-            self._look_at_draws()
+            self._watch_draws()
         super().install()
 
-    def _look_at_draws(self) -> None:
+    def _watch_draws(self) -> None:
         """Watch initialisers, tensor methods that draw, new generators, registrations and module calls."""
         self._put("early draws")
         self._methods.put("early methods", self, self._guarded)
-        self._looks = True
+        self._is_watching = True
         self._modules.surround(self._around)
 
     def remove(self) -> None:
@@ -96,40 +96,44 @@ class BeginningProbe(GuardedProbe):
         """Restore the replaced functions."""
         self._methods.remove()
         self._patches.remove()
-        if self._looks:
-            self._looks = False
+        if self._is_watching:
+            self._is_watching = False
             self._modules.surround(None)
 
     def document(self) -> dict[str, object]:
         """Events as lines of words, files read, and the script's generators. Call once the model has names."""
         if self._generators is None:  # nobody looked for draws
-            return {"read": list(self._read)}
-        return {**self._events.lines(self._context.names), "read": list(self._read), "generators": self._held}
+            return {"read": list(self._files)}
+        return {
+            **self._events.lines(self._context.names),
+            "read": list(self._files),
+            "generators": self._generators_made,
+        }
 
     def on_begin(self) -> None:
         """Stop watching as the first step begins; a draw not noted yet is."""
         self._put_back()
-        self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
+        self._note_draws(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
         made = script_generators() if self._generators is not None else {}
-        self._held = [generator_words(name, generator) for name, generator in made.items()]
-        if self._generators is not None or self._read:
+        self._generators_made = [generator_words(name, generator) for name, generator in made.items()]
+        if self._generators is not None or self._files:
             self._context.facts["beginning"] = self.document
 
     def on_tick(self) -> None:
         """Switch off as the first step ends, unless steps are counted anew."""
-        if not self._goes_on:
+        if not self._watches_on:
             self._guarded.on = False
             self._put_back()
-        self._goes_on = False
+        self._watches_on = False
 
     def on_restart(self, first: int | None) -> None:
         """Watch on where all that ran was an evaluation (`first` None); else nothing."""
         if first is None and self._generators is not None:
-            self._guarded.on = self._goes_on = True  # the clock says next that the steps so far are over
+            self._guarded.on = self._watches_on = True  # the clock says next that the steps so far are over
             with self._guarded:
                 self._put_back()
-                self._look_at_draws()
-                self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
+                self._watch_draws()
+                self._note_draws(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
 
     def _around(self, original: Called) -> Called:
         """A call of a module with a look at the generators before and after."""
@@ -137,20 +141,21 @@ class BeginningProbe(GuardedProbe):
 
         @uncounted
         def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not self._guarded.on or not self._looks or private_api.tracing_state() is not None:
+            """Call the module between two looks at the generators."""
+            if not self._guarded.on or not self._is_watching or private_api.tracing_state() is not None:
                 return original(module, args, kwargs)
             depth = len(calls.modules)
             with self._guarded:
                 self._methods.remove()  # a compiler that begins now finds torch's
                 frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
                 calls.line = calls.line if depth else self._places.line(frame)
-                self._look(frame)
+                self._note_draws(frame)
             try:
                 calls.modules.append(module)
                 result = original(module, args, kwargs)
-                if self._looks:
+                if self._is_watching:
                     with self._guarded:
-                        self._look(None)
+                        self._note_draws(None)
                 return result
             finally:
                 del calls.modules[depth:]
@@ -161,23 +166,23 @@ class BeginningProbe(GuardedProbe):
         """Note a draw, as a parameter is registered."""
         generators = self._generators
         if generators is not None and DRAWS not in self._guarded.inside and generators.moved():
-            self._look(sys._getframe(1))  # noqa: SLF001 - as python documents it
+            self._note_draws(sys._getframe(1))  # noqa: SLF001 - as python documents it
 
     def _reading(self, call: Call) -> None:
         """Note the file that `torch.load` reads, 100 at most."""
-        if len(self._read) < MAX_FILES:
-            self._read[_file_name(call.first)] = None
+        if len(self._files) < MAX_FILES:
+            self._files[_file_name(call.first)] = None
 
     def is_seeded_early(self, frame: FrameType) -> bool:
         """Note draws before a generator is seeded or set; whether this is before training."""
-        if self._guarded.on and self._looks:
-            self._look(frame)
+        if self._guarded.on and self._is_watching:
+            self._note_draws(frame)
             return True
         return False
 
     def seeded(self, event: Event) -> None:
         """Note an early seeding."""
-        self._take()
+        self._moved_generators()
         self._events.note(event)
 
     def _made(self, call: Call) -> Callable[[object], None]:
@@ -188,6 +193,7 @@ class BeginningProbe(GuardedProbe):
             frame = call.frame.f_back
 
         def made(_: object) -> None:
+            """Note the seed, if code of the user's has made the generator."""
             if frame is not None and is_users(frame.f_code.co_filename):
                 by = "random.Random" if is_pythons else "numpy.random.default_rng"
                 seed = next(iter((*call.args[is_pythons:], *call.kwargs.values())), None)
@@ -198,11 +204,12 @@ class BeginningProbe(GuardedProbe):
 
     def _filling(self, call: Call) -> Callable[[object], None]:
         """Note draws before a call that fills a tensor; returns what notes the call's own draws."""
-        self._look(call.frame)
+        self._note_draws(call.frame)
         before = state_of(call.kwargs.get("generator"))
 
         def filled(_: object) -> None:
-            drawn = self._take() + ([("own", before)] if before else [])
+            """Note each generator that the call drew from."""
+            drawn = self._moved_generators() + ([("own", before)] if before else [])
             if drawn:
                 tensor = tensor_key(call.first)
                 line, by = self._places.line(call.frame), call.name + arguments_word(call.args, call.kwargs)
@@ -211,9 +218,9 @@ class BeginningProbe(GuardedProbe):
 
         return filled
 
-    def _look(self, frame: FrameType | None, *, whole: bool = False) -> None:
+    def _note_draws(self, frame: FrameType | None, *, whole: bool = False) -> None:
         """Note draws since the last look, by the innermost module under way, else by the line."""
-        drawn = self._take(whole=whole)
+        drawn = self._moved_generators(whole=whole)
         if drawn:
             by, subject, line = "", None, ""
             if self._calls.modules:
@@ -225,7 +232,7 @@ class BeginningProbe(GuardedProbe):
             for generator, state in drawn:
                 self._events.note(Event("draw", by, generator, state, subject, line))
 
-    def _take(self, *, whole: bool = False) -> list[tuple[str, int]]:
+    def _moved_generators(self, *, whole: bool = False) -> list[tuple[str, int]]:
         """Name and state before the draw of each generator that has moved; `whole` compares all states in full."""
         generators = self._generators
         if generators is None or not (whole or generators.moved()):

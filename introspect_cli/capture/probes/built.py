@@ -67,6 +67,7 @@ class BuiltProbe(GuardedProbe):
         """Note `device dtype`, such as `cuda bfloat16`, once autocast is entered and enabled."""
 
         def entered(_result: object) -> None:
+            """Note the dtype, each once."""
             device = call.first.device
             if torch.is_autocast_enabled(device):
                 dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")

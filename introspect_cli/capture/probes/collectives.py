@@ -139,6 +139,7 @@ class CollectiveProbe(GuardedProbe):
         """A kernel that records one operator's inputs, runs it, and notes its outputs for the handle."""
 
         def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            """Record what goes in, run the operator, and expect what comes out."""
             sites: list[int] = []
             outputs: list[torch.Tensor] = []
             if self._guarded.on and self._recorder.wanted and _FUNCTIONAL not in self._guarded.inside:

@@ -66,7 +66,7 @@ class CopiesProbe(GuardedProbe):
         """Search after 1, 2, 16, 128, ... steps, and record the copies found so far."""
         if self._context.clock.ticks >= self._due:
             self._due = 8 * self._due if self._due > 1 else 2
-            self._seek()
+            self._find_copies()
         self._record()
 
     def on_look(self) -> None:
@@ -92,7 +92,7 @@ class CopiesProbe(GuardedProbe):
                 self._sites[path] = paths, [self._recorder.site(site) for site in sites]
             self._recorder.emit_many(self._sites[path][1], tensors)
 
-    def _seek(self) -> None:
+    def _find_copies(self) -> None:
         """Search for objects with a trained model's shapes; one that has changed since the last search is a copy."""
         clock, names = self._context.clock, self._context.names.parameters
         trained = [root for root in self._context.names.roots() if clock.trained.is_trained(root)]

@@ -85,6 +85,7 @@ class DataProbe(GuardedProbe):
         """Note which loader an iterator belongs to, once it is made."""
 
         def begun(iterator: object) -> None:
+            """Number the loader at its first iterator, and tie the iterator to it."""
             loader = call.first
             source = self._sources.get(loader)
             if source is None:

@@ -146,7 +146,7 @@ class Leaves:
         """Whether modules hold all leaves without a variable: a model ran unseen, so its leaves are parameters."""
         names = self._context.names
         if unnamed:
-            names.seek(unnamed)
+            names.name_holders_of(unnamed)
             names.any_module = all(names.parameters.name_of(leaf) is not None for leaf in unnamed)
         return names.any_module
 

@@ -133,7 +133,7 @@ class ModuleProbe(GuardedProbe):
             result = self._calls.recorded(original, module, args, kwargs)
             if not calls:
                 with self._guarded:
-                    self.unseen.outermost(module, stack.outer)
+                    self.unseen.note_callers(module, stack.outer)
                 with self._guarded, unobserved():
                     self._context.clock.forward_left(result)
             return result
@@ -162,7 +162,7 @@ class ModuleProbe(GuardedProbe):
 
     def on_after_optimizer(self) -> None:
         """Note trained parameters of modules that no call was seen of; after 1, 2, 3, 5, 9, ... steps."""
-        self.unseen.stepped()
+        self.unseen.note_uncalled()
 
     def _outermost(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the clock of an outermost call, which may begin or end a step; not of one that only traces shapes."""

@@ -197,7 +197,7 @@ class OptimizerProbe(GuardedProbe):
             tensor for tensor in parameters if all_names.parameters.name_of(tensor) is None and not self._leaf(tensor)
         ]
         if unnamed:
-            all_names.seek(unnamed)
+            all_names.name_holders_of(unnamed)
         name = self._names.name(optimizer, type(optimizer).__name__)
         names: list[ParameterName] = []
         fqns: list[list[str]] = []

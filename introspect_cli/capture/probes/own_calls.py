@@ -109,6 +109,7 @@ class OwnCalls:
         )  # fmt: skip
 
         def standing(self: Any, *args: Any, **kwargs: Any) -> Any:
+            """Call the original through the probe, unless the call is traced or made by a class below."""
             if (
                 is_traced()
                 or flags._is_compiling_flag  # noqa: SLF001 - see `private_api`
@@ -150,7 +151,7 @@ class Unseen:
         self._looked: set[tuple[int, int, Phase]] = set()
 
     @uncounted
-    def outermost(self, module: nn.Module, phase: Phase) -> None:
+    def note_callers(self, module: nn.Module, phase: Phase) -> None:
         """Note the method of a holder that called a module below it, such as `generate`."""
         names = self._context.names
         if next(names.holders_of(module), None) is None:
@@ -171,7 +172,7 @@ class Unseen:
             if holder is not None:
                 self._add(holder, caller.f_code.co_name, phase)
 
-    def stepped(self) -> None:
+    def note_uncalled(self) -> None:
         """Note modules with a trained parameter that has a gradient though neither they nor holders were called.
 
         Looks after 1, 2, 3, 5, 9, ... steps.
@@ -185,10 +186,10 @@ class Unseen:
                 name = names.parameters.name_of(parameter)
                 place = None if name is None or parameter.grad is None else name.place_of(parameter)
                 module = None if place is None else place[0]()
-                if module is not None and not known.setdefault(id(module), self._ran(module)):
+                if module is not None and not known.setdefault(id(module), self._was_called(module)):
                     self._add(module, "", Phase.FORWARD)
 
-    def _ran(self, module: nn.Module) -> bool:
+    def _was_called(self, module: nn.Module) -> bool:
         """Whether the module or a holder of it was called, or is not recorded."""
         names = self._context.names
         states = (names.find(one) for one in (module, *names.holders_of(module)))

@@ -64,6 +64,7 @@ class SeedingProbe(GuardedProbe):
         is_early = self._beginning.is_seeded_early(call.frame)
 
         def was_set(_: object) -> None:
+            """Note the seeding, once it was done."""
             label, line = call.function, self._places.line(call.frame) or "-"
             if is_early:
                 self._beginning.seeded(Event("seed", label, _seed_or_digest(label, call.first), 0, None, line))

@@ -78,7 +78,7 @@ class StateProbe(GuardedProbe):
         names, held = self._context.names, dict(tensors_in_module(module))
         phase = self.within()
         if phase is None and self._context.clock.trained.is_trained(module):
-            names.seek(list(held.values()))  # while it holds them
+            names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
             return None
         swapped = [
@@ -117,7 +117,7 @@ class StateProbe(GuardedProbe):
     def _write_given(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor], phase: Phase) -> None:
         """Record tensors under the names of the parameters that they replace in a forward pass."""
         with unobserved():
-            self._turn()
+            self._enter_step()
             sites = []
             for name in names:
                 call = self._context.count(GIVEN, name.fqn, phase)
@@ -135,21 +135,21 @@ class StateProbe(GuardedProbe):
     def on_root(self, root: nn.Module) -> None:
         """Record a root's tensors: all the first time, later those written to since their record."""
         with self._holding():
-            self._begun(root)
+            self._record_root(root)
         (names, others), self._swapped = self._swapped, ((), ())
         if names:
             self._write_given(names, others, self.outer())
 
-    def _begun(self, root: nn.Module) -> None:
+    def _record_root(self, root: nn.Module) -> None:
         """Record a root's tensors that are not on record; buffers only in its first call of a step."""
         state = self._context.names.find(root)
         if state is None:
             return
         context = self._context
-        self._turn()
+        self._enter_step()
         first, self._called = self._called != self._step, self._step
         if first or self._holders.get(root) is None:
-            self._look(root)
+            self._find_holders(root)
         started = self._started.get(state.fqn)
         if started is not None:
             if started() is root:
@@ -160,11 +160,11 @@ class StateProbe(GuardedProbe):
             self._recorded = {name for name in self._recorded if not name.startswith(inside)}
         self._started[state.fqn] = weakref.ref(root)
         context.names.refresh(root)
-        whole = context.names.whole_of(root)  # a part may be called by itself, and the rest is used all the same
+        whole = context.names.root_of(root)  # a part may be called by itself, and the rest is used all the same
         self._record(_filtered(self._tensors_of(whole), self._is_new), Phase.START)
         self._changed(root, with_buffers=first)  # while another root held it
 
-    def _turn(self) -> None:
+    def _enter_step(self) -> None:
         """Reset the counts at the first call in a step; after an unrecorded step, all records too."""
         if self._step != self._recorder.step:
             # What the step before left is on record, unless that step was not captured or nobody recorded it.
@@ -178,7 +178,7 @@ class StateProbe(GuardedProbe):
         """Record tensors of all started models that were written to since their record."""
         if self._recorder.wanted:
             with unobserved():
-                self._turn()
+                self._enter_step()
                 for reference in list(self._started.values()):
                     root = reference()
                     if root is not None and self._context.names.find(root) is not None:
@@ -242,7 +242,7 @@ class StateProbe(GuardedProbe):
                     self._buffers.set(root, ((contents[2], names.parameters.changes), sites))
             else:
                 self._write(
-                    sites, contents[1], lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False)
+                    sites, contents[1], lambda name: self._site_of(name, Phase.OPTIMIZER, Kind.PARAM, again=False)
                 )
 
     def parameters_after(self, stepping: Stepping) -> None:
@@ -260,9 +260,9 @@ class StateProbe(GuardedProbe):
                 return
             cached = (held, list(map(id, parameters)), numbers_of(site for site in sites if site is not None))
             self._after.set(stepping.optimizer, cached)
-        self._write(cached[2], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
+        self._write(cached[2], parameters, lambda name: self._site_of(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
-    def _look(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
+    def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
         """Modules below a root that hold tensors, found once in a step: walking a large model is slow."""
         holders = list(map(weakref.ref, holders_in(root)))
         self._holders.set(root, holders)
@@ -275,7 +275,7 @@ class StateProbe(GuardedProbe):
         """A root's parameters and buffers of recorded kinds, each once; the shard of a gathered one."""
         holders = self._holders.get(root)
         if holders is None:
-            holders = self._look(root)
+            holders = self._find_holders(root)
         of, tensors, mark = tensors_in(holders, kinds & self._context.kinds)
         references = self._cutting.get(root)
         if not references:
@@ -293,7 +293,7 @@ class StateProbe(GuardedProbe):
             if site is not None:
                 sites.append(site)
                 tensors.append(tensor)
-        self._write(sites, tensors, lambda name: self._place(name, phase, Kind.PARAM, again=again))
+        self._write(sites, tensors, lambda name: self._site_of(name, phase, Kind.PARAM, again=again))
         return sites
 
     def _write(
@@ -306,9 +306,9 @@ class StateProbe(GuardedProbe):
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
         """Site of a tensor; None without values, without a name, or where unwanted."""
         name = self._name(tensor)
-        return None if name is None or not name.watched else self._place(name, phase, kind, again=again)
+        return None if name is None or not name.watched else self._site_of(name, phase, kind, again=again)
 
-    def _place(self, name: ParameterName, phase: Phase, kind: Kind, *, again: bool) -> int:
+    def _site_of(self, name: ParameterName, phase: Phase, kind: Kind, *, again: bool) -> int:
         """Site of a name; with `again`, the next call number in this step and phase."""
         if not again:
             return self._context.site(name, phase, kind)

@@ -62,7 +62,7 @@ class Backlog:
         block, self._spare = self._spare, None
         if block is None or block.message.rows != len(ended.sites):
             block = StepBlock(self._rank.message(len(ended.sites)))
-        block.take(ended, self._summarizer)
+        block.begin(ended, self._summarizer)
         self._blocks.append(block)
 
     def clear(self) -> None:
@@ -107,7 +107,7 @@ class Backlog:
             self.written += 1
             if policy.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
-                policy.box.add(ended.step, block.held(), self._rank.digest, not_finite=not_finite)
+                policy.box.add(ended.step, block.boxed(), self._rank.digest, not_finite=not_finite)
             if policy.drops:
                 policy.written(ended.step, expiry, saved)
         except StoreError as error:

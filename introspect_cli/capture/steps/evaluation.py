@@ -51,9 +51,9 @@ class Trained:
         """Add an optimizer."""
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
-        self.ask_again()
+        self.forget_answers()
 
-    def ask_again(self) -> None:
+    def forget_answers(self) -> None:
         """Drop cached answers, as an optimizer may hold other parameters."""
         self._parameters = None
         self._roots.clear()
@@ -106,7 +106,7 @@ class Trained:
         now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
         if zero.is_loaded() or now != self._stepped_with.get(optimizer):
             self._stepped_with.set(optimizer, now)
-            self.ask_again()
+            self.forget_answers()
 
     def is_new(self, module: nn.Module) -> bool:
         """Whether an optimizer that has not stepped yet holds any of a module's parameters."""
