@@ -12,7 +12,6 @@ import weakref
 from collections import OrderedDict
 from dataclasses import replace
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from torch import nn
 
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.description import FUNCTIONS, called
 from introspect_cli.records import Phase
 from introspect_cli.tensors.values import plain
 
@@ -35,7 +35,6 @@ _PLAIN = frozenset({bool, int, float, str, complex, type(None)})
 _CHILDREN = (dict, OrderedDict)
 """Types of `_modules`; older versions of torch have the second."""
 
-_FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _NAMED = (torch.dtype, torch.device)
 _ATTRIBUTES_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes that every module has."""
@@ -185,7 +184,9 @@ class AttributeProbe(GuardedProbe):
             if times:
                 self._changes[fqn, name] = times
             yield name, text if times < MAX_CHANGES else CHANGES_OFTEN
-        hooks = [f"{kind} {_called(hook)}" for key, kind in _HOOKS.items() for hook in _hooks(held.get(key))]
+        hooks = [
+            f"{kind} {called(hook, in_full=True)}" for key, kind in _HOOKS.items() for hook in _hooks(held.get(key))
+        ]
         if hooks:
             yield "hooks", ", ".join(hooks)[:MAX_TEXT]
 
@@ -227,25 +228,16 @@ def _text(value: object) -> str:
         return repr(value)
     if kind in _NAMED:
         return str(value)
-    if kind in _FUNCTIONS:
-        return _called(value)
+    if kind in FUNCTIONS:
+        return called(value, in_full=True)
     if kind is tuple and len(value) <= MAX_ITEMS:  # type: ignore[arg-type] # its exact type is tuple
         texts = [_text(item) if type(item) in _PLAIN else "" for item in value]  # type: ignore[attr-defined] # as above
         return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" if all(texts) else ""
     return ""
 
 
-def _called(value: Any) -> str:
-    """The qualified name of a function, a method's function, or the class of anything else that can be called."""
-    if type(value) is MethodType:
-        value = value.__func__
-    if type(value) not in _FUNCTIONS:
-        value = type(value)
-    return f"{value.__module__}.{value.__qualname__}"
-
-
 def _hooks(registry: Any) -> list[Any]:
     """Hooks in a registry of a module that are not introspect's."""
     if registry is None or not hasattr(registry, "values"):
         return []
-    return [hook for hook in registry.values() if not _called(hook).startswith(_PACKAGE)]
+    return [hook for hook in registry.values() if not called(hook, in_full=True).startswith(_PACKAGE)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _NAMED = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
-_FUNCTIONS = (FunctionType, BuiltinFunctionType)
+FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _SIZED = frozenset({list, tuple, dict, set, frozenset, OrderedDict, deque, range, bytes, bytearray})
 _ENUMERATED = (list, tuple)
 
@@ -66,7 +66,7 @@ class Description:
             return str(value)
         if issubclass(kind, type):
             return called(value)
-        if kind in _FUNCTIONS or kind is MethodType:
+        if kind in FUNCTIONS or kind is MethodType:
             return self._function(value, depth)
         if issubclass(kind, torch.Tensor):
             return _tensor(value)
@@ -162,15 +162,18 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, str(value) if type(value) is list else value
 
 
-def called(value: Any) -> str:
-    """Qualified name of a class or function, with its module unless that is `__main__`, builtins or torch."""
+def called(value: Any, *, in_full: bool = False) -> str:
+    """Qualified name of a class or function, or of an object's class.
+
+    With its module, unless that is `__main__`, builtins or torch and the name is not wanted in full.
+    """
     if type(value) is MethodType:
         value = value.__func__
-    if type(value) not in _FUNCTIONS and not issubclass(type(value), type):
+    if type(value) not in FUNCTIONS and not (issubclass(type(value), type) and not in_full):
         value = type(value)
     module = value.__module__ if type(value.__module__) is str else ""
-    shown = "" if module in {"__main__", "__mp_main__", "builtins", ""} or f"{module}.".startswith("torch.") else module
-    return f"{shown}.{value.__qualname__}".lstrip(".")
+    is_known = module in {"__main__", "__mp_main__", "builtins", ""} or f"{module}.".startswith("torch.")
+    return f"{'' if is_known and not in_full else module}.{value.__qualname__}".lstrip(".")
 
 
 def _is_plain(value: object) -> bool:

@@ -158,11 +158,6 @@ class BlackBox:
         near = [held for held in (self._aside, rolling) if step in {one.step for one in held}]
         chosen = near[0] if near else rolling
         self._aside, self._digests = [], {}
-        if not near and step is not None and chosen:
-            self._say(
-                f"whole tensors of step {step} are no longer held: it was compared "
-                f"{count(chosen[-1].step - step, 'step')} later"
-            )
         self._write("divergence", chosen, "" if step is None else f"at step {step}")
 
     def _write(self, why: str, steps: list[WholeStep], where: str) -> None:
