@@ -167,6 +167,7 @@ class Leaves:
                     self._record(Phase.BACKWARD, Kind.GRAD, name, call, gradient)
 
     def _record(self, phase: Phase, kind: Kind, name: str, call: int, value: torch.Tensor) -> None:
+        """Record a leaf or its gradient, if its name is one of those that are wanted."""
         if self._context.names.wanted(name):
             self._recorder.emit(self._recorder.site(Site(phase, kind, name, call)), value)
 

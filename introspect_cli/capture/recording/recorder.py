@@ -86,26 +86,19 @@ class Recorder:
         self.intake = None if self.saved.are_wanted else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self.record_small: Callable[[int, Any], int] = _not_small
+        """Record a value in one compiled call: its slot; -1, with nothing done, where that is not to be."""
         self._record_small_all: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_small
-        self._use_intake(on=True)
-
-    def _use_intake(self, *, on: bool) -> None:
-        """Switch the compiled path for small plain tensors on or off; off while `record_only` is set."""
-        if self.intake is None:
-            return
-        if on and self.step_rows.only is None:
+        if self.intake is not None:
             rows = self.step_rows
             self.intake.into(rows.sites, rows.slots, rows.times, self._lock)
             self.record_small, self._record_small_all = self.intake.record, self.intake.record_all
-        else:
-            self.intake.into()
-            self.record_small, self._record_small_all = _not_small, _none_small
 
     def record_only(self, sites: frozenset[Site] | None) -> None:
         """Record nothing but some sites; all where None."""
         self.step_rows.only = sites
-        if sites is not None:
-            self._use_intake(on=False)
+        if sites is not None and self.intake is not None:
+            self.intake.into()
+            self.record_small, self._record_small_all = _not_small, _none_small
 
     @property
     def steps_written(self) -> int:
