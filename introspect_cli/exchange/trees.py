@@ -8,7 +8,9 @@ and max for the float dtypes that the format gives them to.
 from __future__ import annotations
 
 import json
+import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.formats import wanted_records, wanted_steps
-from introspect_cli.exchange.incoming import Incoming, Row, biased, checksum_of, read_bytes, value
+from introspect_cli.exchange.incoming import Incoming, Row, biased, checksum_of, read_bytes, step_and_rank, value
 from introspect_cli.inspect.module_tree import flattened, keys, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
 
@@ -34,8 +36,6 @@ NUMBERS = ("mean", "std", "min", "max")
 
 _SAFE = re.compile(r"[^A-Za-z0-9_#.-]")
 _FILE = re.compile(r"(.+)_debug_tree_(FULL_TENSORS|SUMMARY)\.json")
-_STEP = re.compile(r"step=(\d{1,18})")
-_RANK = re.compile(r"rank(\d{1,6})")
 _TENSOR = re.compile(r"tensor\(\s*([-+0-9.einfa]+)")
 _TOP = " (top-level)"
 _DEEPEST = 200
@@ -51,15 +51,10 @@ class Call:
     outputs: list[Record] = field(default_factory=list)
     children: list[Call] = field(default_factory=list)
 
-    @property
-    def begin(self) -> int:
-        """The lowest sequence number of its inputs and outputs."""
-        return min(record.sequence for record in (*self.inputs, *self.outputs))
-
-    @property
-    def end(self) -> int:
-        """The highest sequence number of its inputs and outputs."""
-        return max(record.sequence for record in (*self.inputs, *self.outputs))
+    def span(self) -> tuple[int, int]:
+        """The lowest and the highest sequence number of its inputs and outputs."""
+        sequences = [record.sequence for record in (*self.inputs, *self.outputs)]
+        return min(sequences), max(sequences)
 
 
 def write_tree(run: Run, directory: Path, selection: Selection) -> int:
@@ -94,13 +89,14 @@ def calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
         call = by_call.setdefault((site.fqn, site.call), Call(site.fqn, site.call))
         (call.inputs if site.kind is Kind.INPUT else call.outputs).append(record)
     roots: list[Call] = []
-    stack: list[Call] = []
+    stack: list[tuple[int, Call]] = []
     # A module that was given nothing worth recording is known by its outputs alone; it still encloses by its name.
-    for call in sorted(by_call.values(), key=lambda call: (call.begin, -call.end)):
-        while stack and stack[-1].end < call.begin:
+    spans = ((*call.span(), call) for call in by_call.values())
+    for begin, end, call in sorted(spans, key=lambda span: (span[0], -span[1])):
+        while stack and stack[-1][0] < begin:
             stack.pop()
-        (stack[-1].children if stack else roots).append(call)
-        stack.append(call)
+        (stack[-1][1].children if stack else roots).append(call)
+        stack.append((end, call))
     return [root for root in roots if root.children or "." not in root.fqn]
 
 
@@ -166,17 +162,10 @@ def find_trees(directory: Path) -> dict[tuple[int, int], list[Path]]:
     files: dict[tuple[int, int], dict[str, Path]] = {}
     for path in sorted(directory.glob("**/*_debug_tree_*.json")):
         match = _FILE.fullmatch(path.name)
-        if match is None or path.is_symlink():
-            continue
-        step = rank = 0
-        for part in path.relative_to(directory).parts[:-1]:
-            if number := _STEP.fullmatch(part):
-                step = int(number[1])
-            elif number := _RANK.fullmatch(part):
-                rank = int(number[1])
-        pairs = files.setdefault((step, rank), {})
-        if match[2] == "FULL_TENSORS" or match[1] not in pairs:
-            pairs[match[1]] = path
+        if match is not None and not path.is_symlink():
+            pairs = files.setdefault(step_and_rank(path.relative_to(directory).parts[:-1]), {})
+            if match[2] == "FULL_TENSORS" or match[1] not in pairs:
+                pairs[match[1]] = path
     return {key: list(pairs.values()) for key, pairs in sorted(files.items())}
 
 
@@ -236,11 +225,9 @@ def _summary(item: Any) -> Summary:
     stats: dict[str, float] = {}
     for name in NUMBERS:
         match = _TENSOR.match(str(item.get(name, "")))
-        try:
-            stats[name] = float(match[1]) if match else float("nan")
-        except ValueError:
-            continue
-    stats = {name: number for name, number in stats.items() if number == number}  # noqa: PLR0124 - leaves NaN out
+        with suppress(ValueError):
+            if match and not math.isnan(float(match[1])):
+                stats[name] = float(match[1])
     layout = Layout(shape, dtype)
     biased(stats, layout.numel)
     text = json.dumps([item.get("value"), str(item["shape"]), dtype, *sorted(stats.items())])

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.formats import wanted_records, wanted_steps
-from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, scalar, value
+from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, scalar, step_and_rank, value
 from introspect_cli.exchange.symbols import read_tensor, write_tensor
 from introspect_cli.inspect.module_tree import flattened, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
@@ -33,8 +34,7 @@ STAGE = "fit"
 
 _WHOLE = re.compile(r"[-+]?\d{1,300}")
 
-_FILE = re.compile(r"rank(\d{1,6})\.yaml")
-_STEP = re.compile(r"step=(\d{1,18})")
+_FILE = re.compile(r"/step=\d{1,18}/rank\d{1,6}\.yaml$")
 
 
 def dump(document: object) -> str:
@@ -206,9 +206,9 @@ def _batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> dict[str, 
     records = [record for record in by_kind.get(Kind.BATCH, []) if record.site.phase is Phase.DATA]
     if not records:
         return {}
-    calls: dict[tuple[str, int], list[Record]] = {}
+    calls = defaultdict[tuple[str, int], list[Record]](list)
     for record in records:
-        calls.setdefault((record.site.fqn, record.site.call), []).append(record)
+        calls[record.site.fqn, record.site.call].append(record)
     batches = [_nested(run, call) for call in calls.values()]
     return {
         "__batch_idx__": step,
@@ -228,11 +228,11 @@ def find_reports(directory: Path) -> list[tuple[int, int, Path]]:
     """
     paths: dict[tuple[int, int], Path] = {}
     for path in sorted(directory.glob("**/step=*/rank*.yaml")):
-        step, rank = _STEP.fullmatch(path.parent.name), _FILE.fullmatch(path.name)
-        if step is None or rank is None or path.is_symlink():
+        if not _FILE.search(path.as_posix()) or path.is_symlink():
             continue
+        step, rank = step_and_rank((path.parent.name, path.stem))
         # Lightning's own stages are those of a callback that names a report by the count of steps that have ended.
-        key = max(int(step[1]) - path.parent.parent.name.startswith("TrainerFn."), 0), int(rank[1])
+        key = max(step - path.parent.parent.name.startswith("TrainerFn."), 0), rank
         if key in paths:
             raise StoreError(
                 f"{paths[key]} and {path} are of the same step: name the directory of one stage (introspection/<stage>)"

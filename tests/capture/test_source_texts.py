@@ -14,8 +14,9 @@ from projects import MODEL, TRAIN
 from introspect_cli.capture.environment import redact_files, source_files, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
-from introspect_cli.store.format.sources import LIMIT_FILE, Sources
+from introspect_cli.store.format.sources import LIMIT_FILE
 from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.sums import source_digest
 

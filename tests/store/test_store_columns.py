@@ -24,11 +24,10 @@ from introspect_cli.store.format.columns import (
     Malformed,
     Message,
     Texts,
+    column_of,
     decode_rows,
     encode_rows,
-    integer_lists,
     sparse_texts,
-    text_lists,
     texts,
 )
 from introspect_cli.store.format.log import LAYOUTS, MODULES, SITES
@@ -229,14 +228,13 @@ SCHEMA = (
 )
 
 
-def column_of(column, rows, random):
+def random_column(column, rows, random):
     if column.type == "utf8":
         return texts(["x" * number for number in random.integers(0, 9, rows)])
     if column.type == "list<utf8>":
-        return text_lists([["ab"] * number for number in random.integers(0, 3, rows)])
+        return column_of(column, [["ab"] * number for number in random.integers(0, 3, rows)])
     if column.type.startswith("list<"):
-        kind = np.int64 if column.type == "list<i8>" else np.int32
-        return integer_lists([[number] * number for number in random.integers(0, 3, rows)], kind)
+        return column_of(column, [[number] * number for number in random.integers(0, 3, rows)])
     if column.type == "vector":
         return random.standard_normal((rows, column.width)).astype("<f4")
     return random.integers(0, 100, rows).astype(column.type)
@@ -255,11 +253,11 @@ def test_a_body_is_that_of_its_columns_in_every_step(rows):
     random, message = np.random.default_rng(rows), Message(SCHEMA, rows)
     with pytest.raises(ValueError, match="the column given was not filled in"):
         message.pieces()
-    columns = {column.name: column_of(column, rows, random) for column in SCHEMA}
+    columns = {column.name: random_column(column, rows, random) for column in SCHEMA}
     for name, column in columns.items():
         message.put(name, column)
     for column in SCHEMA:
-        columns[column.name] = made = column_of(column, rows, random)
+        columns[column.name] = made = random_column(column, rows, random)
         if column.name in message.columns:
             message.columns[column.name][:] = made
         else:
@@ -282,7 +280,7 @@ def test_what_has_not_changed_is_not_encoded_again_and_the_largest_is_known(monk
     monkeypatch.setattr(
         "introspect_cli.store.format.columns.encoded_column", lambda column, _: encoded.append(column.name)
     )
-    same = {"text": sparse_texts(2, {1: "a"}), "given": integer_lists([[], [5]], np.int32)}
+    same = {"text": sparse_texts(2, {1: "a"}), "given": column_of(Column("given", "list<i4>"), [[], [5]])}
     for _ in range(3):
         for name, column in same.items():
             message.put(name, column)

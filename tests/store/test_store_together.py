@@ -11,7 +11,7 @@ from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Joined, Kind, Layout
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.ranks.combine import Combiner
 from introspect_cli.store.ranks.plan import covering, share
-from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
+from introspect_cli.store.ranks.stacked import LayoutTables, Rows, StackedStep
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.write.launch import Launch
@@ -75,8 +75,8 @@ def put(kinds, *ranks, complete=False, folded=None):
         layout_number=number_of,
     )
     combiner = Combiner(places, names, complete=complete)
-    found = combiner.combine(StackedStep(batches, range(len(ranks)), numbers, places.numbers))
-    again = combiner.combine(StackedStep(batches, range(len(ranks)), numbers, places.numbers))
+    rows = Rows(batches, numbers, places.numbers)
+    found, again = (combiner.combine(StackedStep(batches, range(len(ranks)), rows)) for _ in range(2))
     assert np.array_equal(found.checksum, again.checksum)  # by the plan that was kept
     return found, known
 
