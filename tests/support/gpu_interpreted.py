@@ -1,4 +1,4 @@
-"""The GPU kernels against the torch operations, run on the CPU by Triton's interpreter.
+"""The GPU kernels against their formulas in numpy, run on the CPU by Triton's interpreter.
 
 Not collected by its name: `test_gpu_kernels.py` runs it in a process of its own, since Triton decides when it is
 imported whether it interprets. By hand: TRITON_INTERPRET=1 pytest tests/support/gpu_interpreted.py
@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from kernel_values import EIGHTS, EVERY, STRIDED, by_torch, example
+from kernel_values import EIGHTS, EVERY, STRIDED, example, expected_row
 from kernel_values import assert_same as close
 from sweeps import sliced
 
@@ -95,7 +95,7 @@ def made():
 
 def at(first, tensor):
     """The row of a tensor whose first element has an index in the whole tensor."""
-    return by_torch(tensor, runs=[(first, tensor)])
+    return expected_row(tensor, runs=[(first, tensor)])
 
 
 FEW = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, torch.bool, torch.complex64, *EIGHTS[:1])
@@ -104,7 +104,7 @@ FEW = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, t
 @pytest.mark.parametrize("dtype", sliced(EVERY, FEW), ids=str)
 def test_every_type(made, dtype):
     x = example(dtype, (2500,))
-    assert_same(made.one(x), by_torch(x))
+    assert_same(made.one(x), expected_row(x))
 
 
 @pytest.mark.sweep
@@ -112,7 +112,7 @@ def test_every_type(made, dtype):
 @pytest.mark.parametrize("dtype", EVERY, ids=str)
 def test_every_type_and_many_sizes(made, dtype, count):
     x = example(dtype, (count,))
-    assert_same(made.one(x), by_torch(x))
+    assert_same(made.one(x), expected_row(x))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_strides_are_followed_without_a_copy(made, dtype, stride):
         x = x[:100]
     dense = x.contiguous().clone(memory_format=torch.contiguous_format)
     row = made.one(x)
-    assert_same(row, by_torch(dense))
+    assert_same(row, expected_row(dense))
     variant = made.launcher.launched[-1][0]
     assert (variant.dims > 0) != x.is_contiguous()
     if variant.dims:  # the same elements in the same order, so the same roundings
@@ -242,7 +242,7 @@ TROUBLE = (
 @pytest.mark.parametrize("case", sliced(CASES, TROUBLE))
 def test_numbers_that_make_trouble(made, case):
     x = CASES[case]
-    mine, wanted = made.one(x), by_torch(x)
+    mine, wanted = made.one(x), expected_row(x)
     assert mine[0, : r.ZEROS + 1].tolist() == wanted[0, : r.ZEROS + 1].tolist()
     a, b = mine.view(np.float64)[0], wanted.view(np.float64)[0]
     # the absolute value of a complex number may be rounded another way
@@ -259,7 +259,7 @@ def test_numbers_that_make_trouble(made, case):
 @pytest.mark.parametrize("dtype", sliced(EIGHTS, EIGHTS[:1]), ids=str)
 def test_every_byte_of_a_small_type(made, dtype):
     x = torch.arange(256, dtype=torch.uint8).view(dtype)
-    assert_same(made.one(x), by_torch(x))
+    assert_same(made.one(x), expected_row(x))
 
 
 MIXED = [
@@ -301,7 +301,7 @@ def test_the_row_does_not_depend_on_how_many_programs_share_it_but_for_rounding(
     x = example(torch.float32, (9_011,))
     for most in (1, 2, 64):
         monkeypatch.setattr(launch.Plan, "programs", lambda _plan, _first=0, most=most: most)
-        assert_same(Made().one(x), by_torch(x))
+        assert_same(Made().one(x), expected_row(x))
 
 
 BOXES = [((0, 0), (9, 40)), ((3, 0), (5, 40)), ((2, 7), (6, 13)), ((0, 39), (9, 1))]
@@ -317,7 +317,7 @@ def test_shards_are_summarised_in_one_launch(made, box):
     runs = list(places.runs(shard, whole.shape, Part((((top, height),), ((left, width),)))))
     made.launcher.launched.clear()
     made.engine.many([(0, [made.item(run, offset) for offset, run in runs])])
-    assert_same(made.rows.hand_over().rows(), by_torch(shard, runs=runs))
+    assert_same(made.rows.hand_over().rows(), expected_row(shard, runs=runs))
     assert len(made.launcher.launched) == 1
 
 
@@ -335,7 +335,7 @@ def test_what_is_not_wanted_says_nothing(wanted):
     only = Made(**wanted)
     for count in (900, 9000):
         x = example(torch.float32, (count,))
-        row, every = only.one(x), by_torch(x)
+        row, every = only.one(x), expected_row(x)
         assert row[0, r.RAW] == every[0, r.RAW]
         floats, empty = row.view(np.float64)[0], r.empty(1).view(np.float64)[0]
         if not wanted.get("stats", True):

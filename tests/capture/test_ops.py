@@ -1,14 +1,25 @@
-"""What `--level op` records: every operator, where it ran, what it was given, what it belongs to."""
+"""What `--level op` records: every operator, where it ran, what it was given; products and norms that are asked for."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from opcapture import captured, forward_of, inputs_of, named, operators
-from summaries import checksum
-from torch import nn
+import yaml
+from opcapture import captured, forward_of, inputs_of, named, operators, records
+from summaries import checksum, taken
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
-from introspect_cli.records import Phase
+import introspect_cli
+from introspect_cli.capture.options.parse import Pair, ValueName, parse_pairs
+from introspect_cli.errors import UsageError
+from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.tensors.summarizer import Summarizer
 
 
 class Two(nn.Module):
@@ -65,7 +76,7 @@ def test_the_users_line_is_reported_and_backward_operators_bear_the_forward_ones
     line = Two.forward.__code__.co_firstlineno + 1
     of_two = [r for r in found if r.site.fqn.startswith("Two")]
     assert {r.info.source.rpartition(":")[2] for r in of_two} == {str(line)}
-    assert {r.info.source.rpartition("/")[2].rpartition(":")[0] for r in of_two} == {"test_ops_records.py"}
+    assert {r.info.source.rpartition("/")[2].rpartition(":")[0] for r in of_two} == {Path(__file__).name}
 
 
 def test_inputs_are_named_by_the_sites_that_wrote_them(tmp_path):
@@ -262,3 +273,230 @@ def test_an_operator_that_fails_raises_as_without_a_capture(tmp_path):
     run_op(tmp_path / "run", work)
     assert seen[0][0] == expected[0]
     assert seen[0][1][-1] == expected[1][-1]
+
+
+# --- everything that an FX interpreter sees of a model has a site at operator level, forward and backward
+
+
+GPT = Path(__file__).resolve().parents[2] / "fixtures" / "train_gpt.py"
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    spec = importlib.util.spec_from_file_location("train_gpt", GPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_gpt"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["train_gpt"]
+
+
+class Watching(fx.Interpreter):
+    """Keeps the checksum of every floating point tensor that a node gives."""
+
+    def __init__(self, graph):
+        super().__init__(graph)
+        self.seen = {}
+        self.summarizer = Summarizer()
+
+    def run_node(self, node):
+        result = super().run_node(node)
+        if node.op == "call_function":
+            values = result if isinstance(result, (tuple, list)) else [result]
+            for place, value in enumerate(values):
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    slot = self.summarizer.add(value)
+                    self.seen[f"{node.name}[{place}]"] = slot
+        return result
+
+    def checksums(self):
+        table = taken(self.summarizer)
+        self.summarizer.close()
+        return {name: int(table.checksum[slot]) for name, slot in self.seen.items()}
+
+
+def test_every_float_tensor_an_interpreter_sees_has_a_site_forward_and_backward(gpt, tmp_path, record_property, capsys):
+    torch.manual_seed(0)
+    model = gpt.GPT(20, width=16, heads=2, depth=2, context=8)
+    tokens = torch.randint(20, (2, 8))
+    parameters = dict(model.named_parameters())
+
+    def step(values):
+        _, loss = torch.func.functional_call(model, values, (tokens, tokens))
+        return loss, torch.autograd.grad(loss, list(values.values()))
+
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
+    graph = make_fx(step)(leaves)
+    watching = Watching(graph)
+    with torch.no_grad():
+        watching.run(leaves)
+    expected = watching.checksums()
+
+    def work():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _, loss = model(tokens, tokens)
+        loss.backward()
+        optimizer.step()
+
+    path = captured(tmp_path / "run", work, level="op", views=True)
+    recorded = {record.summary.checksum for record in operators(path)}
+    missing = {name for name, checksum in expected.items() if checksum not in recorded}
+    record_property("values an interpreter sees", len(expected))
+    record_property("of these without a site", len(missing))
+    with capsys.disabled():
+        sys.stdout.write(f"\n{len(expected)} float values that an interpreter sees, {len(missing)} without a site\n")
+    assert len(expected) > 150
+    assert missing == set()
+
+
+# --- with --level op, arguments that functions were called with are on record, and the answer names those that differ
+
+
+class Told(nn.Module):
+    def __init__(self, said):
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self._told = said  # not plain: no attribute of the module tells of it
+
+    def forward(self, x):
+        x = functional.gelu(self.lin(x), approximate=self._told.get("approximate", "none"))
+        x = functional.layer_norm(x, (4,), eps=self._told.get("eps", 1e-5))
+        return functional.leaky_relu(x, self._told.get("slope", 0.01))
+
+
+def train_told(path, said, late=None):
+    torch.manual_seed(0)
+    net = Told(dict(said))
+    with introspect_cli.recording(net, path, level="op"):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(2):
+            net._told.update(late or {} if step else {})
+            optimizer.zero_grad()
+            net(torch.ones(2, 4) * torch.arange(4)).square().sum().backward()
+            optimizer.step()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"approximate": "tanh"}, "cause: argument approximate none -> tanh."),
+        ({"eps": 0.5}, "cause: argument eps 1e-05 -> 0.5."),
+        ({"slope": 0.3}, "cause: argument negative_slope 0.01 -> 0.3."),
+    ],
+)
+def test_the_argument_that_differs_is_named(tmp_path, said, words):
+    sentence = introspect_cli.diff(train_told(tmp_path / "a", {}), train_told(tmp_path / "b", said)).sentence
+    assert words in sentence
+    assert "has different options or a different kernel" not in sentence
+
+
+def test_arguments_are_noted_once(tmp_path):
+    train_told(tmp_path / "a", {})
+    found = yaml.safe_load((tmp_path / "a/settings/operators.yaml").read_text())
+    assert found["forward Told 0 aten.leaky_relu.default"] == {"negative_slope": 0.01}
+    assert found["forward Told 0 aten.native_layer_norm.default"] == {"normalized_shape": "[4]", "eps": 1e-05}
+
+
+# --- `--vjp` and `--jacobian-norm`: exact against torch's own, and without a trace in the script's training
+
+
+KINDS = frozenset({Kind.OUTPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT, Kind.PARAM})
+
+
+class Three(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return {"out": self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))}
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Three()
+
+
+INPUT = torch.linspace(-1, 1, 8).view(2, 4)
+
+
+def training_of_three(model, steps=2):
+    def work():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(INPUT)["out"].pow(2).sum().backward()
+            optimizer.step()
+
+    return work
+
+
+def products_of(path, step=0):
+    return {r.site.path: r.summary for r in records(path, step) if r.site.kind is Kind.OP_OUTPUT}
+
+
+def test_a_product_is_the_gradient_of_one_value_at_the_other(model, tmp_path):
+    hidden = model.a(INPUT)
+    (expected,) = torch.autograd.grad(model.c(torch.tanh(model.b(torch.tanh(hidden)))).sum(), hidden)
+    path = captured(tmp_path / "run", training_of_three(model), vjp=("c:a",), record=KINDS)
+    assert products_of(path)["vjp(c:a)"].checksum == checksum(expected)
+
+
+def test_sites_by_path_and_inputs(model, tmp_path):
+    hidden = model.a(INPUT)
+    inside = torch.tanh(hidden)
+    (expected,) = torch.autograd.grad(model.c(torch.tanh(model.b(inside))).sum(), inside)
+    pair = "Three['out']:b/input[0]"
+    path = captured(tmp_path / "run", training_of_three(model), vjp=(pair,), record=KINDS)
+    assert products_of(path)[f"vjp({pair})"].checksum == checksum(expected)
+
+
+def test_the_norm_is_within_its_error_and_exact_where_it_must_be(model, tmp_path):
+    hidden = model.a(INPUT).detach()
+    jacobian = torch.autograd.functional.jacobian(lambda h: model.c(torch.tanh(model.b(torch.tanh(h)))), hidden)
+    path = captured(tmp_path / "run", training_of_three(model), jacobian_norm=("c:a",), probes=64, record=KINDS)
+    seen = products_of(path)
+    norm = float(seen["jacobian_norm(c:a)"].text)
+    error = float(seen["jacobian_norm(c:a) standard error"].text)
+    assert 0 < error < 0.2 * norm
+    assert abs(norm - float(jacobian.norm())) < 4 * error
+
+
+def test_values_that_do_not_depend_on_each_other_are_said_not_to(model, tmp_path):
+    class Apart(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return {"out": self.a(x) + self.b(x)}
+
+    path = captured(tmp_path / "run", training_of_three(Apart()), vjp=("b:a",), record=KINDS)
+    assert products_of(path)["vjp(b:a)"].status is Status.NOT_OBSERVED
+
+
+def test_the_two_ends_of_a_product_are_read_from_the_command_line():
+    assert ValueName.parse("x.y['h'][0]") == ValueName("x.y", Kind.OUTPUT, "['h'][0]")
+    assert ValueName.parse("x/input['k']") == ValueName("x", Kind.INPUT, "['k']")
+    assert ValueName.parse("x/input").path == "[0]"
+    assert parse_pairs(["a:b"], ["c:d"])[1] == Pair("c:d", ValueName.parse("c"), ValueName.parse("d"), norm=True)
+    for wrong in ("a", "a/side:b", ":b"):
+        with pytest.raises(UsageError):
+            parse_pairs([wrong], [])
+
+
+def test_products_can_be_asked_for_on_the_command_line(introspect, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))\n"
+        "model(torch.ones(4, 2)).sum().backward()\n",
+        encoding="utf-8",
+    )
+    said = introspect("capture", "-o", "run", "--vjp", "2:0", "--jacobian-norm", "2:0", "--probes", "4", "train.py")
+    assert said.returncode == 0, said.stderr
+    assert {"vjp(2:0)", "jacobian_norm(2:0)"} <= set(products_of(tmp_path / "run"))
+    said = introspect("capture", "-o", "other", "--vjp", "nonsense", "train.py")
+    assert said.returncode == 2
+    assert "OUTPUT:INPUT" in said.stderr

@@ -1,4 +1,4 @@
-"""Whenever an interrupt comes while a capture finishes: the run is whole, and the process dies of it without a word."""
+"""Interrupts at any instant of a step's or a capture's end: each arrives, and no step is lost or mixed with another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from introspect_cli.store.read.verify import verify_run
 PARTS = 20
 """Of the thousand instants: a minute each, so that none runs into its limit on a busy machine."""
 
-SCRIPT = """
+FINISHING = """
 import atexit, os, signal, sys
 import torch
 torch.manual_seed(0)
@@ -50,7 +50,7 @@ sys.setprofile(watch)
 def finished(forks, tmp_path_factory):
     """Runs the script, a signal sent at an instant of the finish; what it did, and its run."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(FINISHING)
 
     def run(number, at):
         done = forks("capture", "--force", "-o", "run", "train.py", number, str(at), cwd=folder)
@@ -112,3 +112,89 @@ def test_a_handler_of_the_script_that_raises_while_a_capture_finishes(finished, 
 def test_an_interrupt_at_a_thousand_instants_of_the_finish(finished, instants, part):
     """Each part goes over the whole finish, from its first instant to its last."""
     assert problems(finished, "SIGINT", {-signal.SIGINT}, spread(instants, 1000)[part::PARTS]) == []
+
+
+# --- interrupts that a script catches and trains on after: each arrives, and no step is lost or mixed with another
+
+
+STEPS = 40
+EACH = 5  # instants further from step to step; the end of one has some 170
+SCRIPT = f"""
+import os, signal, sys
+import torch
+times, stride, gap = map(int, sys.argv[1:])
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+inside, seen, sent, came, wanted = 0, 0, 0, 0, []
+def watch(frame, event, arg):
+    # where python looks for signals: at a function's beginning, and after each call of one in C
+    global inside, seen, sent
+    if frame.f_code.co_name == "tick":
+        inside += (event == "call") - (event == "return")
+    if inside and event in ("call", "c_return"):
+        seen += 1
+        if seen in wanted:
+            sent += 1
+            os.kill(os.getpid(), signal.SIGINT)
+for step in range({STEPS}):
+    net(torch.randn(2, 4)).square().mean().backward()
+    inside, seen, wanted = 0, 0, [1 + step * stride + gap * again for again in range(times)]
+    if times > 1 and step % 4:
+        wanted = []
+    try:
+        sys.setprofile(watch)
+        optimizer.step()
+    except KeyboardInterrupt:
+        came += 1
+    sys.setprofile(None)
+    optimizer.zero_grad()
+print(sent, came, seen)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(forks, tmp_path_factory):
+    """Runs the script, interrupted so often in each end of a step, later from step to step."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    (folder / "train.py").write_text(SCRIPT)
+
+    def run(times, stride=0, *options, gap=0):
+        arguments = map(str, (times, stride, gap))
+        done = forks("capture", "--force", "-o", f"run{times}", *options, "train.py", *arguments, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert verify_run(folder / f"run{times}").sound
+        with open_run(folder / f"run{times}") as opened:
+            reader = opened.rank(0)
+            found = {entry.step: bytes(entry.digest) for entry in reader.steps}
+        return found, [int(word) for word in done.stdout.split()]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trained):
+    found, _ = trained(0)
+    assert list(found) == list(range(STEPS))
+    return found
+
+
+def test_an_interrupt_in_the_end_of_a_step_arrives_and_loses_nothing(trained, undisturbed):
+    found, (sent, came, seen) = trained(1, EACH)
+    assert sent == came > STEPS / 2, seen
+    assert found == undisturbed
+
+
+@pytest.mark.parametrize("gap", [2, 7, 11])
+def test_of_interrupts_that_come_twice_no_step_is_mixed_with_another(trained, undisturbed, gap):
+    found, (sent, came, _) = trained(2, EACH, gap=gap)
+    assert sent > came > STEPS / 8
+    assert found.items() <= undisturbed.items()
+    assert len(found) >= STEPS - STEPS / 4
+
+
+def test_steps_that_are_dropped_meanwhile_are_those_that_were_asked_for(trained, undisturbed):
+    found, (sent, came, _) = trained(1, EACH, "--last", "5")
+    assert sent == came > STEPS / 2
+    assert list(found) == list(range(STEPS))[-5:]
+    assert found.items() <= undisturbed.items()
