@@ -75,7 +75,7 @@ def put(kinds, *ranks, complete=False, folded=None):
         layout_number=number_of,
     )
     combiner = Combiner(places, names, complete=complete)
-    rows = Rows(batches, numbers, places.numbers)
+    rows = Rows(batches, numbers, places.common_numbers)
     found, again = (combiner.combine(StackedStep(batches, range(len(ranks)), rows)) for _ in range(2))
     assert np.array_equal(found.checksum, again.checksum)  # by the plan that was kept
     return found, known
