@@ -216,9 +216,7 @@ class WholeReader(WholeNames, Reader):
         """
         batches, read = [], read_rows(self.readers, self._positions[:, row].tolist())
         wanted = np.where(self.value_of < 0, np.arange(len(self.sites)), self.value_of) % of == which
-        for batch, numbers in zip(
-            read_rows(self.readers, self._positions[:, row].tolist()), self.site_numbers, strict=True
-        ):
+        for batch, numbers in zip(read, self.site_numbers, strict=True):
             rows_of_slice = np.flatnonzero(wanted[numbers[batch.site]])
             batches.append(batch if of == 1 else rows_of([batch], [rows_of_slice]))
         plan = self._combiner(which, of).plan
