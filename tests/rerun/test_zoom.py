@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import repositories
 import yaml
 from repositories import git
 from synthetic import row, write_run
 
 from introspect_cli.rerun.recipe import UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import capture
-from introspect_cli.rerun.zoom import place_of
+from introspect_cli.rerun.zoom import place_for
 from introspect_cli.store.format import documents
 from introspect_cli.store.read.run import open_run
 
@@ -73,14 +73,9 @@ class Net(torch.nn.Module):
 SOUND, FAULTY = (MODEL.format(fault=f"        hidden = hidden * {each}") for each in ("1.0", "torch.arange(8).lt(6)"))
 
 
-def introspect(directory: Path, *words: object, code: int, **variables: str) -> str:
-    """Standard output of a command, and under it standard error, each sentence in one line however long paths are."""
-    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    answer = subprocess.run(
-        [sys.executable, "-m", "introspect_cli", *map(str, words)],
-        cwd=directory, capture_output=True, text=True, check=False, env={**inherited, **variables},
-    )  # fmt: skip
-    assert answer.returncode == code, answer.stdout + answer.stderr
+def introspect(directory, *words, code):
+    """Standard output of a command, and under it standard error."""
+    answer = repositories.introspect(directory, *words, code=code)
     return answer.stdout + answer.stderr
 
 
@@ -218,10 +213,10 @@ def test_variables_are_to_be_as_they_were(pair, monkeypatch):
     assert found[1].environment["SOME_SWITCH"] is None
     assert found[1].words == ("train.py",)
     with open_run(place / "b") as run:
-        with place_of(run, found[1], place / "tree") as (_, note):
+        with place_for(run, found[1], place / "tree") as (_, note):
             assert note == "where it ran, its source files unchanged"
         (place / "model.py").write_text(FAULTY)
-        with place_of(run, found[1], place / "tree") as (here, note):
+        with place_for(run, found[1], place / "tree") as (here, note):
             assert note == "from its recorded sources"
             assert (here.directory / "model.py").read_text() == SOUND
 
@@ -264,7 +259,7 @@ def test_a_run_is_repeated_with_the_interpreter_that_it_had(project, another_pyt
     with open_run(project / "runs/b") as run:
         recipe = recipe_of(run)
         assert (recipe.python, recipe.notes) == (str(another_python), ())
-        with place_of(run, recipe, project / "tree") as (here, _):
+        with place_for(run, recipe, project / "tree") as (here, _):
             words, variables = recipe.words_at(here), recipe.environment
             assert capture(project / "again", here, words, variables, recipe.python).steps == 6
     command = yaml.safe_load((project / "again/settings/command.yaml").read_text())
@@ -276,9 +271,7 @@ def test_an_interpreter_that_is_gone_is_said_to_be(project):
     with open_run(project / "runs/b") as run:
         recipe = recipe_of(run)
     assert recipe.python == ""
-    assert recipe.notes == (
-        "its interpreter /no/such/python does not exist or has no introspect-cli: this one is used",
-    )
+    assert recipe.notes == ("its interpreter /no/such/python does not exist: this one is used",)
 
 
 def test_ranks_of_a_launcher_are_said_not_to_be_repeated(tmp_path):
