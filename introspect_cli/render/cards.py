@@ -63,11 +63,8 @@ def _where(result: DiffResult, first: Divergence) -> str:
     steps = text(step_words(first.step, first.labels))
     if result.counts.steps_compared:
         steps += f" <small>of {count(result.counts.steps_compared, 'step')} compared</small>"
-    nodes = {node.fqn: node for node in result.tree}
-    origin = next((node for node in result.tree if node.state == "origin"), None)
-    owner = nodes.get(site.fqn) or nodes.get(site.fqn.rpartition(".")[0]) or origin
     kind = f"{site.kind.value}{f' {site.path}' if site.path else ''}{f', call {site.call}' if site.call else ''}"
-    source = first.source or (owner.source if owner is not None else "")
+    source = first.source or result.defined_in
     rows = [
         ("record", f"{text(kind)} <small>({text(site.phase.value)})</small>"),
         ("class", text(first.module_class if first.module_class != site.fqn else "")),

@@ -21,9 +21,9 @@ from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.settings.beginning import first_difference
 from introspect_cli.compare.settings.documents import on_some_ranks
 from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, setting_changes
-from introspect_cli.compare.step.overview import strip_of, tree_of
+from introspect_cli.compare.step.overview import strip_of
 from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
-from introspect_cli.compare.terms.names import suggest_renames
+from introspect_cli.compare.terms.names import owner_of, suggest_renames
 from introspect_cli.compare.terms.reach import leaves_words, measured_by_one
 from introspect_cli.compare.terms.result import (
     Candidate,
@@ -146,11 +146,18 @@ def _diverging(
         if at.cause.reason in {"structure", "initial"}
         else (),
         map=best.heat.result() if best.heat is not None else None,
-        tree=tree_of(at.step, first, at.cause) if options.want_map else (),
+        defined_in=_defined_in(at),
         strip=strip_of(at.step, first.site),
         training=training or Separate(Verdict.DIVERGED, sentence, first),
         evaluation=evaluation,
     )
+
+
+def _defined_in(at: View) -> str:
+    """`file:line` of the class of the module of the first divergence, of its tensor's module, or of its cause's."""
+    names = at.site.fqn, owner_of(at.site.fqn), at.cause.module
+    found = (tree[name] for name in names for tree in at.step.modules if name in tree)
+    return next((module.source for module in found), "")
 
 
 def _first_more(at: View) -> str:

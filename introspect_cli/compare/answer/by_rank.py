@@ -18,7 +18,7 @@ import numpy as np
 
 from introspect_cli.compare.answer.compared import Compared, copies_note
 from introspect_cli.compare.correspondence import Correspondence, correspond, other_roots
-from introspect_cli.compare.passes import unsettled_note
+from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.settings.files import tensor_files
 from introspect_cli.compare.step.comparison import Comparison
@@ -102,13 +102,14 @@ class RunPair:
         comparison = replace(comparison, offset=offset)
         outcome = compare_rank(comparison)
         if splits is not None and len(self.a.ranks) == len(self.b.ranks) == 1 and not options.narrowed:
-            alone = replace(comparison, a=self.a.rank(self.a.ranks[0]), b=self.b.rank(self.b.ranks[0]), splits=None)
-            outcome.resumption = alone.resumption(is_cut=splits.differ)
+            one, two = (run.rank(run.ranks[0]) for run in (self.a, self.b))
+            alone = replace(comparison, a=one, b=two, splits=splits if splits.differ else None)
+            outcome.resumption = alone.resumption
         _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (note, root) if text]
         outcome.notes += outcome.gathered.notes(outcome.learned) if outcome.gathered is not None else ()
-        outcome.notes += unsettled_note(outcome.learned)
+        outcome.notes += rounding_note(outcome.learned)
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:

@@ -239,7 +239,7 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
     manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
     notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
     notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes), *some_ranks]
-    notes += filter(None, dict.fromkeys(outcome.formed for outcome in outcomes))
+    notes += filter(None, dict.fromkeys(outcome.unused_note for outcome in outcomes))
     notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
     if blind := compared.tally["blind_both"]:
         seen = f"About {blind:,} of {count(compared.counts.records, 'record')} could not be observed"

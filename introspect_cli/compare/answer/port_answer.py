@@ -9,7 +9,7 @@ from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Role, Verdict
 from introspect_cli.compare.terms.watched import lists, ordered
 from introspect_cli.compare.terms.words import amount, named, some, what
-from introspect_cli.compare.values import CLOSE, Flow, ModulePair, ValuePair, are_ports, ends, flow_of, measured
+from introspect_cli.compare.values import CLOSE, Flow, ModulePair, ValuePair, are_ports, ends, flow_of, sketch_distance
 from introspect_cli.records import Kind
 from introspect_cli.texts import count
 
@@ -71,7 +71,6 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
         notes=(note, *before.notes),
         suggestions=(),
         map=None,
-        tree=(),
         strip=(),
     ).with_findings(StructureChange, _changes(flow))
 
@@ -188,7 +187,7 @@ def _both(one: Value, two: Value) -> str:
 
 def _far(one: Value, two: Value) -> str:
     """Relative L2 distance of two values in brackets; "" where it cannot be measured."""
-    rel = measured(one, two)
+    rel = sketch_distance(one, two)
     return "" if rel is None else f" ({amount(rel, 'float32', 'float32')})"
 
 
@@ -267,7 +266,7 @@ def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
         reason=reason,
         a=a,
         b=b,
-        rel_l2=measured(one, two),
+        rel_l2=sketch_distance(one, two),
     )
 
 

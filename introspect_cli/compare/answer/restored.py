@@ -12,7 +12,7 @@ from introspect_cli.compare.resumed import RATES
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Origin, Role, Verdict
 from introspect_cli.compare.terms.words import listed
-from introspect_cli.compare.walk import shows
+from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind
 from introspect_cli.texts import count
 
@@ -130,7 +130,7 @@ def _with_parts(
     leads = next(iter(parts)) if _makes(parts[0], first) else None
     lost_parts = []
     for part in parts:
-        record = first if part is leads else next((shown for shown in lost if shows(shown.site, part)), None)
+        record = first if part is leads else next((shown for shown in lost if holds_part(shown.site, part)), None)
         were = "were" if part.part.partition(" of ")[0].endswith("s") else "was"
         lost_parts.append(Origin(f"the {together([part])[0]} {were} not restored", record, part.part))
     others = [
@@ -145,7 +145,7 @@ def _with_parts(
 
 def _makes(part: Part, divergence: Divergence) -> bool:
     """Whether the loss of a part explains a divergence: its site holds the part, or its reason rests on it."""
-    if shows(divergence.site, part):
+    if holds_part(divergence.site, part):
         return True
     if divergence.reason == "optimizer":
         return part.part in _OF_THE_UPDATE

@@ -20,7 +20,7 @@ from introspect_cli.compare.reasons.ranks import reduction_factor, share_of_rank
 from introspect_cli.compare.say import found
 from introspect_cli.compare.step.rests_on import PASSES
 from introspect_cli.compare.terms.distance import ROUNDING
-from introspect_cli.compare.terms.evidence import Cause, Known, those
+from introspect_cli.compare.terms.evidence import Cause, Known, with_state
 from introspect_cli.compare.terms.sites import PHASES
 from introspect_cli.compare.terms.table import EQUAL, OTHER
 from introspect_cli.records import Kind, Phase
@@ -147,7 +147,7 @@ def of_gradient(step: Step, position: int) -> Cause | None:
     if upstream or not site.fqn:
         return None
     passes = evidence_of("gradient", step, position)
-    if those(passes, Known.UNSEEN) and stale_share(step, position)[0]:
+    if with_state(passes, Known.UNSEEN) and stale_share(step, position)[0]:
         passes = [replace(fact, needed=False) for fact in passes]  # the values alone tell the cause
     return cause("gradient", *passes)
 

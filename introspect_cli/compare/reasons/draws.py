@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.passes import matched
+from introspect_cli.compare.passes import table_of
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, found
 from introspect_cli.compare.settings.beginning import begins_later, first_difference, script_generators
@@ -81,7 +81,7 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
 
 def draws_before(at: View) -> list[Draw]:
     """Draws of one run alone before the divergence; none in the step at which a resumed run continues."""
-    draws = [] if at.step.comparison.goes_on_at(at.table.step) else one_sided_draws(at.step, at.table)
+    draws = [] if at.step.comparison.is_resume_step(at.table.step) else one_sided_draws(at.step, at.table)
     return [draw for draw in draws if draw.sequence < (at.table.sequence(at.union, draw.side) or 0)]
 
 
@@ -186,7 +186,7 @@ def of_state(step: Step, position: int) -> Cause | None:
     return cause("rng", *random_at_start(step, Place(site, step.order_at(position))))
 
 
-def goes_on(at: View) -> bool:
+def find_resume_point(at: View) -> bool:
     """Whether this is the first compared step, but not the first of both runs."""
     comparison = at.step.comparison
     begins_elsewhere = comparison.a.entry(0).step != comparison.b.entry(0).step
@@ -197,7 +197,7 @@ def state_findings(at: View) -> Iterator[Finding]:
     """Findings on what set or drew from the state in one run alone, or with another seed."""
     site, who = at.site, (at.runs, at.first.rank)
     if site.phase is Phase.START and at.is_first_step:
-        if not goes_on(at):
+        if not find_resume_point(at):
             by_script = " " in site.fqn
             yield from script_generators(*who, seeds=True) if by_script else first_difference(*who, site.fqn)
             yield from begins_later(at.runs, (at.first.step, at.first.step_b))
@@ -217,7 +217,7 @@ def left_in_state(at: View) -> Iterator[str]:
     """Remaining causes of a differing random state: seeds or draws, by when it is recorded."""
     site, step = at.site, at.step
     if site.phase is Phase.START and at.is_first_step:
-        yield from ("not-restored", "drew-before-first") if goes_on(at) else ("seed", "draws-before-state")
+        yield from ("not-restored", "drew-before-first") if find_resume_point(at) else ("seed", "draws-before-state")
     elif " " in site.fqn:
         yield "script-generator"
     elif site.phase is Phase.START and site.fqn not in unseeded(at):
@@ -259,7 +259,7 @@ def _after(step: Step) -> Table | None:
     if steps[0] not in comparison.a or steps[1] not in comparison.b:
         return None
     every = table.alignment.mask(frozenset(), ())
-    return matched(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
+    return table_of(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
 
 
 def _began(now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:

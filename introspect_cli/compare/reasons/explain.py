@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
-from introspect_cli.compare.reasons.draws import goes_on, one_sided_draw, unseeded_generators
+from introspect_cli.compare.reasons.draws import find_resume_point, one_sided_draw, unseeded_generators
 from introspect_cli.compare.reasons.forward import batch_before, calls, draws_nothing
 from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.ranks import unequal_copies
@@ -126,7 +126,7 @@ def _moment(at: View) -> str:
     if site.kind is Kind.OP_OUTPUT and at.first.source and not at.first.only:
         return "run-at"
     if site.kind is Kind.RNG and site.phase is Phase.START:
-        return ("later-run" if goes_on(at) else "first-rng") if first else "begins"
+        return ("later-run" if find_resume_point(at) else "first-rng") if first else "begins"
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return "evaluation" if site.call else "taken"
     if site.kind not in _TENSORS:

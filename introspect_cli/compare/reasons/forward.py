@@ -25,7 +25,7 @@ from introspect_cli.compare.step.rests_on import (
     rests_on,
     trained,
 )
-from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, answer
+from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, joint_known
 from introspect_cli.compare.terms.names import THEN, ancestors
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
@@ -313,7 +313,7 @@ def batch_before(at: View) -> str:
     unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
     state = step.known(unions[step.alignment.call[unions] < site.call])
     if state is Known.UNSEEN and step.state_before is not None:
-        state = answer(step.state_before[unions])
+        state = joint_known(step.state_before[unions])
     return state.value if state in {Known.EQUAL, Known.WITHIN} else ""
 
 
@@ -414,6 +414,6 @@ def product_is_fed(step: Step, position: int) -> bool:
 
 def left_in_product(at: View) -> Iterator[str]:
     """Remaining causes: saving; for a kept copy, averaging and a resume that did not restore it."""
-    if is_kept(at.site) and at.step.comparison.goes is not None:
+    if is_kept(at.site) and at.step.comparison.resume_point is not None:
         yield "not-restored"
     yield "averaging" if is_kept(at.site) else "saving"

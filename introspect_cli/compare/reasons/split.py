@@ -65,7 +65,7 @@ def cuts(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, root, number, rule), rule, reader.rank_count)
+        Cut(side, microbatches(reader, root, number), rule, reader.rank_count)
         for side, reader, root, number, rule in (
             ("a", comparison.a, _name_in_a(step, splits.root), table.step, splits.a),
             ("b", comparison.b, splits.root, table.step_b, splits.b),
@@ -133,7 +133,7 @@ def _of_gradients(step: Step) -> Finding | None:
     if factor is None and (clipped := _clipped(step)):
         return clipped
     if factor is not None:
-        inside = step.learned.times
+        inside = step.learned.backward_ratio
         # A factor that only comes after the backward pass is no loss's.
         times = factor if inside is None else inside / (b.ranks / a.ranks)
         for side, number in (("b", b.number), ("a", 1 / a.number), ("", b.number / a.number)):

@@ -29,7 +29,7 @@ TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 def initial_is_fed(step: Step, position: int) -> bool:
     """False for a start value of both runs, never seen before, if no random state and nothing before differs."""
     site = step.sites[position]
-    if site.phase is not Phase.START or step.is_one_sided(position) or step.was_there(site.fqn):
+    if site.phase is not Phase.START or step.is_one_sided(position) or step.is_recorded_before(site.fqn):
         return True
     return step.rng_differs() or step.carried.diverged
 
@@ -104,7 +104,7 @@ def left_in_initial(at: View) -> Iterator[str]:
 def of_outside(step: Step, position: int) -> Cause | None:
     """Cause of a start value recorded before, where the previous step's end is on record and agrees; None otherwise."""
     site = step.sites[position]
-    if site.phase is not Phase.START or not step.was_there(site.fqn):
+    if site.phase is not Phase.START or not step.is_recorded_before(site.fqn):
         return None
     if step.is_one_sided(position):
         subject, role = subject_of(step, position)
@@ -143,7 +143,7 @@ def of_gap(step: Step, position: int) -> Cause | None:
     site = step.sites[position]
     if site.phase is not Phase.START or not step.gap or step.carried.diverged or step.rng_differs():
         return None
-    if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.was_there(site.fqn):
+    if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.is_recorded_before(site.fqn):
         return None
     return cause("gap", role=Role.PROPAGATED)
 

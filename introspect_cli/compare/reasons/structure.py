@@ -285,7 +285,7 @@ def _not_stepped(at: View) -> Iterator[Finding]:
     sites = at.table.sites_a if at.lacks == "a" else at.table.sites_b
     before = sites[alignment.phase[sites] != phase_code(Phase.OPTIMIZER)]
     ran = any(alignment.fqn[site].partition(".")[0] == root for site in before.tolist())
-    if at.site.phase is Phase.START and not ran and not at.site.call and not at.step.was_there(at.site.fqn):
+    if at.site.phase is Phase.START and not ran and not at.site.call and not at.step.is_recorded_before(at.site.fqn):
         yield found("model-not-run", other=at.lacks)
     elif at.site.phase is Phase.OPTIMIZER:
         yield found("not-stepped", other=at.lacks)

@@ -28,7 +28,7 @@ from introspect_cli.compare.step.rests_on import (
     state_before,
     value_before,
 )
-from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, those
+from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, with_state
 from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
@@ -66,13 +66,13 @@ def of_optimizer(step: Step, position: int) -> Cause | None:
     before = state_before(step, place)
     if site.kind is Kind.PARAM:
         # what equal steps before left is equal; what a checkpoint left may be lost
-        unseen = those(before, Known.UNSEEN) if step.comparison.offset else []
+        unseen = with_state(before, Known.UNSEEN) if step.comparison.offset else []
         unseen = [replace(fact, needed=True) for fact in unseen]
-        before = [*value_before(step, place), *those(before, Known.WITHIN), *unseen]
+        before = [*value_before(step, place), *with_state(before, Known.WITHIN), *unseen]
     if site.call:
         return cause("optimizer", *before, *gradients_in_step(step, place))
     evidence = evidence_of("optimizer", step, position)
-    if those(evidence, Known.UNSEEN) and hyperparameter_changes(step.table, step.standing):
+    if with_state(evidence, Known.UNSEEN) and hyperparameter_changes(step.table, step.last_text):
         evidence = [replace(fact, needed=False) for fact in evidence]  # a cause is on record all the same
     return cause("optimizer", *evidence, *before)
 
@@ -120,7 +120,7 @@ def on_ranks(at: View) -> Iterator[Finding]:
 
 def untouched(at: View) -> Iterator[Finding]:
     """Finding where one run's step leaves the parameter unchanged and the other's does not."""
-    side = at.step.untouched_side(at.union)
+    side = at.step.unchanged_side(at.union)
     if side:
         has = at.setup.has(side, at.site.fqn)
         rate = any(change.about == "lr" and getattr(change, side) == "0" for change in changes(at))
@@ -142,8 +142,8 @@ def fresh_state(at: View) -> Iterator[Finding]:
             if None not in (one, two) and counts[0] != counts[1] and 1.0 in counts:
                 yield found("fresh-state", side="a" if counts[0] == 1.0 else "b", a=one, b=two)
                 return
-    goes = at.step.comparison.goes
-    if goes is None or not at.step.comparison.goes_on_at(at.first.step):
+    goes = at.step.comparison.resume_point
+    if goes is None or not at.step.comparison.is_resume_step(at.first.step):
         return
     before, begun = goes.there.to(goes.at - 1).state_of(fqn, Phase.OPTIMIZER), goes.begins.state_of(fqn, Phase.START)
     late, whole = (state.state_of(fqn, Phase.OPTIMIZER) for state in (goes.begins, goes.there))
@@ -186,7 +186,7 @@ def tuned(at: View) -> list[Difference]:
 
     Those that choose a kernel are left out, and those that another parameter's group may have.
     """
-    if at.tells != "optimizer" or those(at.cause.evidence, Known.UNSEEN):
+    if at.tells != "optimizer" or with_state(at.cause.evidence, Known.UNSEEN):
         return []
     others = at.optimizers[0] != at.optimizers[1] and all(at.optimizers)
     if others or at.cause.rests_on(Thing.GRADIENT_SUM) or any(fresh_state(at)):
@@ -266,7 +266,7 @@ def by_hand_is_fed(step: Step, position: int) -> bool:
 
 def changed_in_one(at: View) -> Iterator[Finding]:
     """Finding where one run alone changes the tensor in the step."""
-    left = at.step.untouched_side(at.union)
+    left = at.step.unchanged_side(at.union)
     if side := at.first.only or (OTHER[left] if left else ""):
         yield found("changed-in-one", side=side)
 
@@ -301,7 +301,7 @@ def of_buffer(step: Step, position: int) -> Cause | None:
     spans, call = step.calls.spans_of(owner), Site(Phase.FORWARD, Kind.OUTPUT, owner)
     if any(step.inside(owner, begun, ended) for begun, ended in spans):
         return None  # what ran inside it may be what it keeps
-    if any(step.tensors_differ(owner, begun) for begun, _ in spans) or those(
+    if any(step.tensors_differ(owner, begun) for begun, _ in spans) or with_state(
         drawn_from(step, Place(call, order)), Known.DIFFERS
     ):
         return None  # it may be made of what else the module holds or draws
@@ -323,7 +323,7 @@ def buffer_findings(at: View) -> Iterator[Finding]:
         side = "a" if overwritten[0] else "b"
         yield found("broadcast", side=side, other=OTHER[side])
         return
-    if side := at.step.untouched_side(at.union):
+    if side := at.step.unchanged_side(at.union):
         yield found("not-updated", side=side)
     yield from attributes_of(at, owner_of(at.site.fqn))
 

@@ -13,7 +13,7 @@ from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.terms.result import Role, SettingChange, Size
 from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
-from introspect_cli.compare.terms.table import DEAD, DIFFERENT, EQUAL, NOT_SEEN, OTHER, WITHIN
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, OTHER, UNUSED, WITHIN
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class View:
         step = self.step
         settings = of_kinds(step.alignment.kind, SETTING_KINDS)
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
-        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, DEAD, DIFFERENT)}
+        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, UNUSED, DIFFERENT)}
 
     @cached_property
     def initial(self) -> tuple[int, list[int]]:
@@ -223,7 +223,7 @@ class View:
     @cached_property
     def hyperparameters(self) -> list[Difference]:
         """Hyper-parameters recorded in this step that differ; [] where optimizers are numbered differently."""
-        return [] if self.setup.renumbered else hyperparameter_changes(self.table, self.step.standing)
+        return [] if self.setup.renumbered else hyperparameter_changes(self.table, self.step.last_text)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:

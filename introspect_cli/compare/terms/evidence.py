@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.terms.table import DEAD, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Codes
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, UNUSED, WITHIN, Codes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Known(Enum):
-    """State of a thing in both runs; `least` orders the states."""
+    """State of a thing in both runs; `worst_of` orders the states."""
 
     EQUAL = "equal"
     WITHIN = "within tolerance"
@@ -77,12 +77,12 @@ class Evidence:
     inside: str = ""
 
 
-def those(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
+def with_state(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
     """The evidence whose state is `known`."""
     return [fact for fact in evidence if fact.known is known]
 
 
-def answer(states: Codes, *, every: bool = False) -> Known:
+def joint_known(states: Codes, *, every: bool = False) -> Known:
     """Joint state of several sites: the first of DIFFERS, UNSEEN (if `every`), FORM, WITHIN, EQUAL; UNSEEN for none.
 
     Args:
@@ -93,14 +93,14 @@ def answer(states: Codes, *, every: bool = False) -> Known:
         return Known.DIFFERS
     if every and (states == NOT_SEEN).any():
         return Known.UNSEEN
-    if (states == DEAD).any():
+    if (states == UNUSED).any():
         return Known.FORM
     if (states == WITHIN).any():
         return Known.WITHIN
     return Known.EQUAL if (states == EQUAL).any() else Known.UNSEEN
 
 
-def least(answers: Sequence[Known]) -> Known:
+def worst_of(answers: Sequence[Known]) -> Known:
     """The worst of several states, in the order DIFFERS, UNSEEN, FORM, WITHIN, EQUAL; EQUAL for none."""
     return next(
         (states for states in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if states in answers), Known.EQUAL
@@ -134,7 +134,7 @@ class Cause:
     @property
     def grown(self) -> bool:
         """Whether any evidence is WITHIN, so that the divergence may have grown from a tolerated difference."""
-        return bool(those(self.evidence, Known.WITHIN))
+        return bool(with_state(self.evidence, Known.WITHIN))
 
     def rests_on(self, *things: Thing) -> list[Evidence]:
         """The evidence on these things, in order."""

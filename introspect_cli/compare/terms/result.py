@@ -224,24 +224,6 @@ class DivergenceMap:
 
 
 @dataclass(frozen=True)
-class TreeNode:
-    """A module and its state in the first diverging step.
-
-    Attributes:
-        fqn: fully qualified name.
-        state: `equal`, `origin`, `diverged`, `only a`, `only b` or `not observed`.
-        rel_l2: largest relative distance of its outputs; None where not measured.
-        source: `file:line` of its class; "" where unknown.
-    """
-
-    fqn: str
-    module_class: str
-    state: str
-    rel_l2: float | None = None
-    source: str = ""
-
-
-@dataclass(frozen=True)
 class StripCell:
     """One record of the first diverging step, as its checksums compare.
 
@@ -320,7 +302,7 @@ class DiffResult:
         suggestions: renames worth trying next, as options of `diff`.
         counts: how much was compared.
         map: modules by steps, when asked for.
-        tree: modules with their state at the first diverging step, when asked for.
+        defined_in: `file:line` of the class of the first divergence's module; "" where unknown.
         strip: the first diverging step in the order it ran.
         findings: what else was found; a property below gives those of each type.
         training: the answer for training alone.
@@ -347,7 +329,7 @@ class DiffResult:
     suggestions: tuple[Renaming, ...] = ()
     counts: Counts = field(default_factory=Counts)
     map: DivergenceMap | None = None
-    tree: tuple[TreeNode, ...] = ()
+    defined_in: str = ""
     strip: tuple[StripCell, ...] = ()
     findings: tuple[Beside, ...] = ()
     training: Separate | None = None
@@ -364,7 +346,7 @@ class DiffResult:
 
     def unexplained(self) -> DiffResult:
         """The answer without head, evidence, findings and causes of the first divergence."""
-        return replace(self, head="", also=(), rests_on=(), explains=(), causes=())
+        return replace(self, head="", also=(), rests_on=(), explains=(), causes=(), defined_in="")
 
     @property
     def structure(self) -> tuple[StructureChange, ...]:

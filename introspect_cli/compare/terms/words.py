@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.terms.distance import rounding, shapes_differ
-from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, those
+from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, with_state
 from introspect_cli.compare.terms.result import RESOLUTION, Divergence
 from introspect_cli.compare.terms.sites import MODULE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
@@ -231,10 +231,10 @@ def although(evidence: Sequence[Evidence]) -> str:
     clauses = [
         f"{things(facts, 'is', 'are')} {state.value}"
         for state in (Known.EQUAL, Known.WITHIN, Known.FORM)
-        if (facts := those(evidence, state))
+        if (facts := with_state(evidence, state))
     ]
     text = f" although {' and '.join(clauses)}" if clauses else ""
-    unseen = those(evidence, Known.UNSEEN)
+    unseen = with_state(evidence, Known.UNSEEN)
     return f"{text} ({things(unseen, 'was', 'were')} not recorded)" if unseen else text
 
 
@@ -243,5 +243,5 @@ def lines(evidence: Sequence[Evidence]) -> list[str]:
     return [
         f"{state.value.capitalize()}: {listed([thing(fact)[0] for fact in facts])}."
         for state in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
-        if (facts := those(evidence, state))
+        if (facts := with_state(evidence, state))
     ]
