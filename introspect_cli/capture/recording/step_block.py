@@ -112,12 +112,16 @@ class StepBlock:
         return {checksum: value for checksum, value in self._saved(always=False).items() if checksum}
 
     def _saved(self, *, always: bool) -> dict[int, torch.Tensor]:
-        """Saved tensors by checksum, those with this `always`."""
+        """Saved tensors by checksum, those with this `always`; sparse and nested ones have no bytes to be stored by."""
         if self._beside is None:
             return {}
         checksums = self._beside.arrays["checksum"].tolist()
         pairs = zip(checksums, self.ended.saved, strict=True)
-        return {checksum: saved.value for checksum, saved in pairs if saved.always is always}
+        return {
+            checksum: saved.value
+            for checksum, saved in pairs
+            if saved.always is always and saved.value.layout is torch.strided
+        }
 
     def complete(self) -> Message:
         """Fill in sites, layouts, texts and inputs where they differ from the last step's; returns the message."""

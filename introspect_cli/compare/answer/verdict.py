@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.result import Divergence
 
 
+_RESULTS = {
+    (Kind.LOSS.value, Phase.LOSS.value),
+    (Kind.GRAD.value, Phase.OPTIMIZER.value),
+    (Kind.PARAM.value, Phase.OPTIMIZER.value),
+}
+"""What a step's forward pass ends in: where one of them agrees in all steps, so did what was not seen on the way."""
+
+
 def agreeing(compared: Compared) -> DiffResult:
     """The answer where no result diverges; `compared.results_agree` lets other differences pass."""
     split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
@@ -64,7 +72,7 @@ def undiverged(compared: Compared, subject: str = "The runs are", *, results: bo
     broken = [name for name, run in compared.runs if failed(run.manifest)]
     unseen = "" if _has_results(compared) else _ran_unseen(compared, Phase.FORWARD)
     if verdict is Verdict.SAME and unseen:
-        but = f"what {unseen} computes was not seen, and no result of it (losses, gradients) is on record"
+        but = f"what {unseen} computes was not seen, and no result of it (losses, gradients, updates) is on record"
         return Verdict.UNDECIDED, f"Could not tell: all that both runs recorded agrees, but {but}."
     if verdict is Verdict.SAME and broken:
         which = "both captures" if len(broken) == 2 else f"the capture of run {broken[0]}"
@@ -80,9 +88,10 @@ def _ran_unseen(compared: Compared, phase: Phase) -> str:
 
 
 def _has_results(compared: Compared) -> bool:
-    """Whether losses and gradients are among the recorded kinds."""
-    kinds = {kind for outcome in compared.outcomes if len(outcome.paired) for kind in outcome.paired.a.sites.kind}
-    return {Kind.LOSS.value, Kind.GRAD.value} <= kinds
+    """Whether losses, gradients or parameters after an optimizer's step are on record."""
+    tables = [outcome.paired.a.sites for outcome in compared.outcomes if len(outcome.paired)]
+    recorded = {pair for sites in tables for pair in zip(sites.kind, sites.phase, strict=True)}
+    return not recorded.isdisjoint(_RESULTS)
 
 
 def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:
