@@ -258,9 +258,8 @@ def events_of(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
     document = run.settings_of(rank).document(DOCUMENT)
     if not isinstance(document.get("events"), list):
         return None
-    lines = [*document["events"], *(document.get("last") or [] if not document.get("left_out") else [])]
     events = []
-    for words in (str(line).split(" ") for line in lines):
+    for words in (str(line).split(" ") for line in document["events"]):
         fields = ["" if word == "-" else word for word in words]
         if words[0] == "seed" and len(words) >= 4:
             if generator in {"", GENERATORS.get(fields[1])}:
