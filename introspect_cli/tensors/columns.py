@@ -128,7 +128,7 @@ class EndedRows:
         if self._pending:
             with unobserved():
                 for pending in self._pending:
-                    self._arena.blocks[0][pending.slots] = pending.rows()
+                    pending.fill(self._arena.blocks[0])
         for columns, slots in self._wanted:
             columns.fill(self._arena, self._facts, slots, *self._notes)
         self._pending, self._wanted = [], ()

@@ -103,26 +103,6 @@ class Engine:
         self._call("summarise_strided", count, *given, *where)
         return True
 
-    def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
-        """Copy the known row to address `out` if the elements still have its checksum, else do nothing."""
-        if not self.kernels.alike(address, count, known, code):
-            return False
-        return bool(self._call("again", count, address, count, known, code, out))
-
-    def batch(self, items: Sequence[tuple[int, int, int, int, int]], flags: int) -> None:
-        """Summarise many contiguous tensors at once, so that threads are woken once; needs `kernels`.
-
-        Args:
-            items: of each tensor the address of its row, its address, elements, type code, and table address.
-            flags: STATS, SKETCH.
-        """
-        if not items:
-            return
-        words = np.zeros((len(items), k.ITEM_WORDS), dtype=np.int64)
-        words[:, [4, 0, 1, 3, 5]] = items
-        self._team[[k.ITEMS, k.COUNT, k.FLAGS]] = words.ctypes.data, len(items), flags
-        self._call("summarise_all", int(words[:, 1].sum()))
-
     def _threads(self, count: int) -> int:
         """Threads for a call over `count` elements: 1 below `SHARED`, or where torch's workers may not be called."""
         if count < SHARED or not self._has_workers:

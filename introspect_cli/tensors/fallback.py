@@ -78,7 +78,7 @@ def has_values(dtype: torch.dtype) -> bool:
     return not ("_x2" in name or "bits" in name or name.removeprefix("torch.").startswith("q"))
 
 
-def _measured(flat: torch.Tensor) -> torch.Tensor:
+def measured(flat: torch.Tensor) -> torch.Tensor:
     """Elements as float64 (float32 on MPS); absolute values of complex ones."""
     wide = torch.float32 if flat.device.type == "mps" else torch.float64
     if not flat.dtype.is_complex:
@@ -92,7 +92,7 @@ def order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
 
     The median is the mean of the two middle elements; the mode is the smallest of the most frequent.
     """
-    values = _measured(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
+    values = measured(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
     device = values.device
     finite = values.isfinite()
     n = finite.sum()
@@ -127,14 +127,14 @@ def row(tensor: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None = 
     chunk = CHUNK // max(1, tensor.element_size() // 4)
     raw = torch.zeros((), dtype=torch.int64, device=tensor.device)
     counts = raw.repeat(5)
-    low, high, small, total, sizes = _measured(tensor.new_zeros(5)).unbind()
+    low, high, small, total, sizes = measured(tensor.new_zeros(5)).unbind()
     low, high, small = low + float("inf"), high - float("inf"), small + float("inf")
     for base, run in runs if runs is not None else pieces(tensor, chunk):
         for start in range(0, run.numel(), chunk):
             flat = run[start : start + chunk]
             raw = raw + raw_sum(flat, base + start)
             if has_values(tensor.dtype):
-                values = _measured(flat)
+                values = measured(flat)
                 finite = values.isfinite()
                 kinds = (finite, values.isnan(), values.isposinf(), values.isneginf(), values == 0)
                 counts = counts + torch.stack([kind.sum() for kind in kinds])

@@ -5,9 +5,6 @@ be captured. Its functions take integers only, addresses among them:
 
 - `summarise(address, count, first, code, flags, table, row, team)`: `count` contiguous elements at an address, the
   first with index `first` in the whole tensor, into a row. `table`: address of 256 float32 values, for TABLE.
-- `alike(address, count, known, code)`: whether a few bytes are those that the row `known` was filled from.
-- `again(address, count, known, code, row, team)`: copy the known row if the elements still have its checksum: 1, or 0.
-- `summarise_all(team)`: all items of the team.
 - `merge(rows, count, row)`: rows of disjoint parts, added up in order.
 - `summarise_strided(address, pieces, count, number, plans, code, flags, table, parts, blocks, row, team)`: a strided
   tensor of `count` elements into a row: so many pieces and their plans, see `strided`; `parts`: address of a row for
@@ -72,10 +69,6 @@ def numbers_of(numbers: Iterable[int]) -> Any:
     made.extend(numbers)
     return made
 
-
-ITEM_WORDS: Final = 8
-"""Words in an item, a tensor to summarise: address, elements, index of the first, type code, address of the row,
-address of the table, and two that the kernels use."""
 
 # Words of a team: what threads that share a call know of it. The first four are the kernels' own.
 ITEMS: Final = 4

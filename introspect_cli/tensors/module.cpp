@@ -131,19 +131,6 @@ PyObject *py_summarise(PyObject *, Arguments a, Py_ssize_t n) {
         return i64(0);
     });
 }
-PyObject *py_alike(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<4>(a, n, KEPT, [](const u64 *w) {
-        return i64(((const Row *)w[2])->sample == sample(w[0], i64(w[1]), i64(w[3])));
-    });
-}
-PyObject *py_again(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<6>(a, n, 1, [](const u64 *w) {
-        return i64(again(w[0], i64(w[1]), (const Row *)w[2], i64(w[3]), (Row *)w[4], (Team *)w[5]));
-    });
-}
-PyObject *py_summarise_all(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<1>(a, n, RELEASED, [](const u64 *w) { return summarise_all((Team *)w[0]), i64(0); });
-}
 PyObject *py_merge(PyObject *, Arguments a, Py_ssize_t n) {
     return function<3>(a, n, 1, [](const u64 *w) { return merge((const Row *)w[0], i64(w[1]), (Row *)w[2]), i64(0); });
 }
@@ -183,7 +170,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 }
 
 PyMethodDef METHODS[] = {
-    FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(merge), FAST(summarise_strided), FAST(glance),
+    FAST(summarise), FAST(merge), FAST(summarise_strided), FAST(glance),
     FAST(columns),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,22 +16,11 @@ from introspect_cli.tensors.special import has_memory
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
 
 if TYPE_CHECKING:
-    from introspect_cli.tensors.gpu.engine import DeviceEngine, Prepared
+    from introspect_cli.tensors.gpu.engine import DeviceEngine
     from introspect_cli.tensors.row_notes import Slots
 
-LARGEST_COPY: Final = 1 << 28
-"""Bytes of the largest tensor on a GPU that is read by way of a copy where it is not contiguous."""
-
-HostItem = tuple[int, int, int, int, int]
-"""Tensor in a batch: address of its row, its address, elements, type code, table address."""
-
-
-@dataclass
-class Batch:
-    """Tensors of one `add_all` to be summarised together, on the CPU and on each GPU."""
-
-    items: list[HostItem] = field(default_factory=list)
-    entries: dict[DeviceEngine, list[tuple[int, list[Item]]]] = field(default_factory=dict)
+Batch = dict["DeviceEngine", list[tuple[int, list[Item]]]]
+"""Tensors on GPUs to be summarised together: of each the slot of its row, and what it consists of."""
 
 
 @dataclass
@@ -47,7 +36,7 @@ class PlainTensors:
             slot: the number that its row gets.
             tensor: it.
             intake: the compiled intake, which learns its shape; None without one.
-            batch: where the work is put for later instead of being done, unless the tensor may be known.
+            batch: where the work is put for later instead of being done, of a contiguous tensor on a GPU.
         """
         if torch._C._len_torch_function_stack():  # noqa: SLF001  # reading a property would call the script's mode
             return False
@@ -75,22 +64,13 @@ class PlainTensors:
             return False  # freed, with the tensor still there, or without memory of its own; the slow path says so
         if intake is not None:
             intake.learn(tensor, index)
+            if intake.add(tensor) >= 0:
+                return True
         row = self.slots.arena.address(slot)
         self.slots.layout_of.append(index)
         if code >= k.OPAQUE8:
             self.slots.bits_only(slot, dtype)
-        table = TABLE_ADDRESS.get(dtype, 0)
-        if count >= k.WORTHWHILE and self.slots.flags:
-            memory = self.slots.memory
-            kind = code | table << 8
-            known = memory.find(address, kind, count)
-            if known and engine.again(row, known, address, count, code):
-                return True
-            memory.note(address, kind, count, row)
-        if batch is None:
-            engine.contiguous(row, address, count, 0, code, table, self.slots.flags)
-        else:
-            batch.items.append((row, address, count, code, table))
+        engine.contiguous(row, address, count, 0, code, TABLE_ADDRESS.get(dtype, 0), self.slots.flags)
         return True
 
     def _strided(self, slot: int, tensor: torch.Tensor, code: int) -> bool:
@@ -115,45 +95,25 @@ class PlainTensors:
         prepared = engine.prepare(tensor)
         if prepared is None:
             return False
-        element = prepared.plan.element
-        begun = tensor.storage_offset() * element.size * element.parts
         storage = tensor.untyped_storage()
-        if storage.nbytes() < begun + prepared.plan.reach:
+        if storage.nbytes() < tensor.storage_offset() * prepared.element.size + prepared.reach:
             return False
         if prepared.interned < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
             prepared.interned = self.slots.layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
-        layout, address, token = prepared.interned, address_of(tensor), None
-        if batch is None:  # launches of a batch come later, when a copy would be gone
-            if not tensor.is_inference():
-                token = (address, storage._cdata, tensor._version, layout)  # noqa: SLF001  # as in `reuse`
-            if prepared.plan.dims:
-                tensor, prepared = self._in_order(engine, tensor, prepared)
-                address = address_of(tensor)
         self.slots.arena.address(slot)
-        self.slots.layout_of.append(layout)
-        if not element.values:
+        self.slots.layout_of.append(prepared.interned)
+        if not prepared.element.values:
             self.slots.bits_only(slot, tensor.dtype)
-        if batch is None:
+        address = address_of(tensor)
+        if batch is not None and tensor.is_contiguous():
+            batch.setdefault(engine, []).append((slot, [Item(prepared, address)]))
+            return True
+        token = None
+        if not tensor.is_inference():
+            token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `reuse`
+        if tensor.is_contiguous():
             engine.one(slot, prepared, address, token=token)
-        else:
-            batch.entries.setdefault(engine, []).append((slot, [Item(prepared, address)]))
-        return True
-
-    @staticmethod
-    def _in_order(engine: DeviceEngine, tensor: torch.Tensor, prepared: Prepared) -> tuple[torch.Tensor, Prepared]:
-        """A contiguous copy, quicker to read than by strides; the tensor itself above `LARGEST_COPY` bytes.
-
-        The memory of the copy is the script's own again once the kernel that is launched next has read it.
-        """
-        if prepared.plan.count * tensor.element_size() > LARGEST_COPY:
-            return tensor, prepared
-        try:
-            with unobserved():
-                copy = engine.transposed(tensor, prepared)
-                if copy is None:
-                    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-        except RuntimeError:  # no memory is left
-            return tensor, prepared
-        ordered = engine.prepare(copy)
-        return (copy, ordered) if ordered is not None else (tensor, prepared)
+            return True
+        with unobserved():
+            return engine.add(slot, tensor, token)

@@ -22,12 +22,10 @@ LIMIT: Final = 8192
 
 
 def new_memory() -> Any:
-    """Rows of this step and the last by address of their elements.
+    """Rows of this step and the last by address of their elements, for the compiled intake.
 
-    `note(address, kind, count, row)` remembers the address of a row: `kind` is a number for the element type.
-    `find(address, kind, count)` is the address of the row of what may still be there, 0 if there is none; the kernel
-    compares. `turn()` keeps what this step used for the next one, when its rows are about to be given away; `clear()`
-    forgets everything.
+    `turn()` keeps what this step used for the next one, when its rows are about to be given away; `clear()` forgets
+    everything.
     """
     return kernels.KERNELS.memory(LIMIT)
 

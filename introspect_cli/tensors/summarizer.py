@@ -84,8 +84,6 @@ class Summarizer:
     def _reset(self) -> None:
         """Start a step: no notes, no slots."""
         self._notes.clear()
-        if self._intake is not None:
-            self._intake.turn()
         # The last: where an interrupt comes before, the next slots are beyond those that anything is still known of.
         self._layout_of.clear()  # the intake has it too
 
@@ -124,26 +122,23 @@ class Summarizer:
         Returns:
             The row number of each.
         """
-        batch = Batch()
+        batch: Batch = {}
         with self._lock:
             tensors = list(tensors)
             if slots is None:
                 slots = [-1] * len(tensors)
                 if self._intake is not None:
                     self._arena.hold(len(self._layout_of) + len(tensors))
-                    slots = self._intake.add_all(tensors, batch.items)
+                    slots = self._intake.add_all(tensors)
             for place, tensor in enumerate(tensors):
                 if slots[place] >= 0:
                     continue
                 slots[place] = slot = len(self._layout_of)
                 try:
-                    if self._intake is not None and self._intake.add_all([tensor], batch.items)[0] >= 0:
-                        continue  # its shape was learnt from one before it
                     self._add(slot, tensor, batch)
                 except Exception as error:
                     self._failed(slot, tensor, error)
-            self._engine.batch(batch.items, self._slots.flags)
-            for engine, entries in batch.entries.items():
+            for engine, entries in batch.items():
                 self._launch(engine, entries)
         return slots
 

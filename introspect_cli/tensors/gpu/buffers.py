@@ -10,12 +10,14 @@ nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -40,7 +42,7 @@ class Pending:
     """Rows of a step on their way to the host.
 
     Attributes:
-        slots: the summarizer's slot of each row.
+        slots: the summarizer's slot of each row; a tensor in several parts has a row for each.
     """
 
     def __init__(self, rows: DeviceRows, blocks: list[Block], slots: list[int], streams: list[Any]) -> None:
@@ -75,6 +77,14 @@ class Pending:
             single = out[:, r.MIN :].astype(np.uint32).view(np.float32)
             out[:, r.MIN :] = single.astype(np.float64).view(np.uint64)
         return out
+
+    def fill(self, rows: Rows) -> None:
+        """Wait, and put each row at its slot of `rows`, shape (n, 32); those of one slot are added up, in order."""
+        found = self.rows()
+        rows[self.slots] = found
+        for slot in {slot for slot, times in Counter(self.slots).items() if times > 1}:
+            parts = found[np.array(self.slots) == slot]
+            KERNELS.merge(parts.ctypes.data, len(parts), rows[slot].ctypes.data)
 
 
 class DeviceRows:

@@ -86,7 +86,7 @@ class Devices:
         if runs is None:
             values = values.resolve_conj().resolve_neg()
         engine = None if values.is_conj() or values.is_neg() else self.engine(values.device)
-        if engine is None or not _launched(engine, slot, values, runs):
+        if engine is None or not (engine.add(slot, values) if runs is None else _add_runs(engine, slot, runs)):
             self.rows(values.device).put(slot, fallback.row(values, runs))
 
     def hand_over(self) -> list[Pending]:
@@ -102,23 +102,14 @@ class Devices:
         self._engines.clear()
 
 
-def _launched(
-    engine: DeviceEngine, slot: int, values: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None
-) -> bool:
-    """Launch a kernel for a tensor or a shard's runs; False if no kernel reads it."""
-    pieces = [(0, values)] if runs is None else list(runs)
-    items = []
-    for first, piece in pieces:
-        prepared = engine.prepare(piece)
-        if prepared is None:
-            return False
-        items.append(Item(prepared, piece.data_ptr(), first))
-    if not items or sum(item.programs for item in items) > TABLE_PROGRAMS:
+def _add_runs(engine: DeviceEngine, slot: int, runs: Sequence[tuple[int, torch.Tensor]]) -> bool:
+    """Launch one kernel for a shard's runs; False if no kernel reads them or they are too many for a launch."""
+    items = [
+        Item(prepared, run.data_ptr(), first) for first, run in runs if (prepared := engine.prepare(run)) is not None
+    ]
+    if len(items) != len(runs) or not items or sum(item.programs for item in items) > TABLE_PROGRAMS:
         return False
-    if len(items) == 1:
-        engine.one(slot, items[0].prepared, items[0].address, items[0].first)
-    else:
-        engine.many([(slot, items)])
+    engine.many([(slot, items)])
     return True
 
 
