@@ -16,7 +16,7 @@ import torch
 from introspect_cli.tensors import arrays, fallback, parallel
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.views import address_of, cut_up, pieces
+from introspect_cli.tensors.views import address_of, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SHARED: Final = 2 * k.CHUNK
 """Elements from which on a tensor is worth the other threads."""
+WIDTH: Final = 8
+"""Bytes of an element that the kernels copy, at most."""
 PIECE_BYTES: Final = 4 << 20
 """Bytes copied at once of a tensor that is not contiguous."""
 
@@ -89,19 +91,16 @@ class Engine:
         Returns:
             False, and nothing is done, where it has to be copied in another way.
         """
-        count, size = tensor.numel(), k.SIZES[code]
-        cut = cut_up(tuple(tensor.shape), tensor.stride(), size) if count else None
-        if cut is None:
+        count, size, dims = tensor.numel(), k.SIZES[code], tensor.dim()
+        if not count or not 0 < dims < k.MAX_DIMS - 1 or size > WIDTH or tensor.shape[-1] * k.LINES > k.CHUNK:
             return False
         threads = self._threads(count)
         if len(self._blocks) < threads * k.CHUNK * size:
             room = np.empty(threads * k.CHUNK * size + 64, dtype=np.uint8)
             self._blocks = room[-room.ctypes.data % 64 :]
-        number, parts = len(cut.pieces), r.empty(len(cut.pieces))
-        given = (address_of(tensor), cut.pieces.ctypes.data, count, number, cut.plans.ctypes.data, code, flags)
-        where = (table, parts.ctypes.data, self._blocks.ctypes.data, out)
-        self._call("summarise_strided", count, *given, *where)
-        return True
+        layout = np.array((tensor.shape, tensor.stride()), np.int64)
+        where = (address_of(tensor), count, dims, layout.ctypes.data, self._blocks.ctypes.data)
+        return bool(self._call("summarise_strided", count, *where, code, flags, table, out))
 
     def _threads(self, count: int) -> int:
         """Threads for a call over `count` elements: 1 below `SHARED`, or where torch's workers may not be called."""
