@@ -64,8 +64,8 @@ bool look(Intake *self, PyObject *tensor, Look &found) {
 }
 
 // Whether no mode of the script's would see our questions: none sees those that torch's C functions answer.
-bool unseen(Intake *self, bool asks_writes = false) {
-    if (self->functions->keys >= 0 && (!asks_writes || self->functions->counter >= 0)) return true;
+bool unseen(Intake *self, bool asks_python = false) {
+    if (self->functions->keys >= 0 && !asks_python) return true;
     PyObject *answer = PyObject_CallNoArgs(self->held[MODES]);
     const bool none = answer && PyLong_AsLongLong(answer) == 0;
     if (answer) Py_DecRef(answer);
@@ -282,8 +282,6 @@ PyObject *VERSION = nullptr;  // a name
 
 // How often a tensor was written to; -1 where torch does not count.
 i64 writes_of(Intake *self, PyObject *tensor) {
-    const i64 writes = writes_by_handle(self->functions, tensor);
-    if (writes >= 0) return writes;
     PyObject *version = PyObject_GetAttr(tensor, VERSION);
     const i64 asked = version ? PyLong_AsLongLong(version) : -1;
     if (version) Py_DecRef(version);

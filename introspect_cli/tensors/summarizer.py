@@ -230,12 +230,10 @@ class Summarizer:
         """Replace locks and threads, in a forked child."""
         self._lock = k.new_lock()
         self._engine.abandon()
-        self._unusual.abandon()
 
     def close(self) -> None:
         """Free all memory; the summarizer must not be used afterwards."""
         with self._lock:
-            self._unusual.close()
             if self._memory is not None:
                 self._memory.clear()
             self._arena.clear()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
+import torch
 from formulas import fill
-from summaries import arrays_of
+from summaries import arrays_of, taken
 
 from introspect_cli.records import Layout, Status
 from introspect_cli.statistics import STATISTICS
@@ -16,6 +15,7 @@ from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.columns import Columns, EndedRows
 from introspect_cli.tensors.row_notes import ALL_OF_IT, BITS_ALONE, NOTHING, LayoutNumbers, RowNotes
 from introspect_cli.tensors.rows import ROWS, Arena
+from introspect_cli.tensors.summarizer import Summarizer
 
 NAMES = list(STATISTICS)
 
@@ -96,17 +96,14 @@ def test_the_kernels_fill_columns_as_numpy_does_bit_by_bit(count, names, with_sk
 
 def test_rows_that_a_device_still_computes_are_filled_in_when_they_are_asked_for():
     class OnDevice:
-        def __init__(self):
-            self.slots = [2, 5]
-
         def send(self):
             pass
 
         def ready(self):
             return True
 
-        def rows(self):
-            return blocks_of_anything((2,))[0]
+        def fill(self, rows):
+            rows[[2, 5]] = blocks_of_anything((2,))[0]
 
     arena, notes, facts = arena_of(8)
     slots = list(range(8))
@@ -126,18 +123,13 @@ def test_rows_that_a_device_still_computes_are_filled_in_when_they_are_asked_for
         assert found[name].tobytes() == column.tobytes(), name
 
 
-def test_a_thousand_addresses_are_distinguished():
-    memory, rows = kernels.KERNELS.memory(5000), np.zeros((1000, r.WORDS), np.uint64)
-    rows[:, 0] = np.arange(1000)
-    where = range(1 << 20, (1 << 20) + 64 * 1000, 64)
-    for step in range(3):
-        for at, place in enumerate(where):
-            if step == 0:
-                memory.note(place, kernels.F32, at, rows[at].ctypes.data)
-            assert ctypes.c_uint64.from_address(memory.find(place, kernels.F32, at)).value == at
-        memory.turn()
-    memory.clear()
-    assert not any(memory.find(place, kernels.F32, at) for at, place in enumerate(where))
+def test_a_thousand_large_tensors_that_come_again_are_told_apart():
+    summarizer = Summarizer()
+    large = torch.arange(1000.0).repeat_interleave(kernels.WORTHWHILE).split(kernels.WORTHWHILE)
+    for _ in range(3):
+        summarizer.add_all(large)
+        assert taken(summarizer).floats["mean"].tolist() == list(range(1000))
+    summarizer.close()
 
 
 def test_an_exception_while_a_layout_is_numbered_gives_no_number_to_two_of_them():
