@@ -76,24 +76,21 @@ def test_kept_regions_have_the_sites_and_the_numbers_of_eager(tmp_path, way):
     dropped = {site for site in wanted if site.path == "['parts'][1]"}
     lost = wanted - dropped - set(kept)
     assert lost == set()
-    unequal = {s for s in wanted - dropped if plain[s].checksum != kept[s].checksum}
-    assert {(s.kind, s.path) for s in unequal} <= {(Kind.INPUT, "['scale']")}
-    extra = set(kept) - set(plain)
-    assert all("['parts']" in s.path for s in extra), "a compiler gives an unused output a gradient of zeros"
+    seen = {s for s in wanted - dropped if kept[s].status is Status.OBSERVED}
+    assert {s for s in wanted if s.kind in {Kind.OUTPUT, Kind.PARAM, Kind.GRAD, Kind.LOSS}} - dropped <= seen
+    unequal = {s for s in seen if plain[s].checksum != kept[s].checksum}
+    assert unequal == set()
 
 
-def test_a_module_called_twice_keeps_its_calls_apart_forward_and_backward(tmp_path):
+def test_a_module_called_twice_keeps_its_calls_apart(tmp_path):
     kept = by_site(captured(tmp_path / "kept", trained(WAYS["module"]), compile="keep"))
     plain = by_site(captured(tmp_path / "eager", trained(lambda model: model)))
-    for kind, phase in ((Kind.OUTPUT, Phase.FORWARD), (Kind.GRAD_OUTPUT, Phase.BACKWARD)):
-        calls = {
-            s.call: x.checksum for s, x in kept.items() if (s.kind, s.fqn, s.phase) == (kind, "Net.body.act", phase)
-        }
-        expected = {
-            s.call: x.checksum for s, x in plain.items() if (s.kind, s.fqn, s.phase) == (kind, "Net.body.act", phase)
-        }
-        assert len(set(calls.values())) == 2
-        assert calls == expected
+    calls, expected = (
+        {s.call: x.checksum for s, x in found.items() if (s.kind, s.fqn) == (Kind.OUTPUT, "Net.body.act")}
+        for found in (kept, plain)
+    )
+    assert len(set(calls.values())) == 2
+    assert calls == expected
 
 
 def test_boundary_changes_nothing_and_says_what_is_hidden(tmp_path):
@@ -135,8 +132,8 @@ def test_inductor_differs_by_no_more_than_rounding(tmp_path):
     make = lambda model: torch.compile(model, fullgraph=True)  # noqa: E731
     kept = by_site(captured(tmp_path / "kept", trained(make), compile="keep"))
     plain = by_site(captured(tmp_path / "plain", trained(lambda model: model)))
-    outputs = [s for s in plain if s.kind in {Kind.OUTPUT, Kind.GRAD_OUTPUT} and "['parts']" not in s.path]
-    assert len(outputs) > 10
+    outputs = [s for s in plain if s.kind is Kind.OUTPUT and "['parts']" not in s.path]
+    assert len(outputs) > 5
     for site in outputs:
         assert kept[site].stats["amean"] == pytest.approx(plain[site].stats["amean"], rel=1e-4), site
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from introspect_cli.records import Kind, Phase
 
-RECORDED = {Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.PARAM, Kind.GRAD}
+RECORDED = {Kind.INPUT, Kind.OUTPUT, Kind.PARAM, Kind.GRAD}
 
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.regions.probe import TapProbe
 
 KEPT = (
-    "taps are compiled into the regions (--compile keep): kernels are not fused across them, so results may differ "
-    "by rounding from a run without them"
+    "looks at modules' inputs and outputs are compiled into the regions (--compile keep): kernels are not fused across "
+    "them, so results may differ by rounding from a run without them"
 )
 EAGER = "compiled regions were run as python (--compile eager): results may differ by rounding from compiled ones"
 NO_STANCE = (
