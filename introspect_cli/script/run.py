@@ -8,15 +8,13 @@ own `runpy` runs modules, directories and zip files, and what the interpreter do
 frames.
 
 What remains visible: the frames below the script's first one, to those who walk the stack past it
-(`inspect.stack()`, a warning whose `stacklevel` points beyond the script). Python counts them, too: a script would run
-out of levels sooner than alone. So the recursion limit is raised by what our frames take, and the script is told, and
-sets, the limit without it.
+(`inspect.stack()`, a warning whose `stacklevel` points beyond the script). Python counts them, too: so the recursion
+limit is raised by what our frames take, which a script that asks for the limit is told.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from dataclasses import replace
@@ -36,6 +34,7 @@ from introspect_cli.script.target import fresh_main, is_container, load, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from introspect_cli.script.target import Target
 
@@ -62,7 +61,8 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     module = "__main__" if contained else target.module
     prepare(target, contained=contained)
     strip_thread_tracebacks()
-    room, put_back_limit = _make_room(module is None)
+    _raise_limit(executed=module is None)
+    limit = sys.getrecursionlimit()
     raised: BaseException | None = None
     held: Held | None = None
     try:
@@ -83,13 +83,15 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
             held = _hold()
         except BaseException as error:  # noqa: PERF203 - a signal's handler may raise after the script's last line
             raised = raised or error
-    room()
+    asked = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(asked, limit))  # room for introspect's own work, however low the script has set it
     if module is None:
         _flush()
     ending = ending_of(raised)
     if os.getpid() == process:
         _guard(ended, ending)
-    put_back_limit()
+    with contextlib.suppress(RecursionError):
+        sys.setrecursionlimit(asked)
     try:
         held.release()
     except (KeyboardInterrupt, SystemExit) as error:  # somebody wants an end while we finish
@@ -135,72 +137,14 @@ def _flush() -> None:
             stream.flush()
 
 
-def _make_room(executed: bool) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Raise the recursion limit by the levels that introspect's frames take, unseen by the script.
-
-    How much that is differs from one version of python to the next, so it is found out by going down.
+def _raise_limit(*, executed: bool) -> None:
+    """Raise the recursion limit by the levels that introspect's frames take.
 
     Args:
         executed: whether the script will be run by `exec`, which took a level before python 3.12.
-
-    Returns:
-        what gives our own work room, however low the script has set the limit; and what puts that limit back.
     """
-    tell, change = sys.getrecursionlimit, sys.setrecursionlimit
-    limit = tell()
-    # two levels are for measuring
-    taken = limit - _levels_left() - 2 + (executed and sys.version_info < (3, 12))
-    change(limit + taken)
-
-    @functools.wraps(tell)
-    def getrecursionlimit() -> int:
-        return tell() - taken
-
-    @functools.wraps(change)
-    def setrecursionlimit(limit: Any, /) -> None:
-        try:
-            change(limit + taken if isinstance(limit, int) and limit > 0 else limit)
-        except RecursionError as error:
-            words = str(error)
-            for number in (limit + taken, _last_number(words)):
-                words = words.replace(str(number), str(number - taken))
-            raise RecursionError(words) from None
-
-    sys.getrecursionlimit, sys.setrecursionlimit = getrecursionlimit, setrecursionlimit
-
-    asked = limit
-
-    def room() -> None:
-        nonlocal asked
-        asked = tell() - taken
-        change(max(tell(), limit + taken))
-
-    def put_back() -> None:
-        with contextlib.suppress(RecursionError):
-            change(asked)
-        if sys.getrecursionlimit is getrecursionlimit:
-            sys.getrecursionlimit = tell
-        if sys.setrecursionlimit is setrecursionlimit:
-            sys.setrecursionlimit = change
-
-    return room, put_back
-
-
-def _last_number(words: str) -> int:
-    """The depth in "cannot set the recursion limit to 5 at the recursion depth 12: the limit is too low"; 0 without."""
-    numbers = [int(word.strip(":")) for word in words.split() if word.strip(":").isdecimal()]
-    return numbers[-1] if numbers else 0
-
-
-def _levels_left() -> int:
-    """Levels until a RecursionError, by trying."""
-    deepest = 0
-
-    def descend() -> None:
-        nonlocal deepest
-        deepest += 1
-        descend()
-
-    with contextlib.suppress(RecursionError):
-        descend()
-    return deepest
+    taken = int(executed and sys.version_info < (3, 12))
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as python documents it
+    while frame is not None:
+        taken, frame = taken + 1, frame.f_back
+    sys.setrecursionlimit(sys.getrecursionlimit() + taken)

@@ -4,7 +4,7 @@ Code speaks of tokens, keys and sessions all the time, and is to be run again an
 the secret alone, and what is left must still parse. So only what stands in strings and comments is looked at. What
 has the form of a credential goes, as in settings; so does a string that a name says is one (`password = "..."`,
 `{"api_key": "..."}`, `os.environ["HF_TOKEN"] = "..."`). Behind names that are as often of something else (`token`,
-`key`) only what looks as if somebody had drawn it by lot goes. Most files have nothing of it, as a few searches tell.
+`key`) only what looks as if somebody had drawn it by lot goes.
 
 Configuration is to be compared value by value, and must still parse, too: what stands under a name that says that it is
 secret is replaced, in place, whatever the format; what looks like a credential goes wherever it stands.
@@ -14,14 +14,7 @@ from __future__ import annotations
 
 import re
 
-from introspect_cli.capture.environment.redact import (
-    is_secret_name,
-    is_strict_name,
-    long_words,
-    looks,
-    may_be_formed,
-    prose,
-)
+from introspect_cli.capture.environment.redact import is_secret_name, is_strict_name, looks, prose
 from introspect_cli.store.files.folders import REDACTED
 
 _TEXTS = re.compile(
@@ -43,31 +36,11 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DRAWN = re.compile(r"(?=[^\s]*\d)(?=[^\s]*[A-Za-z])[^\s{}<>%/]{16,}", re.DOTALL)
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 _OF_A_COMMIT = re.compile(r"(?i)commit|revision|\brev\b|sha|hash|ref\b|version|digest|checksum")
-_STRICT = r"(?:secret|passw|passphrase|pwd|(?:api|access|private|account)[ _-]?key|credential|auth[ _-]?token)"
-_SIGN = r"[\w-]{0,200}['\"]?\s*(?:\]\s*)?(?::[^=\n'\"]{0,60}=|[=:,])\s*\(?\s*"
-_MAY_NAME = re.compile(
-    _STRICT + rf"(?:{_SIGN}[^\s)]|[^\n]{{0,160}}default\s*=)"
-    r"|(?:token|private|auth|cookie|session|sig|signature|dsn|key|connection_?string|webhook)"
-    + _SIGN
-    + r"[rbfu]{0,2}['\"]{1,3}[^\s{}<>%/'\"]{16}"
-)
-"""In small letters: a name that may say that the string behind it is secret."""
-_BEGINS = re.compile(
-    r"secret|passw|passp|pwd|api|access|private|account|credential|auth|token|cookie"
-    r"|session|sig|dsn|key|connection|webhook"
-)
-"""What each alternative of `_MAY_NAME` begins with: to find these is quicker than to search for all."""
-_DIGITS = 40
-_MAY_BE_DRAWN = re.compile(r"['\"][0-9a-fA-F]{40}['\"]")
 
 
 def source(text: str, patterns: tuple[str, ...] = ()) -> str:
     """A source file with secrets in its strings and comments replaced; globs name further secret names."""
-    small, words = text.lower(), long_words(text)
-    formed = may_be_formed(text, small, words)
-    drawn = any(len(word) == _DIGITS for word in words) and _MAY_BE_DRAWN.search(text)
-    if not (formed or patterns or drawn or any(_MAY_NAME.match(small, at.start()) for at in _BEGINS.finditer(small))):
-        return text
+    formed = prose(text) != text
     pieces = []
     done = 0
     for match in _TEXTS.finditer(text):
