@@ -9,8 +9,8 @@ one that made the tensor, and what it needs beside the tensor (room for the prog
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -98,6 +98,14 @@ class Item:
         return prepared.element.programs(prepared.count, self.first) if self.first else prepared.programs
 
 
+class _Entry(NamedTuple):
+    """One tensor of a table: the address of its row, its runs, and the programs that share it."""
+
+    row: int
+    runs: Sequence[Item]
+    programs: int
+
+
 @dataclass
 class _Lane:
     """Memory shared by launches on one stream: rows and counters of programs."""
@@ -113,16 +121,6 @@ class _Table:
     host: torch.Tensor
     device: torch.Tensor
     done: Any = None
-
-
-@dataclass
-class _Group:
-    """Tensors of one launch."""
-
-    items: list[tuple[int, ...]] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
-    programs: int = 0
-    blocks: int = 0
 
 
 class DeviceEngine:
@@ -309,54 +307,49 @@ class DeviceEngine:
         Args:
             entries: a slot, and the runs of elements that are its tensor; at most `TABLE_PROGRAMS` of them.
         """
-        groups: dict[tuple[Variant, int], _Group] = {}
+        groups: dict[tuple[Variant, int], list[list[_Entry]]] = {}
         handle = self._stream(self._index)
         self._rows.written_on(handle)
         for slot, runs in entries:
-            self._join(groups, handle, self._rows.place(slot), runs)
-        for (variant, lookup), group in groups.items():
-            self._send(variant, lookup, handle, group)
+            first = runs[0].prepared
+            aligned = all(item.prepared.aligned and not (item.address | item.first) % ALIGNMENT for item in runs)
+            variant = first.aligned if aligned and first.aligned is not None else first.unaligned
+            group = groups.setdefault((variant._replace(many=True), first.lookup), [[]])
+            programs = sum(item.programs for item in runs)
+            if group[-1] and sum(entry.programs for entry in group[-1]) + programs > TABLE_PROGRAMS:
+                group.append([])
+            group[-1].append(_Entry(self._rows.place(slot), runs, programs))
+        for (variant, lookup), tables in groups.items():
+            for table in tables:
+                self._send(variant, lookup, handle, table)
 
-    def _join(self, groups: dict[tuple[Variant, int], _Group], handle: int, row: int, runs: Sequence[Item]) -> None:
-        """Add a tensor to the group of its kernel; a full group is launched first."""
-        first = runs[0].prepared
-        aligned = all(
-            item.prepared.aligned is not None and not (item.address | item.first) % ALIGNMENT for item in runs
-        )
-        variant = first.aligned if aligned and first.aligned is not None else first.unaligned
-        key = (variant._replace(many=True), first.lookup)
-        counts = [item.programs for item in runs]
-        alike = sum(counts)
-        group = groups.setdefault(key, _Group())
-        if group.programs + alike > TABLE_PROGRAMS and group.items:
-            self._send(*key, handle, group)
-            group = groups[key] = _Group()
-        begun = together = group.programs
-        for item, programs in zip(runs, counts, strict=True):
-            prepared = item.prepared
-            group.blocks = max(group.blocks, prepared.element.blocks(prepared.count, item.first))
-            group.owners.extend([len(group.items)] * programs)
-            group.items.append((item.address, prepared.count, item.first, row, begun, programs, together, alike))
-            begun += programs
-        group.programs = begun
-
-    def _send(self, variant: Variant, lookup: int, handle: int, group: _Group) -> None:
-        """Launch a group."""
-        words = len(group.items) * ITEM_WORDS
-        table = self._table(8 * words + 4 * group.programs)
+    def _send(self, variant: Variant, lookup: int, handle: int, entries: list[_Entry]) -> None:
+        """Launch a kernel for a table of tensors."""
+        items: list[tuple[int, ...]] = []
+        owners: list[int] = []
+        blocks = 0
+        for row, runs, alike in entries:
+            together = len(owners)
+            for item in runs:
+                prepared, begun, programs = item.prepared, len(owners), item.programs
+                blocks = max(blocks, prepared.element.blocks(prepared.count, item.first))
+                owners += [len(items)] * programs
+                items.append((item.address, prepared.count, item.first, row, begun, programs, together, alike))
+        words = len(items) * ITEM_WORDS
+        size = 8 * words + 4 * len(owners)
+        table = self._table(size)
         memory = table.host.numpy()
-        memory[: 8 * words].view(np.int64)[:] = np.array(group.items, dtype=np.int64).reshape(-1)
-        size = 8 * words + 4 * group.programs
-        memory[8 * words : size].view(np.int32)[:] = group.owners
+        memory[: 8 * words].view(np.int64)[:] = np.array(items, dtype=np.int64).reshape(-1)
+        memory[8 * words : size].view(np.int32)[:] = owners
         table.device[:size].copy_(table.host[:size], non_blocking=True)
         lane = self._lanes.get(handle) or self._lane(handle)
-        items = table.device.data_ptr()
+        address = table.device.data_ptr()
         arguments = (
-            *(0, items, items + 8 * words, *(0,) * 5),
-            *(lane.scratch.data_ptr(), lane.counters.data_ptr()),
-            *(self._factors, self._shifts, self._keys(group.blocks), lookup),
+            *(0, address, address + 8 * words, *(0,) * 5),
+            *(lane.scratch.data_ptr(), lane.counters.data_ptr(), self._factors, self._shifts),
+            *(self._keys(blocks), lookup),
         )
-        self._launch(variant, group.programs, handle, arguments)
+        self._launch(variant, len(owners), handle, arguments)
         if self._cuda is not None:
             table.done = self._cuda.Event()
             table.done.record(self._cuda.current_stream(self._device))

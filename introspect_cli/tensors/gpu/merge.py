@@ -87,42 +87,29 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
     lie in memory as the threads read them.
     """
     lane = tl.arange(0, MERGED)
-    lines = scratch.to(tl.pointer_type(tl.int64))
     floats = scratch.to(tl.pointer_type(tl.float64))
+    lines = scratch.to(tl.pointer_type(tl.int64))
     out = row.to(tl.pointer_type(tl.int64))
     real = row.to(tl.pointer_type(tl.float64))
-    raw = tl.zeros((MERGED,), dtype=tl.int64)
     if STATS:
-        counts = tl.zeros((MERGED,), dtype=tl.int64)
-        nans = counts
-        above = counts
-        below = counts
-        zeros = counts
+        # The words that are added up as integers are the first six.
+        word = tl.arange(0, 8)
+        counts = tl.zeros((8, MERGED // 4), dtype=tl.int64)
+        line = tl.arange(0, MERGED // 4)[None, :]
+        for at in range(0, programs, MERGED // 4):
+            counts += _word(lines, first, programs, at, line, word[:, None], 0)
+        totals = tl.sum(counts, axis=1)
+        tl.store(out + word, totals, mask=word <= ZEROS)
+        finite = tl.sum(tl.where(word == FINITE, totals, 0), axis=0)
         low = tl.full((MERGED,), float("inf"), dtype=tl.float64)
         high = tl.full((MERGED,), float("-inf"), dtype=tl.float64)
         small = low
         sizes = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            raw += _word(lines, first, programs, at, lane, 0, 0)
-            counts += _word(lines, first, programs, at, lane, FINITE, 0)
-            nans += _word(lines, first, programs, at, lane, NANS, 0)
-            above += _word(lines, first, programs, at, lane, POSINFS, 0)
-            below += _word(lines, first, programs, at, lane, NEGINFS, 0)
-            zeros += _word(lines, first, programs, at, lane, ZEROS, 0)
-        for at in range(0, programs, MERGED):
             low = tl.minimum(low, _word(floats, first, programs, at, lane, MIN, float("inf")))
             high = tl.maximum(high, _word(floats, first, programs, at, lane, MAX, float("-inf")))
             small = tl.minimum(small, _word(floats, first, programs, at, lane, ABSMIN, float("inf")))
             sizes += _word(floats, first, programs, at, lane, ABSSUM, 0.0)
-        whole, finite = two_sums(raw, counts)
-        nans, zeros = two_sums(nans, zeros)
-        above, below = two_sums(above, below)
-        tl.store(out, whole)
-        tl.store(out + FINITE, finite)
-        tl.store(out + NANS, nans)
-        tl.store(out + POSINFS, above)
-        tl.store(out + NEGINFS, below)
-        tl.store(out + ZEROS, zeros)
         share = inverse_of(tl.maximum(finite, 1), True)
         means = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
@@ -152,6 +139,7 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
         write_moments(real, 1, least, most, mean_all, m2, tl.sum(s3, axis=0), m4)
         tl.store(real + ABSSUM, size)
     else:
+        raw = tl.zeros((MERGED,), dtype=tl.int64)
         for at in range(0, programs, MERGED):
             raw += _word(lines, first, programs, at, lane, 0, 0)
         tl.store(out, tl.sum(raw, axis=0))
