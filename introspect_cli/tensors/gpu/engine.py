@@ -9,6 +9,7 @@ one that made the tensor, and what it needs beside the tensor (room for the prog
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -307,21 +308,23 @@ class DeviceEngine:
         Args:
             entries: a slot, and the runs of elements that are its tensor; at most `TABLE_PROGRAMS` of them.
         """
-        groups: dict[tuple[Variant, int], list[list[_Entry]]] = {}
+        tables: dict[tuple[Variant, int], list[_Entry]] = {}
+        used: Counter[tuple[Variant, int]] = Counter()
         handle = self._stream(self._index)
         self._rows.written_on(handle)
         for slot, runs in entries:
             first = runs[0].prepared
             aligned = all(item.prepared.aligned and not (item.address | item.first) % ALIGNMENT for item in runs)
             variant = first.aligned if aligned and first.aligned is not None else first.unaligned
-            group = groups.setdefault((variant._replace(many=True), first.lookup), [[]])
+            key = (variant._replace(many=True), first.lookup)
             programs = sum(item.programs for item in runs)
-            if group[-1] and sum(entry.programs for entry in group[-1]) + programs > TABLE_PROGRAMS:
-                group.append([])
-            group[-1].append(_Entry(self._rows.place(slot), runs, programs))
-        for (variant, lookup), tables in groups.items():
-            for table in tables:
-                self._send(variant, lookup, handle, table)
+            if used[key] + programs > TABLE_PROGRAMS and used[key]:
+                self._send(*key, handle, tables.pop(key))
+                used[key] = 0
+            used[key] += programs
+            tables.setdefault(key, []).append(_Entry(self._rows.place(slot), runs, programs))
+        for key, table in tables.items():
+            self._send(*key, handle, table)
 
     def _send(self, variant: Variant, lookup: int, handle: int, entries: list[_Entry]) -> None:
         """Launch a kernel for a table of tensors."""
