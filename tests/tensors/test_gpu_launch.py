@@ -22,6 +22,7 @@ from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import devices
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
+from introspect_cli.tensors.gpu.launch import Transposing, Variant
 from introspect_cli.tensors.summarizer import Summarizer
 
 pytestmark = pytest.mark.gpu
@@ -137,6 +138,22 @@ def test_tensors_that_are_read_alike_go_in_one_launch():
     assert launcher.launched[0].programs == 200 - 1 + sum(n * 16 > 2048 for n in range(1, 200))
     engine.many(items(engine, *tensors, *(x.bfloat16() for x in tensors)))
     assert len(launcher.launched) == 3
+
+
+def test_what_a_step_launches_and_how_often_it_reads_a_tensor():
+    """One launch a tensor, one for a table; another for what comes again, and for a copy of what is not contiguous."""
+    _, _, launcher, engine = made()
+    x, y, small = torch.randn(4096), torch.randn(64, 64).t(), [torch.randn(16) for _ in range(20)]
+    assert engine.add(0, x, (1,))
+    assert engine.add(1, x, (1,))
+    assert engine.add(2, y)
+    engine.many(items(engine, *small))
+    kernels = [launch.variant for launch in launcher.launched]
+    assert [type(kernel) for kernel in kernels] == [Variant, Variant, Variant, Transposing, Variant, Variant]
+    assert [kernel.stats for kernel in kernels if isinstance(kernel, Variant)] == [True, False, True, True, True]
+    address, _, _, row, known = launcher.launched[2].arguments[3:8]
+    assert address == x.data_ptr()
+    assert known != row, "it reads no element where the checksum is that of the known row"
 
 
 def test_rows_are_copied_on_introspects_stream_behind_those_that_wrote_them():
