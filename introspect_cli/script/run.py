@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.script.ending import (
     Ending,
-    Held,
+    HeldHandlers,
     ending_of,
     leave,
     report,
@@ -64,23 +64,23 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     _raise_limit(executed=module is None)
     limit = sys.getrecursionlimit()
     raised: BaseException | None = None
-    held: Held | None = None
+    held: HeldHandlers | None = None
     try:
         if module is not None:
             import runpy
 
-            _guard(started)
+            _call_guarded(started)
             # python's own way into `-m`, so that its frames in a traceback are the same
             runpy._run_module_as_main(module, not contained)  # type: ignore[attr-defined]  # noqa: SLF001 - see above
         else:
             code = load(str(target.script), main)
-            _guard(started)
+            _call_guarded(started)
             exec(code, vars(main))  # noqa: S102 - running the script is what we are for
     except BaseException as error:  # whatever ends a script ends it
         raised = error
     while held is None:
         try:
-            held = _hold()
+            held = _hold_handlers()
         except BaseException as error:  # noqa: PERF203 - a signal's handler may raise after the script's last line
             raised = raised or error
     asked = sys.getrecursionlimit()
@@ -89,7 +89,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
         _flush()
     ending = ending_of(raised)
     if os.getpid() == process:
-        _guard(ended, ending)
+        _call_guarded(ended, ending)
     with contextlib.suppress(RecursionError):
         sys.setrecursionlimit(asked)
     try:
@@ -110,9 +110,9 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     return ending
 
 
-def _hold() -> Held:
-    """Held signal handlers; released again if holding them fails."""
-    held = Held()
+def _hold_handlers() -> HeldHandlers:
+    """HeldHandlers signal handlers; released again if holding them fails."""
+    held = HeldHandlers()
     try:
         held.hold()
     except BaseException:
@@ -121,7 +121,7 @@ def _hold() -> Held:
     return held
 
 
-def _guard(callback: Callable[..., None], *args: Any) -> None:
+def _call_guarded(callback: Callable[..., None], *args: Any) -> None:
     """Call a callback; print an exception instead of raising it."""
     try:
         callback(*args)

@@ -64,7 +64,8 @@ class Columns:
         """
         if facts is not self._facts or slots != self.slots:
             self._follow(facts, slots)
-        kernels.KERNELS.columns(arena.place, arena.each, *self._addresses, len(slots), self._targets.ctypes.data)
+        rows = arena.block_addresses, arena.rows_per_block
+        kernels.KERNELS.columns(*rows, *self._addresses, len(slots), self._targets.ctypes.data)
         for record, slot in self._noted:
             if slot in fixed:
                 self.arrays["checksum"][record] = fixed[slot]

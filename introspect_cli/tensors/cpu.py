@@ -132,14 +132,14 @@ class Engine:
         """Summarise any strided CPU tensor into a row."""
         code = CODES.get(tensor.dtype)
         if code is None:
-            out[:] = fallback.row(tensor, runs).numpy().view(np.uint64)
+            out[:] = fallback.row_of(tensor, runs).numpy().view(np.uint64)
         else:
-            self._by_kernels(out, tensor, code, k.STATS * with_stats | k.SKETCH * with_sketch, runs)
+            self._summarise_by_kernels(out, tensor, code, k.STATS * with_stats | k.SKETCH * with_sketch, runs)
         if sorted_stats and fallback.has_values(tensor.dtype) and tensor.numel():
-            order = fallback.order_words(tensor, sorted_stats)
+            order = fallback.median_and_mode(tensor, sorted_stats)
             out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
 
-    def _by_kernels(
+    def _summarise_by_kernels(
         self,
         out: r.Rows,
         tensor: torch.Tensor,
@@ -151,11 +151,13 @@ class Engine:
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
         is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
         if not (is_strided and self.strided(out.ctypes.data, tensor, code, table, flags)):
-            self._runs(
+            self._add_up_runs(
                 out, pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs, code, table, flags
             )
 
-    def _runs(self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int) -> None:
+    def _add_up_runs(
+        self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int
+    ) -> None:
         """Summarise runs and merge their rows, in order."""
         rows = r.empty(1)
         number = 0

@@ -10,7 +10,7 @@ A call would start the workers where there are none, and the script would feel i
 ever for workers that only its parent has, and workers started before `torch.set_flush_denormal` compute with
 subnormal numbers where those started after it would not. So they are called only in a thread in which an operation
 of the script's own has called as many, and never in a forked child. Nor does an operation of torch that we need for a
-large tensor call any in a thread without them: `alone` says for that long that the thread has no others.
+large tensor call any in a thread without them: `single_threaded` says for that long that the thread has no others.
 
 Whether sharing pays at the moment, the kernels know (`pace.cpp`).
 """
@@ -43,7 +43,7 @@ SCRIPT = threading.local()
 
 
 @functools.cache
-def _openmp() -> ctypes.CDLL | None:
+def _openmp_library() -> ctypes.CDLL | None:
     """The OpenMP runtime of torch; None where there is none, or several that it could be."""
     try:
         path = _runtime()
@@ -59,7 +59,7 @@ def find_workers() -> tuple[int, int] | None:
     are through; `omp_get_thread_num()` is 0 in the calling thread.
     """
     try:
-        library: Any = _openmp()
+        library: Any = _openmp_library()
         parallel, number = (
             ctypes.cast(function, ctypes.c_void_p).value
             for function in (library.GOMP_parallel, library.omp_get_thread_num)
@@ -70,12 +70,12 @@ def find_workers() -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def alone(tensor: torch.Tensor) -> Iterator[None]:
+def single_threaded(tensor: torch.Tensor) -> Iterator[None]:
     """Have operations on the tensor start no workers in this thread that the script has not started.
 
     OpenMP keeps the number for each thread; torch, which was asked for it, does not set it again.
     """
-    set_threads = getattr(_openmp(), "omp_set_num_threads", None)
+    set_threads = getattr(_openmp_library(), "omp_set_num_threads", None)
     threads = torch.get_num_threads()
     if not tensor.is_cpu or tensor.numel() < _GRAIN or set_threads is None or threads == 1 or may_call_workers(threads):
         yield

@@ -10,7 +10,7 @@ import torch
 from introspect_cli.records import Layout
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS
-from introspect_cli.tensors.gpu.devices import capturing
+from introspect_cli.tensors.gpu.devices import is_capturing
 from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.special import has_memory
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
@@ -42,47 +42,31 @@ class PlainTensors:
             return False
         if not tensor.is_cpu:
             return tensor.is_cuda and self._on_gpu(slot, tensor, batch)
-        dtype = tensor.dtype
-        code = CODES.get(dtype)
-        engine = self.slots.engine
-        if (
-            code is None
-            or self.slots.sorted_stats
-            or tensor.layout is not torch.strided
-            or tensor.is_nested
-            or tensor.is_neg()
-            or tensor.is_conj()
+        slots, code = self.slots, CODES.get(tensor.dtype)
+        if code is None or slots.sorted_stats or tensor.layout is not torch.strided or tensor.is_nested:
+            return False
+        if tensor.is_neg() or tensor.is_conj():
+            return False
+        address, count = address_of(tensor), tensor.numel()
+        if count and (not has_memory(tensor) or address == tensor.storage_offset() * k.SIZES[code]):
+            return False  # freed, with the tensor still there, or without memory of its own; the slow path says so
+        number = slots.layouts.number_on_cpu(tensor)
+        row, table = slots.arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
+        if tensor.is_contiguous():
+            if intake is not None:
+                intake.learn(tensor, number)
+                if intake.add(tensor) >= 0:
+                    return True
+            slots.engine.contiguous(row, address, count, 0, code, table, slots.flags)
+        elif (
+            code >= k.OPAQUE8
+            or in_memory(tensor.shape, tensor.stride())
+            or not slots.engine.strided(row, tensor, code, table, slots.flags)
         ):
             return False
-        if not tensor.is_contiguous():
-            return self._strided(slot, tensor, code)
-        index = self.slots.layouts.contiguous(dtype, tensor.shape)
-        address, count = address_of(tensor), tensor.numel()
-        size = k.SIZES[code]
-        offset = tensor.storage_offset()
-        if tensor.untyped_storage().nbytes() < (offset + count) * size or (count and address == offset * size):
-            return False  # freed, with the tensor still there, or without memory of its own; the slow path says so
-        if intake is not None:
-            intake.learn(tensor, index)
-            if intake.add(tensor) >= 0:
-                return True
-        row = self.slots.arena.address(slot)
-        self.slots.layout_of.append(index)
+        slots.layout_of.append(number)
         if code >= k.OPAQUE8:
-            self.slots.bits_only(slot, dtype)
-        engine.contiguous(row, address, count, 0, code, TABLE_ADDRESS.get(dtype, 0), self.slots.flags)
-        return True
-
-    def _strided(self, slot: int, tensor: torch.Tensor, code: int) -> bool:
-        """Fast path of a CPU tensor that is not contiguous: a transpose, an image with channels last."""
-        if code >= k.OPAQUE8 or not tensor.numel() or not has_memory(tensor):
-            return False
-        if address_of(tensor) == tensor.storage_offset() * k.SIZES[code] or in_memory(tensor.shape, tensor.stride()):
-            return False  # without memory of its own, or very much larger than its memory; the slow path says so
-        row, table = self.slots.arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
-        if not self.slots.engine.strided(row, tensor, code, table, self.slots.flags):
-            return False
-        self.slots.layout_of.append(self.slots.layouts.strided(tensor))
+            slots.mark_bits_only(slot, tensor.dtype)
         return True
 
     def _on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
@@ -90,7 +74,7 @@ class PlainTensors:
         engine = None if self.slots.sorted_stats else self.slots.devices.engine(tensor.device)
         if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             return False
-        if tensor.is_neg() or tensor.is_conj() or capturing():
+        if tensor.is_neg() or tensor.is_conj() or is_capturing():
             return False
         prepared = engine.prepare(tensor)
         if prepared is None:
@@ -104,7 +88,7 @@ class PlainTensors:
         self.slots.arena.address(slot)
         self.slots.layout_of.append(prepared.interned)
         if not prepared.element.values:
-            self.slots.bits_only(slot, tensor.dtype)
+            self.slots.mark_bits_only(slot, tensor.dtype)
         address = address_of(tensor)
         if batch is not None and tensor.is_contiguous():
             batch.setdefault(engine, []).append((slot, [Item(prepared, address)]))
@@ -113,7 +97,7 @@ class PlainTensors:
         if not tensor.is_inference():
             token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `reuse`
         if tensor.is_contiguous():
-            engine.one(slot, prepared, address, token=token)
+            engine.launch_one(slot, prepared, address, token=token)
             return True
         with unobserved():
             return engine.add(slot, tensor, token)

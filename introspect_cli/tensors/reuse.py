@@ -30,16 +30,16 @@ def new_memory() -> Any:
     return kernels.KERNELS.memory(LIMIT)
 
 
-def mark(tensor: torch.Tensor) -> tuple[int, int, int] | None:
-    """Version counter, address and `glance` of a tensor; None without memory (inference tensors, subclasses)."""
+def fingerprint(tensor: torch.Tensor) -> tuple[int, int, int] | None:
+    """Version counter, address and `sampled_hash` of a tensor; None without memory (inference tensors, subclasses)."""
     try:
         version, address = tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter
-        return version, address, glance(tensor, address)
+        return version, address, sampled_hash(tensor, address)
     except (RuntimeError, NotImplementedError):
         return None
 
 
-def glance(tensor: torch.Tensor, address: int) -> int:
+def sampled_hash(tensor: torch.Tensor, address: int) -> int:
     """64-bit hash of sampled bytes of a contiguous CPU tensor, of all bytes of a small one; 0 for others.
 
     Args:

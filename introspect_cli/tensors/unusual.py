@@ -10,8 +10,8 @@ from introspect_cli.records import Layout, Status
 from introspect_cli.tensors import checksum, fallback, parallel, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.gpu.devices import CAPTURING, capturing
-from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, keyed, parts_of
+from introspect_cli.tensors.gpu.devices import CAPTURING, is_capturing
+from introspect_cli.tensors.special import PLAIN, Parts, is_wrapped, one_run, parts_of
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -44,16 +44,16 @@ class UnusualTensors:
         if parts.values is None:
             self.unseen(parts)
             return
-        slot = self.slots.new(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
+        slot = self.slots.new_row(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
         if parts.extra:
             self.slots.notes.header_of[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
         if parts.text or parts.status is not Status.OBSERVED:
-            self.slots.notes.note(slot, parts.status, values.short(parts.text))
+            self.slots.notes.set_status(slot, parts.status, values.shortened(parts.text))
         if not fallback.has_values(parts.values.dtype):
-            self.slots.bits_only(slot, parts.values.dtype)
+            self.slots.mark_bits_only(slot, parts.values.dtype)
         device = parts.values.device
-        if device.type == "cuda" and capturing():
-            self.slots.notes.note(slot, Status.NOT_OBSERVED, CAPTURING)
+        if device.type == "cuda" and is_capturing():
+            self.slots.notes.set_status(slot, Status.NOT_OBSERVED, CAPTURING)
         elif device.type == "cpu" or parts.bits or self.slots.sorted_stats:
             self._on_cpu(self.slots.arena.row(slot), parts)
         else:
@@ -75,20 +75,20 @@ class UnusualTensors:
             total = 0
             for offset, tensor in parts.bits:
                 self.slots.engine.fill(
-                    part, tensor.cpu(), with_stats=False, with_sketch=False, runs=keyed(tensor.cpu(), offset)
+                    part, tensor.cpu(), with_stats=False, with_sketch=False, runs=one_run(tensor.cpu(), offset)
                 )
                 total += int(part[r.RAW])
             row[r.RAW] = total & checksum.MASK
 
     def unseen(self, parts: Parts) -> None:
         """Add a row for a tensor without data."""
-        slot = self.slots.new(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
-        self.slots.notes.note(slot, parts.status, values.short(values.masked(parts.text)))
+        slot = self.slots.new_row(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
+        self.slots.notes.set_status(slot, parts.status, values.shortened(values.masked(parts.text)))
 
 
 @contextlib.contextmanager
 def _by_torch(tensor: torch.Tensor) -> Iterator[None]:
     """Run torch operations on a tensor, seen by no mode of the script's and in this thread alone."""
     is_plain = type(tensor) in PLAIN and not is_wrapped(tensor)
-    with unobserved(), parallel.alone(tensor) if is_plain else contextlib.nullcontext():
+    with unobserved(), parallel.single_threaded(tensor) if is_plain else contextlib.nullcontext():
         yield

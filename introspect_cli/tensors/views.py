@@ -27,13 +27,13 @@ REPEATS: Final = 16
 """Beyond, how many times on average an element may be read again."""
 
 
-def _there(*names: str) -> tuple[Callable[[], Any], ...]:
+def _guards_of_torch(*names: str) -> tuple[Callable[[], Any], ...]:
     """The named guards of torch, those that this version has."""
     return tuple(guard for guard in (getattr(torch._C, name, None) for name in names) if guard is not None)  # noqa: SLF001
 
 
-_MODES_OFF: Final = _there("DisableTorchFunction", "_DisableTorchDispatch")
-_AUTOCAST_OFF: Final = _there("_DisableAutocast")
+_MODES_OFF: Final = _guards_of_torch("DisableTorchFunction", "_DisableTorchDispatch")
+_AUTOCAST_OFF: Final = _guards_of_torch("_DisableAutocast")
 _autocasts: Final[Callable[[], bool]] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # noqa: SLF001
 
 

@@ -52,7 +52,7 @@ class Made:
 
     def one(self, tensor, first=0):
         if first:
-            self.engine.one(0, self.engine.prepare(tensor), tensor.data_ptr(), first)
+            self.engine.launch_one(0, self.engine.prepare(tensor), tensor.data_ptr(), first)
         else:
             assert self.engine.add(0, tensor)
         row = r.empty(1)
@@ -60,7 +60,7 @@ class Made:
         return row
 
     def many(self, tensors):
-        self.engine.many([(slot, [self.item(tensor)]) for slot, tensor in enumerate(tensors)])
+        self.engine.launch_tables([(slot, [self.item(tensor)]) for slot, tensor in enumerate(tensors)])
         return self.rows.hand_over().rows()
 
     def item(self, tensor, first=0):
@@ -109,7 +109,7 @@ FEW = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, t
 @pytest.mark.parametrize("dtype", sliced(EVERY, FEW), ids=str)
 def test_every_type(made, dtype):
     x = example(dtype, (2500,))
-    assert_same(made.one(x), by_torch(x))
+    assert_same(made.launch_one(x), by_torch(x))
 
 
 @pytest.mark.sweep
@@ -117,7 +117,7 @@ def test_every_type(made, dtype):
 @pytest.mark.parametrize("dtype", EVERY, ids=str)
 def test_every_type_and_many_sizes(made, dtype, count):
     x = example(dtype, (count,))
-    assert_same(made.one(x), by_torch(x))
+    assert_same(made.launch_one(x), by_torch(x))
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_other_strides_are_read_in_order(made, monkeypatch, dtype, stride, limit
     if x.numel() > 5000:
         x = x[:100]
     dense = x.contiguous().clone(memory_format=torch.contiguous_format)
-    row = made.one(x)
+    row = made.launch_one(x)
     assert_same(row, by_torch(dense))
     if x.numel() * x.element_size() <= limit:
-        assert row.tobytes() == made.one(dense).tobytes()
+        assert row.tobytes() == made.launch_one(dense).tobytes()
 
 
 MATRICES = {
@@ -177,7 +177,7 @@ def test_no_other_layout_is_taken_for_matrices(made, x):
 @pytest.mark.parametrize("dtype", sliced([torch.float32, torch.bfloat16, torch.float64], (torch.float32,)), ids=str)
 def test_elements_are_keyed_by_their_index_in_the_whole(made, dtype, first):
     x = example(dtype, (1100,))
-    assert_same(made.one(x, first), at(first, x))
+    assert_same(made.launch_one(x, first), at(first, x))
 
 
 CASES = {
@@ -208,13 +208,13 @@ CASES = {
 def test_what_comes_again_is_summarised_again_only_where_it_changed(made):
     x = example(torch.float32, (9000,))
     prepared, token = made.engine.prepare(x), (1, 0, 0)
-    made.engine.one(0, prepared, x.data_ptr(), token=token)
-    made.engine.one(1, prepared, x.data_ptr(), token=token)
+    made.engine.launch_one(0, prepared, x.data_ptr(), token=token)
+    made.engine.launch_one(1, prepared, x.data_ptr(), token=token)
     x[5000] += 1.0  # which the token does not tell
-    made.engine.one(2, prepared, x.data_ptr(), token=token)
+    made.engine.launch_one(2, prepared, x.data_ptr(), token=token)
     rows = made.rows.hand_over().rows()
     assert rows[1].tobytes() == rows[0].tobytes()
-    assert rows[2].tobytes() == made.one(x).tobytes() != rows[0].tobytes()
+    assert rows[2].tobytes() == made.launch_one(x).tobytes() != rows[0].tobytes()
     launched = [variant.stats for variant, _ in made.launcher.launched[-6:-1]]
     assert launched == [True, False, True, False, True], "the checksum first, where it may be the same"
 
@@ -228,7 +228,7 @@ TROUBLE = (
 @pytest.mark.parametrize("case", sliced(CASES, TROUBLE))
 def test_numbers_that_make_trouble(made, case):
     x = CASES[case]
-    mine, wanted = made.one(x), by_torch(x)
+    mine, wanted = made.launch_one(x), by_torch(x)
     assert mine[0, : r.ZEROS + 1].tolist() == wanted[0, : r.ZEROS + 1].tolist()
     a, b = mine.view(np.float64)[0], wanted.view(np.float64)[0]
     # the absolute value of a complex number may be rounded another way
@@ -245,7 +245,7 @@ def test_numbers_that_make_trouble(made, case):
 @pytest.mark.parametrize("dtype", sliced(EIGHTS, EIGHTS[:1]), ids=str)
 def test_every_byte_of_a_small_type(made, dtype):
     x = torch.arange(256, dtype=torch.uint8).view(dtype)
-    assert_same(made.one(x), by_torch(x))
+    assert_same(made.launch_one(x), by_torch(x))
 
 
 MIXED = [
@@ -262,7 +262,7 @@ MIXED = [
 
 
 def test_many_at_once_are_as_each_alone(made):
-    alone = [made.one(x) for x in MIXED]
+    alone = [made.launch_one(x) for x in MIXED]
     made.launcher.launched.clear()
     together = made.many(MIXED)
     for row, expected in zip(together, alone, strict=True):
@@ -275,7 +275,7 @@ def test_many_at_once_are_as_each_alone(made):
 
 
 def test_tables_are_cut_where_programs_run_out(made, monkeypatch):
-    alone = [made.one(x) for x in MIXED]
+    alone = [made.launch_one(x) for x in MIXED]
     monkeypatch.setattr(engines, "TABLE_PROGRAMS", 3)
     for row, expected in zip(made.many(MIXED[1:4]), alone[1:4], strict=False):
         assert row.tobytes() == expected[0].tobytes()
@@ -300,7 +300,7 @@ def test_shards_are_summarised_in_one_launch(made, box):
     shard = whole[top : top + height, left : left + width].contiguous()
     runs = list(places.runs(shard, whole.shape, Part((((top, height),), ((left, width),)))))
     made.launcher.launched.clear()
-    made.engine.many([(0, [made.item(run, offset) for offset, run in runs])])
+    made.engine.launch_tables([(0, [made.item(run, offset) for offset, run in runs])])
     assert_same(made.rows.hand_over().rows(), by_torch(shard, runs=runs))
     assert len(made.launcher.launched) == 1
 
@@ -310,8 +310,8 @@ def test_shards_add_up_to_the_whole(made):
     total = 0
     for top in range(0, 30, 7):
         shard = whole[top : top + 7].contiguous()
-        total += int(made.one(shard, top * 100)[0, r.RAW])
-    assert total & checksum.MASK == int(made.one(whole)[0, r.RAW])
+        total += int(made.launch_one(shard, top * 100)[0, r.RAW])
+    assert total & checksum.MASK == int(made.launch_one(whole)[0, r.RAW])
 
 
 @pytest.mark.parametrize("wanted", [{"stats": False}, {"sketch": False}, {"stats": False, "sketch": False}], ids=str)
@@ -331,17 +331,17 @@ def test_what_is_not_wanted_says_nothing(wanted):
 
 def test_a_row_is_the_same_each_time(made):
     x = example(torch.float32, (9_000,))
-    assert made.one(x).tobytes() == made.one(x).tobytes()
+    assert made.launch_one(x).tobytes() == made.launch_one(x).tobytes()
     lane = next(iter(made.engine._lanes.values()))
     assert not lane.counters.any()
 
 
 def test_flipped_bits_are_seen(made):
     x = torch.randn(3000)
-    before = made.one(x)[0, r.RAW]
+    before = made.launch_one(x)[0, r.RAW]
     for place in (0, 511, 512, 2999):
         bits = x.view(torch.int32)
         bits[place] ^= 1 << (place % 32)
-        assert made.one(x)[0, r.RAW] != before
+        assert made.launch_one(x)[0, r.RAW] != before
         bits[place] ^= 1 << (place % 32)
-    assert made.one(x)[0, r.RAW] == before
+    assert made.launch_one(x)[0, r.RAW] == before

@@ -171,7 +171,7 @@ def _stat_words(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return counts, torch.stack([low, high, small, mean + rest, *moments, sizes])
 
 
-def order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+def median_and_mode(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
     """Median and mode of the finite elements, shape (2,), NaN where not asked for or absent.
 
     The median is the mean of the two middle elements; the mode is the smallest of the most frequent.
@@ -249,7 +249,7 @@ def row(
                 parts = components(flat)
                 sums = sums + _sketch_sums(parts.where(parts.isfinite(), 0.0), offset * width)
     if sorted_stats and values and tensor.numel():
-        order = order_words(tensor, sorted_stats)
+        order = median_and_mode(tensor, sorted_stats)
     else:
         order = torch.full((2,), float("nan"), dtype=wide, device=device)
     real = torch.cat([floats, order, sums])

@@ -41,7 +41,7 @@ def blocks_of_anything(sizes):
 def arena_of(count):
     """An arena whose first rows hold anything, with what is known of them beside, and their notes."""
     arena, random = Arena(), np.random.default_rng(1)
-    arena.hold(count)
+    arena.reserve(count)
     for block, anything in zip(arena.blocks, blocks_of_anything([ROWS] * len(arena.blocks)), strict=True):
         block[:] = anything
     layouts, notes = LayoutNumbers(), RowNotes()
@@ -54,7 +54,7 @@ def arena_of(count):
         elif kind == "header":
             notes.header_of[slot] = slot << 40
         elif kind:
-            notes.note(
+            notes.set_status(
                 slot, Status.PARTIAL if kind == "text" else Status(int(kind)), f"text {slot}" if slot % 3 else ""
             )
         if kind == str(Status.VALUE):
@@ -85,7 +85,7 @@ def test_the_kernels_fill_columns_as_numpy_does_bit_by_bit(count, names, with_sk
         for block in arena.blocks:
             block[:, r.RAW] += np.uint64(1)
         columns.fill(arena, facts, list(slots), notes.fixed, notes.texts)
-        fill(wanted, arena.first(count), facts, slots, notes.fixed)
+        fill(wanted, arena.snapshot(count), facts, slots, notes.fixed)
         for name, column in wanted.items():
             assert arrays[name].tobytes() == column.tobytes(), (step, name)
         assert not records or len(np.unique(arrays["checksum"])) > 1 or records < 9

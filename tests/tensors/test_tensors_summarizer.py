@@ -565,18 +565,18 @@ def test_the_short_way_answers_as_the_long_one(sort):
 @pytest.mark.parametrize("count", [1, 13, 1000, 5000])
 def test_a_glance_sees_both_ends_all_of_a_small_tensor_and_reads_nothing_freed(count):
     x = torch.arange(count, dtype=torch.float32)
-    seen = {reuse.glance(x, x.data_ptr())}
+    seen = {reuse.sampled_hash(x, x.data_ptr())}
     places = {0, count - 1} if count == 5000 else range(count)
     for place in places:
         x[place] += 0.5
-        seen.add(reuse.glance(x, x.data_ptr()))
+        seen.add(reuse.sampled_hash(x, x.data_ptr()))
     assert len(seen) == 1 + len(places)
     assert 0 not in seen
-    assert reuse.glance(x.clone(), x.data_ptr()) == reuse.glance(x, x.data_ptr())
-    assert reuse.glance(x[::2], x.data_ptr()) == 0 or count == 1
+    assert reuse.sampled_hash(x.clone(), x.data_ptr()) == reuse.sampled_hash(x, x.data_ptr())
+    assert reuse.sampled_hash(x[::2], x.data_ptr()) == 0 or count == 1
     tail = x[count // 2 :]
     x.untyped_storage().resize_(0)
-    assert reuse.glance(tail, tail.data_ptr()) == 0
+    assert reuse.sampled_hash(tail, tail.data_ptr()) == 0
 
 
 @pytest.mark.parametrize(

@@ -48,14 +48,14 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
         start, end = match.span(group)
         body = text[start:end]
         is_secret = group != "comment" and _is_secret(text, match.start(), body, patterns)
-        clean = REDACTED if is_secret else _clean(body, group, formed=formed)
+        clean = REDACTED if is_secret else _redact_body(body, group, formed=formed)
         if clean != body:
             pieces += [text[done:start], clean]
             done = end
     return "".join([*pieces, text[done:]]) if pieces else text
 
 
-def _clean(body: str, group: str, *, formed: bool) -> str:
+def _redact_body(body: str, group: str, *, formed: bool) -> str:
     """The body of a string or comment with credentials replaced, also in `host=db;password=...`."""
     # an expression in the braces of an f-string holds no secret and has to stay one
     if group not in _LONG and "{" not in body and is_strict_name(body):
@@ -114,23 +114,23 @@ _VALUE = re.compile(
 
 def config(text: str, patterns: tuple[str, ...] = ()) -> str:
     """A configuration file with values under secret names and credentials replaced; globs name further names."""
-    text = _ASSIGNED.sub(lambda match: _assigned(match, patterns), text)
-    return prose(_under_names(_in_brackets(text, patterns), patterns))
+    text = _ASSIGNED.sub(lambda match: _redacted_assignment(match, patterns), text)
+    return prose(_redact_below_names(_redact_brackets(text, patterns), patterns))
 
 
-def _in_brackets(text: str, patterns: tuple[str, ...]) -> str:
+def _redact_brackets(text: str, patterns: tuple[str, ...]) -> str:
     """The text with each value in the brackets after a secret name replaced: `"auth": {"user": "me"}`."""
     pieces, done = [], 0
     for match in _BRACKETED.finditer(text):
         if match.start() < done or not is_secret_name(match["name"], patterns):
             continue
-        end = _closed(text, match.end())
-        pieces += [text[done : match.end()], _ITEM.sub(_hidden, text[match.end() : end])]
+        end = _closing_bracket(text, match.end())
+        pieces += [text[done : match.end()], _ITEM.sub(_redacted_item, text[match.end() : end])]
         done = end
     return "".join([*pieces, text[done:]])
 
 
-def _closed(text: str, start: int) -> int:
+def _closing_bracket(text: str, start: int) -> int:
     """Index of the bracket that closes the one before `start`; the text's length where none does."""
     depth = 1
     for match in _BRACKET.finditer(text, start):
@@ -140,29 +140,29 @@ def _closed(text: str, start: int) -> int:
     return len(text)
 
 
-def _hidden(match: re.Match[str]) -> str:
+def _redacted_item(match: re.Match[str]) -> str:
     """Replacement for one item in such brackets; keys and booleans stay, quotes are kept."""
     value = match[0]
-    if match["key"] or _is_no_text(value) or value in {REDACTED, f'"{REDACTED}"'}:
+    if match["key"] or _is_flag(value) or value in {REDACTED, f'"{REDACTED}"'}:
         return value
     quote = value[0] if value[0] in "\"'" else '"'
     return f"{quote}{REDACTED}{quote}"
 
 
-def _assigned(match: re.Match[str], patterns: tuple[str, ...]) -> str:
+def _redacted_assignment(match: re.Match[str], patterns: tuple[str, ...]) -> str:
     """Replacement for `name: value` or `name = value` where the name's last part is secret."""
     value = match["value"]
-    if not is_secret_name(match["name"].rpartition(".")[2], patterns) or _is_no_text(value):
+    if not is_secret_name(match["name"].rpartition(".")[2], patterns) or _is_flag(value):
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{match['before']}{quote}{REDACTED}{quote}"
 
 
-def _is_no_text(value: str) -> bool:
+def _is_flag(value: str) -> bool:
     return value.strip().lower() in {"true", "false", "null", "none", "yes", "no", "~"}
 
 
-def _under_names(text: str, patterns: tuple[str, ...]) -> str:
+def _redact_below_names(text: str, patterns: tuple[str, ...]) -> str:
     """The text with values replaced in lines indented below a secret name, and in a section of such a name."""
     lines, inside, section = text.split("\n"), -1, False
     for number, line in enumerate(lines):
@@ -177,7 +177,7 @@ def _under_names(text: str, patterns: tuple[str, ...]) -> str:
         if inside >= 0 and indent <= inside and not (indent == inside and line[indent : indent + 2] == "- "):
             inside = -1
         if inside >= 0 or section:
-            lines[number] = _VALUE.sub(_covered, line)
+            lines[number] = _VALUE.sub(_redacted_value, line)
             continue
         opened = _OPENS.match(line)
         if opened is not None and is_secret_name(opened["name"], patterns):
@@ -185,10 +185,10 @@ def _under_names(text: str, patterns: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-def _covered(match: re.Match[str]) -> str:
+def _redacted_value(match: re.Match[str]) -> str:
     """Replacement for the value of a line below a secret name; booleans and null stay."""
     value = match["value"]
-    if _is_no_text(value) or REDACTED in value:
+    if _is_flag(value) or REDACTED in value:
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{match['before']}{quote}{REDACTED}{quote}{match['after']}"

@@ -50,9 +50,9 @@ class InputLook:
         """Compile a look at each argument; nothing where the module runs as python."""
         if torch.compiler.is_compiling():
             for position, value in enumerate(args):
-                _look(value, self.module, Kind.INPUT, f"[{position}]")
+                _compile_looks(value, self.module, Kind.INPUT, f"[{position}]")
             for name, value in kwargs.items():
-                _look(value, self.module, Kind.INPUT, f"[{name!r}]")
+                _compile_looks(value, self.module, Kind.INPUT, f"[{name!r}]")
 
 
 class OutputLook:
@@ -65,20 +65,20 @@ class OutputLook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG002 - torch's signature
         """Compile a look at each output; nothing where the module runs as python."""
         if torch.compiler.is_compiling():
-            _look(output, self.module, Kind.OUTPUT, "")
+            _compile_looks(output, self.module, Kind.OUTPUT, "")
 
 
-def _look(value: Any, module: str, kind: Kind, path: str) -> None:
+def _compile_looks(value: Any, module: str, kind: Kind, path: str) -> None:
     """Compile a look at every tensor in a value, also in tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         mark = WANTED if value.requires_grad and torch.is_grad_enabled() else ""
         torch.ops.introspect.look(value, ORDER, text_of(module, kind, path, "", mark))
     elif isinstance(value, (tuple, list)):
         for position, item in enumerate(value):
-            _look(item, module, kind, f"{path}[{position}]")
+            _compile_looks(item, module, kind, f"{path}[{position}]")
     elif isinstance(value, dict):
         for key, item in value.items():
-            _look(item, module, kind, f"{path}[{key!r}]")
+            _compile_looks(item, module, kind, f"{path}[{key!r}]")
     elif isinstance(value, (bool, int, float, str)):
         # Its value must not become part of the graph, which would be compiled anew for every other one.
         torch.ops.introspect.look(NOTHING, ORDER, text_of(module, kind, path, "", PLAIN))
@@ -116,7 +116,9 @@ class CompileProbe(GuardedProbe):
             with self._guarded:
                 self._compiling(model)
             compiled = original(model, **settings)
-            return compiled if isinstance(model, nn.Module) or self._mode == "eager" else self._late(model, compiled)
+            if isinstance(model, nn.Module) or self._mode == "eager":
+                return compiled
+            return self._tapping_at_first_call(model, compiled)
 
         self._patches.replace(torch, "compile", compile)
         super().install()
@@ -134,7 +136,7 @@ class CompileProbe(GuardedProbe):
             self._run_as_python()
             return
         self._note(KEPT)
-        self.tap(_below(model) if isinstance(model, nn.Module) else _reached(model))
+        self.tap(_modules_below(model) if isinstance(model, nn.Module) else _modules_reached(model))
 
     def _run_as_python(self) -> None:
         """Switch torch to eager mode for all regions, once; a note where torch cannot."""
@@ -145,7 +147,7 @@ class CompileProbe(GuardedProbe):
             self._stance = "force_eager"
             torch.compiler.set_stance("force_eager")
 
-    def _late(self, function: Any, compiled: Any) -> Any:
+    def _tapping_at_first_call(self, function: Any, compiled: Any) -> Any:
         """A wrapper of a compiled function that taps the modules it reaches at its first call.
 
         A function is often decorated before the model that it uses is made.
@@ -160,7 +162,7 @@ class CompileProbe(GuardedProbe):
             nonlocal looked
             if not torch.compiler.is_compiling() and not looked:
                 looked = True
-                self.tap([*_reached(function), *_modules_among((*args, *kwargs.values()))])
+                self.tap([*_modules_reached(function), *_modules_among((*args, *kwargs.values()))])
             return compiled(*args, **kwargs)
 
         return first
@@ -178,16 +180,16 @@ class CompileProbe(GuardedProbe):
             self._patches.hold(module.register_forward_hook(OutputLook(number), with_kwargs=True))
 
 
-def _below(model: nn.Module) -> list[nn.Module]:
+def _modules_below(model: nn.Module) -> list[nn.Module]:
     """All modules below one, without itself."""
     return [module for module in modules_in(model) if module is not model]
 
 
-def _reached(function: Any) -> list[nn.Module]:
+def _modules_reached(function: Any) -> list[nn.Module]:
     """Modules that a function reaches by `self`, its closure, and the globals that it names."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, nn.Module):
-        return _below(owner)
+        return _modules_below(owner)
     code = getattr(function, "__code__", None)
     named = [function.__globals__.get(name) for name in code.co_names] if code is not None else []
     cells = inspect.getclosurevars(function).nonlocals.values() if code is not None else ()

@@ -46,7 +46,7 @@ class TapProbe(GuardedProbe):
 
     def install(self) -> None:
         """Receive what taps report."""
-        Sink.take = self._take
+        Sink.take = self._receive
         super().install()
 
     def remove(self) -> None:
@@ -69,7 +69,7 @@ class TapProbe(GuardedProbe):
         self._calls.clear()
         self._open.clear()
 
-    def _take(self, value: torch.Tensor, text: str) -> None:
+    def _receive(self, value: torch.Tensor, text: str) -> None:
         """Record the value or gradient that a tap reports; not while a compiler computes constants."""
         if not self._recorder.wanted:
             return
@@ -80,9 +80,9 @@ class TapProbe(GuardedProbe):
                 if site >= 0:
                     self._recorder.emit(site, value)
             elif not private_api.compiling():  # a compiler that computes constants beforehand is no run
-                self._tapped(value, text, parsed(text))
+                self._record_tapped(value, text, parsed(text))
 
-    def _tapped(self, value: torch.Tensor, text: str, tapped: Tapped) -> None:
+    def _record_tapped(self, value: torch.Tensor, text: str, tapped: Tapped) -> None:
         """Record a tapped value at its module's site, and keep its gradient's site for the backward pass."""
         stack, names = self._modules.stack, self._context.names
         state: ModuleState | None = None
@@ -97,7 +97,7 @@ class TapProbe(GuardedProbe):
         if outermost and private_api.graph_task() != -1:
             phase = Phase.RECOMPUTE  # checkpointing inside a region: the compiled backward pass computes it again
         elif outermost:
-            self._outermost()
+            self._begin_outermost()
             phase = Phase.FORWARD
         fqn, module_class = (tapped.module, tapped.module_class) if state is None else (state.fqn, state.module_class)
         watched = names.wanted(fqn) if state is None else state.watched
@@ -105,7 +105,8 @@ class TapProbe(GuardedProbe):
             return  # the module itself is running, with its hooks: its inputs and outputs are recorded as they are
         kind = Kind(tapped.kind)
         step = self._recorder.step
-        call = self._calls[fqn, phase].at(tapped.kind, tapped.path, 0 if state is None else state.counted(step, phase))
+        counted = 0 if state is None else state.counted(step, phase)
+        call = self._calls[fqn, phase].number_of(tapped.kind, tapped.path, counted)
         if state is not None:
             state.seen(step, phase, call)
         is_again = phase is Phase.RECOMPUTE and outermost  # the gradient is that of the first time
@@ -130,7 +131,7 @@ class TapProbe(GuardedProbe):
             return -1
         return self._recorder.site(Site(Phase.BACKWARD, kind, fqn, call, tapped.path), SiteInfo(module_class))
 
-    def _outermost(self) -> None:
+    def _begin_outermost(self) -> None:
         """Begin the step and its roots, as a compiled function without a module is called."""
         self._context.clock.begin()
         if private_api.graph_task() == -1:

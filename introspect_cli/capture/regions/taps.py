@@ -65,7 +65,7 @@ class CallCount:
         self._seen: set[tuple[str, str]] = set()
         self._last = ""
 
-    def at(self, kind: str, path: str, counted: int = 0) -> int:
+    def number_of(self, kind: str, path: str, counted: int = 0) -> int:
         """Number of the call that a value belongs to.
 
         Args:

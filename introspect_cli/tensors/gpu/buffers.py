@@ -55,14 +55,14 @@ class Pending:
 
     def send(self) -> None:
         """Queue the copy, once; not while a CUDA graph is being captured."""
-        if not self._sent and not self._rows.capturing():
+        if not self._sent and not self._rows.is_capturing():
             self._copied = self._rows.copy(self._blocks, self._streams)
             self._sent = True
 
     def ready(self) -> bool:
         """Whether the rows may be waited for now."""
         self.send()
-        return self._sent and not self._rows.capturing()
+        return self._sent and not self._rows.is_capturing()
 
     def rows(self) -> Rows:
         """Wait for the rows, shape (len(slots), 32), float32 words widened; call once."""
@@ -108,7 +108,7 @@ class DeviceRows:
         self.seen: dict[Hashable, int] = {}
         """Addresses of this step's rows, by what they are of."""
 
-    def place(self, slot: int) -> int:
+    def new_row(self, slot: int) -> int:
         """Address for the next row, to be written on the current stream."""
         number = len(self.slots)
         block, row = divmod(number, BLOCK_ROWS)
@@ -119,14 +119,14 @@ class DeviceRows:
 
     def put(self, slot: int, row: torch.Tensor) -> None:
         """Queue the copy of a row, int64, shape (32,), on this device."""
-        self.place(slot)
+        self.new_row(slot)
         block, number = divmod(len(self.slots) - 1, BLOCK_ROWS)
         self._blocks[block].device[number].copy_(row)
         if self._cuda is not None:
             stream = self._cuda.current_stream(self._device)
-            self.written_on(stream.cuda_stream, stream)
+            self.note_stream(stream.cuda_stream, stream)
 
-    def written_on(self, handle: int, stream: Any = None) -> None:
+    def note_stream(self, handle: int, stream: Any = None) -> None:
         """Add a stream that the copy waits for."""
         if self._cuda is not None and handle not in self._streams:
             self._streams[handle] = stream or self._cuda.current_stream(self._device)
@@ -148,7 +148,7 @@ class DeviceRows:
         pending.send()
         return pending
 
-    def capturing(self) -> bool:
+    def is_capturing(self) -> bool:
         """Whether a CUDA graph is being captured on this thread's stream."""
         return self._cuda is not None and bool(self._cuda.is_current_stream_capturing())
 

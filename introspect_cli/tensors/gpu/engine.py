@@ -166,7 +166,7 @@ class DeviceEngine:
         self._factors, self._shifts = (constant.data_ptr() for constant in self._constants)
         self._kept_keys = 0
 
-    def _keys(self, blocks: int) -> int:
+    def _block_keys(self, blocks: int) -> int:
         """Address of the checksum's keys for `blocks` blocks; 0 above `MOST_KEYS`.
 
         Launches under way go on with those they have.
@@ -207,7 +207,7 @@ class DeviceEngine:
         lie_so = None if tensor.is_contiguous() else matrices(shape, strides)
         return Prepared(element, count, reach, aligned, unaligned, lookup, lie_so)
 
-    def _in_order(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    def _contiguous_parts(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Contiguous copies of a tensor, or of its parts of up to `LARGEST_COPY` bytes; a contiguous tensor as it is.
 
         The memory of a copy is the script's own again once the kernel that is launched next has read it.
@@ -247,22 +247,22 @@ class DeviceEngine:
         Args:
             slot: of the row.
             tensor: not conjugated or negated lazily.
-            token: as for `one`.
-            wanted: as for `one`.
+            token: as for `launch_one`.
+            wanted: as for `launch_one`.
         """
         if tensor.dtype in (torch.complex64, torch.complex128):
             # A complex number has the words and the sketch of its two parts, and the statistics of its size.
             return self.add(slot, torch.view_as_real(tensor), stats=False) and self.add(
-                slot, fallback.measured(tensor), hashed=False, sketch=False
+                slot, fallback.real_values(tensor), hashed=False, sketch=False
             )
-        for first, part in self._in_order(tensor):
+        for first, part in self._contiguous_parts(tensor):
             prepared = self.prepare(part)
             if prepared is None:
                 return False
-            self.one(slot, prepared, part.data_ptr(), first, token, **wanted)
+            self.launch_one(slot, prepared, part.data_ptr(), first, token, **wanted)
         return True
 
-    def one(
+    def launch_one(
         self,
         slot: int,
         prepared: Prepared,
@@ -287,22 +287,22 @@ class DeviceEngine:
             variant = variant._replace(**wanted)
         programs = prepared.element.programs(prepared.count, first) if first else prepared.programs
         handle = self._stream(self._index)
-        lane = self._lanes.get(handle) or self._lane(handle)
-        self._rows.written_on(handle)
-        row = self._rows.place(slot)
+        lane = self._lanes.get(handle) or self._new_lane(handle)
+        self._rows.note_stream(handle)
+        row = self._rows.new_row(slot)
         known = row
         if token is not None and (variant.stats or variant.sketch):
             known = self._rows.seen.setdefault((handle, first, *token), row)
         arguments = (
             *(0, 0, 0, address, prepared.count, first, row, known),
             *(lane.scratch.data_ptr(), lane.counters.data_ptr(), self._factors, self._shifts),
-            *(self._keys(prepared.element.blocks(prepared.count, first)), prepared.lookup),
+            *(self._block_keys(prepared.element.blocks(prepared.count, first)), prepared.lookup),
         )
         if known != row:
             self._launch(variant._replace(stats=False, sketch=False), programs, handle, arguments)
         self._launch(variant, programs, handle, arguments)
 
-    def many(self, entries: Sequence[tuple[int, Sequence[Item]]]) -> None:
+    def launch_tables(self, entries: Sequence[tuple[int, Sequence[Item]]]) -> None:
         """Summarise tensors into rows, those with the same kernel in one launch.
 
         Args:
@@ -311,7 +311,7 @@ class DeviceEngine:
         tables: dict[tuple[Variant, int], list[_Entry]] = {}
         used: Counter[tuple[Variant, int]] = Counter()
         handle = self._stream(self._index)
-        self._rows.written_on(handle)
+        self._rows.note_stream(handle)
         for slot, runs in entries:
             first = runs[0].prepared
             aligned = all(item.prepared.aligned and not (item.address | item.first) % ALIGNMENT for item in runs)
@@ -319,14 +319,14 @@ class DeviceEngine:
             key = (variant._replace(many=True), first.lookup)
             programs = sum(item.programs for item in runs)
             if used[key] + programs > TABLE_PROGRAMS and used[key]:
-                self._send(*key, handle, tables.pop(key))
+                self._launch_table(*key, handle, tables.pop(key))
                 used[key] = 0
             used[key] += programs
-            tables.setdefault(key, []).append(_Entry(self._rows.place(slot), runs, programs))
+            tables.setdefault(key, []).append(_Entry(self._rows.new_row(slot), runs, programs))
         for key, table in tables.items():
-            self._send(*key, handle, table)
+            self._launch_table(*key, handle, table)
 
-    def _send(self, variant: Variant, lookup: int, handle: int, entries: list[_Entry]) -> None:
+    def _launch_table(self, variant: Variant, lookup: int, handle: int, entries: list[_Entry]) -> None:
         """Launch a kernel for a table of tensors."""
         items: list[tuple[int, ...]] = []
         owners: list[int] = []
@@ -340,24 +340,24 @@ class DeviceEngine:
                 items.append((item.address, prepared.count, item.first, row, begun, programs, together, alike))
         words = len(items) * ITEM_WORDS
         size = 8 * words + 4 * len(owners)
-        table = self._table(size)
+        table = self._free_table(size)
         memory = table.host.numpy()
         memory[: 8 * words].view(np.int64)[:] = np.array(items, dtype=np.int64).reshape(-1)
         memory[8 * words : size].view(np.int32)[:] = owners
         table.device[:size].copy_(table.host[:size], non_blocking=True)
-        lane = self._lanes.get(handle) or self._lane(handle)
+        lane = self._lanes.get(handle) or self._new_lane(handle)
         address = table.device.data_ptr()
         arguments = (
             *(0, address, address + 8 * words, *(0,) * 5),
             *(lane.scratch.data_ptr(), lane.counters.data_ptr(), self._factors, self._shifts),
-            *(self._keys(blocks), lookup),
+            *(self._block_keys(blocks), lookup),
         )
         self._launch(variant, len(owners), handle, arguments)
         if self._cuda is not None:
             table.done = self._cuda.Event()
             table.done.record(self._cuda.current_stream(self._device))
 
-    def _table(self, size: int) -> _Table:
+    def _free_table(self, size: int) -> _Table:
         """Memory of at least `size` bytes for a table that no launch still reads."""
         for table in self._tables:
             if len(table.host) >= size and (table.done is None or table.done.query()):
@@ -368,7 +368,7 @@ class DeviceEngine:
         self._tables.append(table)
         return table
 
-    def _lane(self, handle: int) -> _Lane:
+    def _new_lane(self, handle: int) -> _Lane:
         """Memory for a stream's launches, allocated on that stream."""
         scratch = torch.empty(TABLE_PROGRAMS * r.WORDS, dtype=torch.int64, device=self._device)
         counters = torch.zeros(TABLE_PROGRAMS, dtype=torch.int32, device=self._device)
