@@ -34,7 +34,6 @@ from introspect_cli.script.target import fresh_main, is_container, load, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from introspect_cli.script.target import Target
 
@@ -140,11 +139,19 @@ def _flush() -> None:
 def _raise_limit(*, executed: bool) -> None:
     """Raise the recursion limit by the levels that introspect's frames take.
 
+    How many these are differs from one version of python to the next, so it is found out by going down.
+
     Args:
         executed: whether the script will be run by `exec`, which took a level before python 3.12.
     """
-    taken = int(executed and sys.version_info < (3, 12))
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as python documents it
-    while frame is not None:
-        taken, frame = taken + 1, frame.f_back
-    sys.setrecursionlimit(sys.getrecursionlimit() + taken)
+    limit, deepest = sys.getrecursionlimit(), 0
+
+    def descend() -> None:
+        nonlocal deepest
+        deepest += 1
+        descend()
+
+    with contextlib.suppress(RecursionError):
+        descend()
+    # one level is this function's
+    sys.setrecursionlimit(2 * limit - deepest - 1 + (executed and sys.version_info < (3, 12)))
