@@ -33,19 +33,21 @@ class Captured:
         world: how many processes are launched.
         before: a script and its arguments, run first in the directory in which the other one is run then.
         needs: other runs that it is made from.
+        world_before: how many processes are launched of that.
     """
 
     side: Side
     world: int = 1
     before: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    world_before: int = field(default=1, repr=False)
 
     def make(self, target: Path, _folder: Path, forks: Forks) -> None:
         """Capture it."""
         where = TREE
         if self.before:
             where = target.parent
-            started(forks, 1, [str(FIXTURES / self.before[0]), *self.before[1:]], where)
+            started(forks, self.world_before, [str(FIXTURES / self.before[0]), *self.before[1:]], where)
         words = [*self.side.options, "-o", str(target), str(FIXTURES / self.side.script), *self.side.args]
         started(forks, self.world, ["-m", "introspect_cli", "capture", "-q", *words], where, self.side.env)
 
@@ -139,7 +141,7 @@ def _of_group(title: str, group: dict[str, Any]) -> Iterator[tuple[Question, dic
     for name, told in group.get("runs", {}).items():
         options = (*shlex.split(group.get("options", "")), *shlex.split(told.get("options", "")))
         side = Side(script, tuple(shlex.split(told.get("args", ""))), options=options)
-        maker = Captured(side, told.get("world", 1), before)
+        maker = Captured(side, told.get("world", 1), before, world_before=group.get("world_before", 1))
         names[name] = name_of(script, maker)
         makers[names[name]] = maker
     pairs = [*group.get("diff", []), *_scenes(group)]

@@ -230,7 +230,7 @@ def ask(directory: Path, output: Path, questions: Sequence[Question], jobs: int,
     folders = [own, *(other for other in others if other != own and not key)]
     there = []
     for question in questions:
-        found = next((folder for folder in folders if _has(folder, question.runs)), None)
+        found = next((folder for folder in folders if has_runs(folder, question.runs)), None)
         if found is not None:
             there.append((question, found))
     started = time.perf_counter()
@@ -243,7 +243,8 @@ def ask(directory: Path, output: Path, questions: Sequence[Question], jobs: int,
     return int(not there)
 
 
-def _has(folder: Path, runs: Iterable[str]) -> bool:
+def has_runs(folder: Path, runs: Iterable[str]) -> bool:
+    """Whether all of these runs were made in a folder to their end."""
     return all((folder / f"{run.partition('/')[0]}.done").exists() for run in runs)
 
 

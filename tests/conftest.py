@@ -226,12 +226,3 @@ def fresh_compiler():
     yield
     torch.compiler.reset()
     sys.setrecursionlimit(limit)  # inductor raises it
-
-
-@pytest.fixture
-def no_gc_callbacks():
-    """Without those that testing libraries have: python passes nothing on that a signal's handler raises in them."""
-    callbacks = gc.callbacks.copy()
-    gc.callbacks.clear()
-    yield
-    gc.callbacks[:] = callbacks

@@ -146,9 +146,9 @@ def _files(run: str, name: str, places: _Places, *, sources: bool) -> None:
     from introspect_cli.commands.page import page_of
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.store.remote.pack import ENDING, local, pack
+    from introspect_cli.store.remote.pack import ENDING, local_copy, pack
 
-    with tempfile.TemporaryDirectory() as folder, local(run) as source, open_any(run) as opened:
+    with tempfile.TemporaryDirectory() as folder, local_copy(run) as source, open_any(run) as opened:
         page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"
         page.write_text(page_of([opened], (), DiffOptions()), encoding="utf-8")
         pack(source, packed, sources=sources)

@@ -91,7 +91,7 @@ def import_(
 
     if (source / MANIFEST).exists():
         raise UsageError(f"{source} is a run already: `introspect diff` takes it as it is")
-    files = arrays.find(source)
+    files = arrays.find_arrays(source)
     if not source.is_dir() and not files:
         raise UsageError(f"{source} is neither a directory nor a .npy, .npz or .safetensors file: name one of these")
     reports, debug_trees = yaml_reports.find_reports(source), trees.find_trees(source)
@@ -105,7 +105,7 @@ def import_(
     if files:
         dump = arrays.Dump(files, Kind(kind) if kind else None, root or "", save_tensors)
         rows = list(dump.read())
-        notes = [arrays.SORTED] if dump.sorted else []
+        notes = [arrays.ORDER_UNKNOWN] if dump.sorted else []
         about = {"not_observed": notes, "listed": True, "ordered": not dump.sorted}
         made = write_run(
             output, rows, source=str(source), settings={}, about=about, sketch=True, stored=dump.kept, force=force
@@ -198,11 +198,11 @@ def pack(run: str, output: str | None, *, sources: bool | None) -> int:
         texts = len(opened.kept_sources)
     out = output or f"{run.rstrip('/').rpartition('/')[2] if is_remote(run) else run.rstrip('/')}{packing.ENDING}"
     carried = sources if sources is not None else not is_remote(out)
-    with packing.local(run) as source, tempfile.TemporaryDirectory() as place:
+    with packing.local_copy(run) as source, tempfile.TemporaryDirectory() as place:
         file = Path(place) / "run.zip" if is_remote(out) else Path(out)
         written = packing.pack(source, file, sources=carried)
         if is_remote(out):
-            packing.sent(file, out)
+            packing.upload(file, out)
         unpacked = size_on_disk(str(source))
     say(f"wrote {out} ({human_size(written)}, unpacked {human_size(unpacked)})")
     if texts and sources is None:

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.run import Run
+    from introspect_cli.store.read.step_reader import Reader
 
 Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]
 """Of a and of b, what the script calls each root."""
@@ -125,7 +125,7 @@ def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
 
     None otherwise, or where a run has no parameter.
     """
-    if len(a.recorded) != 1 or len(b.recorded) != 1 or a.whole_of or b.whole_of:
+    if len(a.recorded) != 1 or len(b.recorded) != 1 or a.combined_ranks or b.combined_ranks:
         return None
     one, two = a.rank(a.recorded[0]), b.rank(b.recorded[0])
     roots = [

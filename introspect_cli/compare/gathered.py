@@ -15,7 +15,7 @@ from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.terms.sites import FLOWING_BACK, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Layout, Phase
-from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
+from introspect_cli.store.ranks.whole_reader import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.terms.table import Learned, Table
     from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.step_reader import Reader
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 
@@ -266,4 +267,4 @@ def _size(batch: StepBatch, rows: Ids) -> Floats:
 def shares(reader: Reader) -> float:
     """Number of ranks over which a batch is divided; pipeline stages of one model count once."""
     stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
-    return reader.many / max((each.of / max(len(each.roots), 1) for each in stages), default=1)
+    return reader.rank_count / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

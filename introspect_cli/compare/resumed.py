@@ -41,7 +41,7 @@ from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
 from introspect_cli.compare.terms.words import key_of, some
 from introspect_cli.labels import Labels, shown, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
-from introspect_cli.store.format.batch import StepBatch, preceded
+from introspect_cli.store.format.batch import StepBatch, prepend_rows
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.terms.at import BatchValues, State, StateKey
     from introspect_cli.compare.terms.table import Table
-    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.step_reader import Reader
 
 
 @dataclass
@@ -132,7 +132,7 @@ def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
 def with_starts(
     alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids
 ) -> tuple[StepBatch, Ids]:
-    """A step's records preceded by start values taken from the end of the previous step, and their union numbers.
+    """A step's records prepend_rows by start values taken from the end of the previous step, and their union numbers.
 
     Args:
         alignment: the runs' sites.
@@ -154,7 +154,7 @@ def with_starts(
     if not unions:
         return batch, none
     rows = np.array([rows_of[tensor_of(alignment, union)] for union in unions], dtype=np.int64)
-    return preceded(batch, before.batch, rows, numbers[unions]), np.array(unions, dtype=np.int64)
+    return prepend_rows(batch, before.batch, rows, numbers[unions]), np.array(unions, dtype=np.int64)
 
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:

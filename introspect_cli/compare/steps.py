@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.sites import Columns
     from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.format.log import Entries, StepEntry
-    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.step_reader import Reader
 
 Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

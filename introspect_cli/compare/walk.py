@@ -311,7 +311,7 @@ class Walk:
         outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
         one, two = self.comparison.a, self.comparison.b
         for reader, rows in ((one, self.outcome.paired.rows_a), (two, self.outcome.paired.rows_b)):
-            reader.ahead(rows[list(places)].tolist())
+            reader.prefetch(rows[list(places)].tolist())
         for place, table in self._opened(places):
             if (table.diverging & table.chosen).any():
                 self._take(place, table)

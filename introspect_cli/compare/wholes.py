@@ -22,17 +22,17 @@ import numpy as np
 
 from introspect_cli.records import EVALUATED, Kind, Phase, Site
 from introspect_cli.store.ranks.tasks import as_one, tasks_of
-from introspect_cli.store.ranks.whole_reader import Reader
+from introspect_cli.store.read.step_reader import Reader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.store.ranks.tasks import Task, Work
-    from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.name_tables import SiteTable
     from introspect_cli.store.read.rank_reader import RankReader
     from introspect_cli.store.read.run import Run
+    from introspect_cli.store.read.step_reader import Reader
 
     Pairs = Sequence[tuple[RankReader, RankReader]]
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -54,9 +54,9 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
 
     Tensors that one run alone has do not count.
     """
-    if a.world_size != b.world_size or bool(a.whole_of) != bool(b.whole_of):
+    if a.world_size != b.world_size or bool(a.combined_ranks) != bool(b.combined_ranks):
         return False
-    if a.whole_of:
+    if a.combined_ranks:
         return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
     if len(a.ranks) == len(b.ranks) == 1:
         return True
@@ -467,11 +467,11 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     """Note on what is compared across layouts, without its final stop."""
     folded = ", calls of a module are taken together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
-    sizes = [f"{size}{' put together' * bool(run.whole_of)}" for size, run in zip(sizes, (a, b), strict=True)]
+    sizes = [f"{size}{' put together' * bool(run.combined_ranks)}" for size, run in zip(sizes, (a, b), strict=True)]
     recorded = any(Kind.OP_OUTPUT.value in run.rank(rank).sites.kind for run in (a, b) for rank in run.recorded[:1])
     operators = " and results of operators" if splits.folded and recorded else ""
     differ, each = "The layouts differ", "rank to rank"
-    if bool(a.whole_of) != bool(b.whole_of):
+    if bool(a.combined_ranks) != bool(b.combined_ranks):
         differ = "The ranks of one run are put together"
     if splits.differ:
         cut = splits.a.words, splits.b.words

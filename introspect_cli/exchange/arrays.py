@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SORTED = (
+ORDER_UNKNOWN = (
     "the order in which values were computed is not known: the files do not tell it, and sites were sorted by kind and "
     "name"
 )
@@ -100,7 +100,7 @@ class Dump:
                 if tensor.unread:
                     lost = "; bfloat16 loses its name in numpy's files: save it as float32 or as .safetensors"
                     raise StoreError(f"{words} in {path}: {tensor.unread}{lost * (tensor.dtype == 'void16')}")
-                named = parsed(words, self.kind, self.root)
+                named = parse_name(words, self.kind, self.root)
                 key = (named.step, named.rank, named.site)
                 if key in seen:
                     raise StoreError(f"{seen[key]} and {words} are of the same site: give one of them another name")
@@ -117,11 +117,11 @@ class Dump:
                 rows.sort(key=lambda item: (item[0] or 0, item[1]))
             elif not own_order:
                 self.sorted = True
-                rows.sort(key=lambda item: _natural(item[2][0]))
+                rows.sort(key=lambda item: _natural_key(item[2][0]))
             yield Incoming(step, rank, tuple(row for _, _, row in rows))
 
 
-def find(source: Path) -> list[tuple[str, Path]]:
+def find_arrays(source: Path) -> list[tuple[str, Path]]:
     """The files of arrays of a directory, or the one file that is named; each with its name without its ending.
 
     A single archive is not part of any name; a file of one array is.
@@ -143,7 +143,7 @@ def find(source: Path) -> list[tuple[str, Path]]:
     return named
 
 
-def parsed(words: str, kind: Kind | None = None, root: str = "") -> Named:
+def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
     """Parse an array's name, such as `step3/rank0/output/model.h.0`.
 
     Raises:
@@ -187,7 +187,7 @@ def parsed(words: str, kind: Kind | None = None, root: str = "") -> Named:
     return Named(step, rank, order, Site(phase or USUAL_PHASES[named], named, name, call, shallow(bracket + path)))
 
 
-def _natural(site: Site) -> tuple[object, ...]:
+def _natural_key(site: Site) -> tuple[object, ...]:
     """A key that sorts by phase, kind and name, numbers in names by their size."""
     numbers = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", site.fqn) if part]
     kind = list(USUAL_PHASES).index(site.kind)

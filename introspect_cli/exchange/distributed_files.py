@@ -59,7 +59,7 @@ _GIVEN = frozenset(
 )
 
 
-def inert(data: bytes) -> Any:
+def parse_pickle(data: bytes) -> Any:
     """Decode a pickle without executing anything; calls become `Made`.
 
     Raises:
@@ -140,7 +140,7 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
     try:
         if not path.is_file() or path.stat().st_size > _MOST_METADATA:
             raise ValueError("it is larger than any metadata, or no file")  # noqa: TRY301 - told as all damage is
-        tree = _tensors(folder, inert(path.read_bytes()).state)
+        tree = _tensors(folder, parse_pickle(path.read_bytes()).state)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError) as error:
         raise StoreError(f"{path} is no metadata of torch.distributed.checkpoint: {error!r:.120}") from None
     return tree

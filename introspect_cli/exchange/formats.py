@@ -107,7 +107,7 @@ def _write_piece(task: Task) -> int:
 def _in_pieces(name: str, run: Run, directory: Path, selection: Selection, work: Work) -> int:
     """Write steps and ranks in tasks run by `work`; returns the number of files."""
     tasks = []
-    for steps, ranks in _pieces(list(wanted_steps(run, selection)), by_rank=FORMATS[name].by_rank):
+    for steps, ranks in _pieces(wanted_steps(run, selection), by_rank=FORMATS[name].by_rank):
         narrowed = replace(selection, steps=Schedule.of(steps), ranks=ranks, replicas=False)
         # what is said of all ranks is said by the first of them
         opened = tuple({*ranks, *run.ranks[:2]})
@@ -129,16 +129,11 @@ def _pieces(places: list[tuple[int, int]], *, by_rank: bool) -> Iterator[tuple[l
             yield steps[step : step + stretch], tuple(ranks[rank : rank + group])
 
 
-def wanted_steps(run: Run, selection: Selection) -> Iterator[tuple[int, int]]:
+def wanted_steps(run: Run, selection: Selection) -> list[tuple[int, int]]:
     """(step, rank) of every wanted step, by step and then rank."""
-    steps = [
-        (int(step), rank)
-        for rank in run.ranks
-        if selection.wants_rank(rank)
-        for step in run.rank(rank).entries["step"]
-        if selection.wants_step(int(step))
-    ]
-    return iter(sorted(steps))
+    ranks = [rank for rank in run.ranks if selection.wants_rank(rank)]
+    steps = [(step, rank) for rank in ranks for step in run.rank(rank).entries["step"].tolist()]
+    return sorted(place for place in steps if selection.wants_step(place[0]))
 
 
 def wanted_records(run: Run, step: int, rank: int, selection: Selection) -> Iterator[Record]:

@@ -14,7 +14,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.exchange.formats import EVERYTHING, wanted_steps
 from introspect_cli.records import Kind, Status
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-from introspect_cli.store.format.batch import absent
+from introspect_cli.store.format.columns import Column, absent_column
 from introspect_cli.store.read.step_reader import derived_stats
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from introspect_cli.selection import Selection
     from introspect_cli.store.read.run import Run
 
+_INFINITE = (float("inf"), float("-inf"))
 _STATUS = [status.name.lower() for status in Status]
 
 
@@ -85,7 +86,8 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     for name in dict.fromkeys((*STATISTICS, *DERIVED_STATS, *counts, *floats)):
         column = counts.get(name, floats.get(name))
         if column is None:
-            column = absent(STATISTICS[name].type if name in STATISTICS else "<f8", len(at))
+            kind = STATISTICS[name].type if name in STATISTICS else "<f8"
+            column = absent_column(Column(name, kind), len(at))
         missing = column < 0 if column.dtype.kind == "i" else np.isnan(column)
         columns[name] = pa.array(column if column.dtype.kind == "i" else column.astype(np.float64), mask=missing)
     if sketch and batch.sketch is not None:
@@ -93,6 +95,12 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
         columns["sketch"] = pa.FixedSizeListArray.from_arrays(flat, batch.sketch.shape[1])
     columns["text"] = texts(batch.text[row] for row in rows)
     return pa.table(columns)
+
+
+def _rows(run: Run, selection: Selection) -> Iterator[dict[str, Any]]:
+    """Each selected record as a dict of plain values by column."""
+    for table in frames(run, selection):
+        yield from table.to_pylist()
 
 
 def frames(run: Run, selection: Selection = EVERYTHING, *, sketch: bool = False) -> Iterator[Any]:
@@ -127,18 +135,13 @@ def write_csv(run: Run, directory: Path, selection: Selection) -> int:
         return 0
     with (directory / "records.csv").open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(_quoted(name) for name in names) + "\n")
-        for table in frames(run, selection):
-            there, none = set(table.column_names), [None] * len(table)
-            columns = [map(_cell, table.column(name).to_pylist() if name in there else none) for name in names]
-            file.writelines(",".join(cells) + "\n" for cells in zip(*columns, strict=True))
+        file.writelines(",".join(_cell(row.get(name)) for name in names) + "\n" for row in _rows(run, selection))
     return 1
 
 
 def _column_names(run: Run, selection: Selection) -> list[str]:
     """All columns of all ranks' tables, from the first step of each rank."""
-    firsts: dict[int, int] = {}
-    for step, rank in wanted_steps(run, selection):
-        firsts.setdefault(rank, step)
+    firsts = {rank: step for step, rank in reversed(list(wanted_steps(run, selection)))}
     tables = (step_frame(run, step, rank, selection) for rank, step in firsts.items())
     return list(dict.fromkeys(name for table in tables for name in table.column_names))
 
@@ -158,19 +161,9 @@ def _quoted(text: str) -> str:
 
 def write_jsonl(run: Run, directory: Path, selection: Selection) -> int:
     """`records.jsonl`, one object a record, absent values null, infinities as text; files written."""
-    written = 0
     arrow()
     with (directory / "records.jsonl").open("w", encoding="utf-8") as file:
-        for table in frames(run, selection):
-            for row in table.to_pylist():
-                file.write(json.dumps({name: _plain(value) for name, value in row.items()}, ensure_ascii=False))
-                file.write("\n")
-            written = 1
-    return written
-
-
-def _plain(value: Any) -> Any:
-    """The value; infinities as text, since strict JSON has none."""
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return repr(value)
-    return value
+        for row in _rows(run, selection):
+            plain = {name: repr(value) if value in _INFINITE else value for name, value in row.items()}
+            file.write(json.dumps(plain, ensure_ascii=False) + "\n")
+    return 1

@@ -9,7 +9,9 @@ there whole gets all that a capture would have kept of it.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 Row = tuple[Site, SiteInfo, Summary]
 
 _ON_REQUEST = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
+
+_CHECKSUM = re.compile(r"[0-9a-fA-F]{16}")
+_NUMBERED = re.compile(r"(step=|rank)(\d{1,18})")
 
 LIMIT_FILE = 256 * 2**20
 """Bytes of the largest file that is read."""
@@ -52,22 +57,19 @@ class Incoming:
 
 def checksum_of(text: str) -> int:
     """A 64-bit checksum for a text: its value where it is 16 hex digits, else a hash."""
-    if len(text) == 16:
-        try:
-            return int(text, 16)
-        except ValueError:
-            pass
+    if _CHECKSUM.fullmatch(text):
+        return int(text, 16)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def value(plain: object) -> Summary:
+def plain_summary(plain: object) -> Summary:
     """The summary of a plain value, by its type and the first 200 characters of its repr."""
     kind = type(plain).__name__
     text = repr(plain)[:200]
     return Summary(Status.VALUE, Layout((), f"python.{kind}"), checksum_of(f"{kind} {text}"), text=text)
 
 
-def scalar(number: float, dtype: str = "float32") -> Summary:
+def scalar_summary(number: float, dtype: str = "float32") -> Summary:
     """The summary of a tensor without dimensions, of which only the printed value is known."""
     printed = float(number)
     flags = {"nans": np.isnan(printed), "posinfs": printed == np.inf, "neginfs": printed == -np.inf}
@@ -78,13 +80,21 @@ def scalar(number: float, dtype: str = "float32") -> Summary:
     return Summary(Status.PARTIAL, Layout((), dtype), checksum_of(f"scalar {number!r}"), stats)
 
 
-def biased(stats: dict[str, float], numel: int) -> None:
+def add_biased_variance(stats: dict[str, float], numel: int) -> None:
     """Set `var` (biased) from `uvar`, or else from `std`, both with n - 1; nothing where it is set."""
     if "var" in stats or numel < 1:
         return
     unbiased = stats["uvar"] if "uvar" in stats else stats["std"] ** 2 if "std" in stats else None
     if unbiased is not None:
         stats["var"] = unbiased * (numel - 1) / numel
+
+
+def step_and_rank(words: Iterable[str]) -> tuple[int, int]:
+    """The numbers of the last `step=<n>` and `rank<n>` among the parts of a path; 0 for one that is not there."""
+    numbers = {"step=": 0, "rank": 0}
+    for match in filter(None, map(_NUMBERED.fullmatch, words)):
+        numbers[match[1]] = int(match[2])
+    return numbers["step="], numbers["rank"]
 
 
 def read_bytes(path: Path) -> bytes:
@@ -143,13 +153,10 @@ def write_run(
         store.write_manifest(manifest)
         for name, document in settings.items():
             store.write_settings(name, document)
-        ranks: dict[int, RankWriter] = {}
-        for step in ordered:
-            writer = ranks.get(step.rank)
-            if writer is None:
-                on_request = () if sketch else _ON_REQUEST
-                writer = ranks[step.rank] = store.rank(step.rank, sketch=sketch, sorted_stats=on_request)
-            writer.append(step.step, _batch(writer, step.rows, sketch=sketch))
+        for rank, of_rank in groupby(ordered, key=lambda step: step.rank):
+            writer = store.rank(rank, sketch=sketch, sorted_stats=() if sketch else _ON_REQUEST)
+            for step in of_rank:
+                writer.append(step.step, _batch(writer, step.rows, sketch=sketch))
         for checksum, data, dtype, shape in stored:
             store.save_tensor(checksum, data, dtype, shape)
         store.write_manifest({**manifest, "status": "complete"})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from introspect_cli.records import Kind, Layout, Phase, Status
-from introspect_cli.store.format.batch import StepBatch, fitted
+from introspect_cli.store.format.batch import StepBatch, scale_between
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.step_reader import l2_norm
 from introspect_cli.texts import rank_list
@@ -330,7 +330,7 @@ class AlignedStep:
         x, y = (None if (held := self.batches[rank].sketch) is None else held[row] for rank, row in both)
         if x is None or y is None or np.isnan(sizes).all():
             return np.nan, np.nan
-        scale, rest = fitted(x, y)
+        scale, rest = scale_between(x, y)
         multiple = self.layout(*both[0]).numel > 1 and abs(scale) > 0 and rest < _MULTIPLE  # one element always is
         distance = np.linalg.norm(x.astype(np.float64) - y) / max(sizes) if max(sizes) else np.nan
         return float(distance), scale if multiple else np.nan

@@ -98,7 +98,7 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
         rules: the rules; those of `RULES` where there is `work`.
         work: runs tasks, each of which checks some ranks; None to check here.
     """
-    several = run.world_size > 1 and bool(run.ranks) and not run.whole_of
+    several = run.world_size > 1 and bool(run.ranks) and not run.combined_ranks
     groups: Iterable[Iterable[_OfRank]] = [(_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks)]
     if work is not None and several:
         groups = work(_check_group, tasks_of([run], run.ranks, tuple(rule.id for rule in rules)))
@@ -106,7 +106,7 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
     ranks = _walk(run) if several and any(rule.over_ranks for rule in rules) else None
     result = _result(str(run.path), answers, rules, ranks)
     notes = (*run.endings, *map(str, run.manifest.get("not_observed", ())), *result.notes)
-    return replace(result, notes=notes, only=run.alone, checkpoint="checkpoint" in run.manifest)
+    return replace(result, notes=notes, only=run.lone_rank, checkpoint="checkpoint" in run.manifest)
 
 
 class _OfRank(NamedTuple):

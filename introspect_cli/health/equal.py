@@ -26,7 +26,7 @@ from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.findings import Hit, Level, observed, rule
 from introspect_cli.health.progress import Progress
 from introspect_cli.records import SCALER, Kind, Part, Phase, Status
-from introspect_cli.store.format.batch import fitted
+from introspect_cli.store.format.batch import scale_between
 from introspect_cli.store.ranks.plan import Covering, covering, same_parts, share
 from introspect_cli.texts import count, group_size, rank_list
 
@@ -276,7 +276,7 @@ def _by_collectives(collectives: Collectives, now: AlignedStep, rows: Rows) -> s
             for path, at in call.rows.items() if call.operation in _REDUCTIONS else ():
                 passed = now.sketch(rank, at)
                 if passed is not None and now.numel(rank, at) == now.numel(rank, row):
-                    factor, rest = fitted(passed, mine)
+                    factor, rest = scale_between(passed, mine)
                     if factor > 0 and rest <= _ROUNDING:
                         found.setdefault((path.startswith(".out"), rank), (group, number, call.where))
     came = {rank: found[True, rank] for rank in sorted(rows) if (True, rank) in found}

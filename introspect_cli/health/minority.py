@@ -17,7 +17,7 @@ from introspect_cli.health.check import folded
 from introspect_cli.health.equal import copies_differ
 from introspect_cli.health.findings import CheckResult, Hit
 from introspect_cli.records import KIND_CODES, Kind
-from introspect_cli.store.format.totals import SHARE, place_of
+from introspect_cli.store.format.totals import SHARE, part_hash
 from introspect_cli.store.ranks.tasks import tasks_of
 from introspect_cli.sums import MASK, mix
 from introspect_cli.texts import count
@@ -170,6 +170,6 @@ def _looked_at(run: Run, of: bytes, rank: int, base: int, most: int) -> list[tup
 def _of_share(reader: RankReader, batch: StepBatch, share: Any) -> dict[int, int]:
     """Row numbers of a share's records, by site key."""
     kinds = np.array([KIND_CODES[kind] for kind in reader.sites.kind], np.int64)
-    places = np.array([place_of(layout) for layout in reader.layouts], np.uint64)
+    places = np.array([part_hash(layout) for layout in reader.layouts], np.uint64)
     rows = np.flatnonzero((kinds[batch.site] == share["kind"]) & (places[batch.layout] == share["place"]))
     return dict(zip(reader.sites.key[batch.site[rows]].tolist(), rows.tolist(), strict=True))

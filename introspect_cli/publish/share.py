@@ -177,13 +177,13 @@ class Share:
             frames = Frames(file, number, file.path)
             if not frames.run_id:
                 return 0
-            inline[name], lengths[log] = frames.encoded(), int(frames.at[-1])
+            inline[name], lengths[log] = frames.encoded(), int(frames.begins[-1])
             inline[log] = file.read(0, START.size)
         heads = frames.heads.tobytes()
         if not heads.startswith(self._heads.get(name, b"")):  # it was written anew, without some steps
             self._extents.pop(log, None)
         self._heads[name] = heads
-        return len(frames.of(STEP))
+        return len(frames.numbers_of(STEP))
 
     # --- what is to be sent
 

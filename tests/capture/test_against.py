@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -17,40 +19,72 @@ from pathlib import Path
 
 import pytest
 import torch
-from against import HANGS, TRAIN, ended, pids
-from synthetic import row, write_run
+from interpreter import PYTHON
+from sweeps import sliced
 
 from introspect_cli.api import recording
 from introspect_cli.capture.against import Against
-from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.errors import StoreError
-from introspect_cli.rerun.live import Digests, LiveReference, compare_live
 from introspect_cli.store.read.run import open_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.read.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
 
+HANGS = 900.0
+"""Seconds after which something waits for ever, however busy the machine is."""
+
+
+TRAIN = """\
+import random, sys, time, torch
+steps, fault, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+torch.manual_seed(0)
+random.seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(steps):
+    batch = torch.randn(8, 4)
+    if step == fault:
+        batch = batch * 2
+    loss = net(batch).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    time.sleep(pause * (min(1.15**step, 100) if steps > 100 else 1))  # it is ended meanwhile, on a busy machine too
+print(step, loss.item(), random.random(), torch.rand(1).item())
+"""
+
+
+def pids(text):
+    """Processes that compare a run of that name."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"introspect_cli.commands.live" in words and text.encode() in words and b"trap" not in words:
+            found.append(int(folder.name))
+    return found
+
+
+def ended(text):
+    """Whether no process compares that run any more, at most after a while."""
+    until = time.monotonic() + HANGS
+    while pids(text):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, forks):
-    """A script, its run of 40 steps, and one whose sixth batch is another."""
+    """A script, its run of 40 steps, one whose sixth batch is another, and the run of another model."""
     folder = tmp_path_factory.mktemp("against")
     (folder / "train.py").write_text(TRAIN)
-    for name, fault in (("ref", "-1"), ("noise", "5")):
-        done = forks("capture", "-o", name, "train.py", "40", fault, "0", cwd=folder)
+    (folder / "other.py").write_text(TRAIN.replace("nn.Linear(4, 1)", "nn.Sequential(torch.nn.Linear(4, 1))"))
+    for name, script, fault in (("ref", "train.py", -1), ("noise", "train.py", 5), ("another", "other.py", -1)):
+        done = forks("capture", "-o", name, "--save-tensors", "*", script, "40", str(fault), "0", cwd=folder)
         assert done.returncode == 0, done.stderr
     return folder
-
-
-def started(text):
-    """Processes that compare that run, waited for."""
-    until = time.monotonic() + HANGS
-    while not (found := pids(text)):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    return found
 
 
 def test_training_is_the_same_to_the_bit_with_and_without(place, introspect, tmp_path):
@@ -111,7 +145,6 @@ def test_an_evaluation_before_training_which_is_taken_back_is_no_divergence(intr
 @pytest.mark.parametrize(
     ("asked", "code", "said"),
     [
-        ("--kinds input --steps 6:", 0, "The runs are the same"),
         ("--kinds 'output,loss' --modules Linear", 1, "First divergence at step 5: the output of Linear"),
         ("--noise noise", 0, "within"),
         ("--steps 300:", 2, "not compared with ref any further: "),
@@ -160,41 +193,6 @@ def test_a_resumed_run_is_compared_from_where_it_goes_on(introspect, tmp_path):
         assert done.stderr.count("against ref") == 1 + code
 
 
-def damaged(run):
-    log = run / "rank0" / "log.bin"
-    data = bytearray(log.read_bytes())
-    data[70] ^= 255
-    log.write_bytes(data)
-
-
-def newer(run):
-    manifest = run / "manifest.yaml"
-    text = manifest.read_text()
-    manifest.write_text(
-        text.replace(text.split("\n", 1)[0], "format: 99") if text.startswith("format") else "format: 99"
-    )
-
-
-@pytest.mark.parametrize(
-    ("harm", "said"), [(damaged, "damaged"), (newer, "format 99"), (shutil.rmtree, "there is no run")]
-)
-def test_a_reference_that_cannot_be_read_is_said_in_one_line_and_training_goes_on(
-    place, introspect, tmp_path, monkeypatch, harm, said
-):
-    shutil.copytree(place / "ref", tmp_path / "ref")
-    shutil.copy(place / "train.py", tmp_path)
-    if harm is shutil.rmtree:  # while the run goes on
-        script = (place / "train.py").read_text().replace("import", "import shutil; shutil.rmtree('ref')\nimport", 1)
-        (tmp_path / "train.py").write_text(script)
-    else:
-        harm(tmp_path / "ref")
-    done = introspect("capture", "--against", "ref", "-o", "run", "train.py", "6", "-1", "0")
-    assert done.returncode == 0, done.stderr
-    [line] = [line for line in done.stderr.splitlines() if "against" in line or "compared" in line]
-    assert line.startswith("introspect: not compared with ref any further: ")
-    assert said in line
-
-
 @pytest.fixture
 def url(tmp_path):
     """The address of a directory on a web server."""
@@ -241,26 +239,6 @@ def test_no_process_stays_when_training_is_killed(place, tmp_path):
     while status.exists() and "State:\tZ" not in status.read_text():
         assert time.monotonic() < until
         time.sleep(0.05)
-
-
-def test_a_comparison_that_is_killed_is_said_and_one_that_takes_long_is_left(place, tmp_path):
-    options = CaptureOptions(against=str(place / "ref"))
-    with StoreWriter.create(tmp_path / "run") as store:  # a run that goes on
-        store.write_manifest({"status": "running"})
-        first = Against(tmp_path / "run", options)
-        started(str(tmp_path / "run"))
-        first.patience = 0.0
-        left = first.finish()
-        assert [line.split(": ")[1] for line in left] == [
-            "it took more than 0 seconds; `introspect diff` compares them"
-        ]
-        assert ended(str(tmp_path / "run"))
-        against = Against(tmp_path / "run", options)
-        os.kill(started(str(tmp_path / "run"))[0], signal.SIGKILL)
-        assert against.look(0) == []
-        against.patience = HANGS
-        [line] = against.finish()
-        assert "to the end: what compares has ended early" in line
 
 
 def test_a_comparison_that_falls_behind_says_how_far_and_holds_nothing_back(place, tmp_path, monkeypatch, capfd):
@@ -320,44 +298,136 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(place, introspect, wo
     assert done.stderr.count("\n") == 1
 
 
-# --- the loop, without processes
+# --- whatever befalls either process, or the reference, at any instant
+
+STEPS = 40
 
 
-def written(path, values, **options):
-    return write_run(path, [[row("backward", "grad", "Net", value)] for value in values], **options)
+def begun(process, run):
+    """Wait until what compares is there."""
+    while not (found := pids(str(run))):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    return found[0]
 
 
-def ask(one, two):
-    return compare_runs(one, two, DiffOptions())
+def deleted(_place, reference):
+    shutil.rmtree(reference, ignore_errors=True)
 
 
-def test_steps_whose_digests_agree_are_not_asked_about(tmp_path):
-    with (
-        open_run(written(tmp_path / "a", [1.0, 2.0, 3.0])) as one,
-        open_run(written(tmp_path / "b", [1.0, 2.0, 4.0])) as two,
-    ):
-        digests = Digests()
-        assert not digests.differ(one, one)
-        digests.looked.clear()
-        assert digests.differ(one, two)
-        assert not digests.differ(one, two), "what was looked at once is not looked at again"
+def damaged(_place, reference):
+    for file in (reference / "rank0").iterdir():
+        data = file.read_bytes()
+        file.write_bytes(data[: len(data) // 2] + bytes(9) + data[len(data) // 2 + 9 :])
 
 
-def test_a_reference_that_is_rewritten_when_it_is_opened_is_opened_again(tmp_path):
-    run, reference, opened = written(tmp_path / "b", [1.0, 2.0]), written(tmp_path / "a", []), []
-
-    def opening():
-        opened.append(open_run(reference))
-        if len(opened) == 1:
-            assert opened[0].last_step is None  # its files are opened before they are exchanged
-            written(tmp_path / "a", [1.0, 3.0], force=True)
-        return opened[-1]
-
-    result = compare_live(LiveReference(opening, ask), run, print, pause=0.0)
-    assert (result.verdict.value, result.first.step, len(opened)) == ("diverged", 1, 2)
+def cut(_place, reference):
+    for file in (reference / "rank0").iterdir():
+        os.truncate(file, file.stat().st_size // 2)
 
 
-def test_a_run_that_is_gone_is_an_error_after_a_few_looks(tmp_path):
-    written(tmp_path / "a", [1.0])
-    with pytest.raises(StoreError):
-        compare_live(LiveReference(lambda: open_run(tmp_path / "a"), ask), tmp_path / "nowhere", print, pause=0.0)
+def newer(_place, reference):
+    (reference / "manifest.yaml").write_text("format: 99\nid: 0\n")
+
+
+def another(place, reference):
+    shutil.rmtree(reference, ignore_errors=True)
+    shutil.copytree(place / "another", reference)
+
+
+HARMS = [(harm, seed) for harm in (deleted, damaged, cut, newer, another) for seed in range(6)]
+
+
+def trained(place, tmp_path, fault, python):
+    words = ("--no-packages", "--against", "ref", "--keep-around", "2", "-o", str(tmp_path / "run"))
+    shutil.copytree(place / "ref", tmp_path / "ref")
+    shutil.copy(place / "train.py", tmp_path)
+    return subprocess.Popen(
+        [python, "-m", "introspect_cli", "capture", *words, "train.py", str(STEPS), str(fault), "0.01"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def assert_unharmed(process, tmp_path, fault):
+    """Training came to its end with all that it computes, one line or two say what became of the comparison."""
+    printed, said = process.communicate(timeout=HANGS)
+    assert process.returncode == 0, said
+    bare = subprocess.run(
+        [sys.executable, "train.py", str(STEPS), str(fault), "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed == bare.stdout
+    assert "Traceback" not in said
+    lines = [
+        line for line in said.splitlines() if "against ref:" in line or "at the end" in line or "not compared" in line
+    ]
+    assert 1 <= len(lines) <= 2, said
+    with open_run(tmp_path / "run") as run:
+        assert len(run.rank(0)) == STEPS
+    assert verify_run(tmp_path / "run").sound
+    assert ended(str(tmp_path / "run"))
+    return lines
+
+
+@pytest.mark.parametrize(("harm", "seed"), sliced(HARMS, [(deleted, 0), (damaged, 0), (another, 0)]))
+def test_a_reference_that_is_harmed_while_the_run_goes_on_costs_its_answer_alone(place, tmp_path, harm, seed):
+    """At an instant that the seed chooses; training waits meanwhile."""
+    chance = random.Random(seed)
+    fault = chance.choice([-1, 3, 20, 35])
+    process = trained(place, tmp_path, fault, sys.executable)
+    begun(process, tmp_path / "run")
+    time.sleep(chance.random() * 2.5 if seed else 0)
+    process.send_signal(signal.SIGSTOP)
+    harm(place, tmp_path / "ref")
+    process.send_signal(signal.SIGCONT)
+    assert_unharmed(process, tmp_path, fault)
+
+
+@pytest.mark.parametrize("seed", sliced(range(13), [0]))
+def test_training_that_is_killed_leaves_no_process_and_a_sound_run(place, tmp_path, seed):
+    """At a random instant, with a divergence that has it write whole tensors."""
+    chance = random.Random(seed)
+    process = trained(place, tmp_path, 10, PYTHON)
+    begun(process, tmp_path / "run")
+    time.sleep(chance.random() * 3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert ended(str(tmp_path / "run")), "what compares outlives training"
+    assert verify_run(tmp_path / "run").sound
+
+
+@pytest.mark.parametrize("seed", sliced(range(9), [0]))
+def test_a_comparison_that_is_killed_costs_its_answer_alone(place, tmp_path, seed):
+    chance = random.Random(seed)
+    fault = chance.choice([-1, 5, 30])
+    process = trained(place, tmp_path, fault, sys.executable)
+    found = begun(process, tmp_path / "run")
+    time.sleep(chance.random() * 2)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(found, signal.SIGKILL)
+    assert_unharmed(process, tmp_path, fault)
+
+
+def test_a_reference_that_goes_on_itself_is_compared_as_far_as_it_is(place, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    reference = subprocess.Popen(
+        [PYTHON, "-m", "introspect_cli", "capture", "-q", "-o", "ref", "train.py", str(STEPS), "-1", "0.05"],
+        cwd=tmp_path, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + HANGS
+        while not (tmp_path / "ref" / "rank0" / "log.bin").exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        words = ("--no-packages", "--against", "ref", "-o", str(tmp_path / "run"))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "introspect_cli", "capture", *words, "train.py", str(STEPS), "30", "0.01"],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert_unharmed(process, tmp_path, 30)
+    finally:
+        reference.kill()
+        reference.wait()

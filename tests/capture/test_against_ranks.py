@@ -9,7 +9,6 @@ import sys
 import pytest
 from launches import finish, launch
 
-from introspect_cli.capture.against import Announced, Announcement
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 
@@ -87,19 +86,3 @@ def test_ranks_that_do_not_diverge_end_with_success(place):
     code, said = started(place, sys.executable, *words)
     assert code == 0, said
     assert not (place / "run" / "rank0" / "divergence.jsonl").exists()
-
-
-def test_ranks_hear_what_the_first_one_says(tmp_path):
-    ranks = [tmp_path / f"rank{number}" for number in range(2)]
-    for folder in ranks:
-        folder.mkdir()
-    other = Announcement(ranks[1], 1)
-    assert other.hear() is None  # before the first rank is there
-    first = Announcement(ranks[0], 0)
-    assert other.hear() is None
-    assert first.say(5, 9) == first.say(6, 10) == Announced(5, 9)
-    assert other.hear() == Announced(5, 9)
-    first.close()
-    assert Announcement(ranks[1], 1).hear() == Announced(5, 9)
-    (ranks[0] / "divergence.jsonl").write_text("nonsense")
-    assert Announcement(ranks[1], 1).hear() is None

@@ -6,13 +6,11 @@ import dataclasses
 
 import pytest
 import torch
-from neutrality import watched
+from opcapture import captured, compared
 from torch import nn
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.options.capture_options import CaptureOptions, described
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule, parse_rule
@@ -75,21 +73,32 @@ def test_every_option_that_narrows_is_walked():
     assert sorted(NARROWING) == sorted(ALTERED)
 
 
-@pytest.mark.parametrize("side", ["a", "b"])
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    """The run without an option, but with what it needs to mean anything; each made once."""
+    made = {}
+
+    def run(name):
+        needed = BASE.get(name, {})
+        key = repr(sorted(needed.items(), key=str))
+        if key not in made:
+            made[key] = captured(tmp_path_factory.mktemp("without") / "run", train, **needed)
+        return made[key]
+
+    return run
+
+
 @pytest.mark.parametrize("name", NARROWING)
-def test_a_narrowing_option_is_no_divergence(tmp_path, name, side):
-    plain = BASE.get(name, {})
-    for run in ("a", "b"):
-        with watched(tmp_path / run, **{**plain, **(ALTERED[name] if run == side else {})}):
-            train()
-    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
-        result = compare_runs(a, b, DiffOptions(), [])
-    assert result.verdict is not Verdict.DIVERGED, result.sentence
+def test_a_narrowing_option_is_no_divergence(tmp_path, without, name):
+    """Whichever of the two runs has it."""
+    narrowed = captured(tmp_path / "run", train, **{**BASE.get(name, {}), **ALTERED[name]})
+    for a, b in ((without(name), narrowed), (narrowed, without(name))):
+        result = compared(a, b)
+        assert result.verdict is not Verdict.DIVERGED, result.sentence
 
 
 def test_the_manifest_says_what_each_narrowing_option_was(tmp_path):
-    with watched(tmp_path / "run", modules=("*.0",), steps=Schedule.parse("0:2")):
-        train()
+    captured(tmp_path / "run", train, modules=("*.0",), steps=Schedule.parse("0:2"))
     with open_run(tmp_path / "run") as run:
         narrowing = run.manifest["narrowing"]
     assert len(narrowing) == len(NARROWING)

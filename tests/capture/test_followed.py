@@ -14,11 +14,10 @@ from types import SimpleNamespace
 import pytest
 from artefacts import artefact
 from kept_runs import PACKAGE
+from opcapture import compared
 from sweeps import sliced
 
-from introspect_cli.capture.processes import Role, command_of, described
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.capture.processes import Role, described
 from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.launch
@@ -150,8 +149,7 @@ def follow(folder, name):
 
 
 def same_as_direct(folder, name):
-    with open_run(folder / "run direct") as a, open_run(folder / f"run {name}") as b:
-        result = compare_runs(a, b, DiffOptions())
+    result = compared(folder / "run direct", folder / f"run {name}")
     return result.verdict.value == "same" and result.counts.steps_compared == 2
 
 
@@ -230,18 +228,3 @@ def test_a_launcher_whose_processes_are_not_followed_is_refused(introspect):
 def test_processes_are_distinguished_by_their_command_lines(words, role, name):
     process = described([word.replace("~", " ") for word in words.split()])
     assert (process.role, process.name) == (role, name)
-
-
-def test_scripts_run_in_this_process_and_commands_in_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "noext").write_text("#!/usr/bin/env python\n")
-    (tmp_path / "go.sh").write_text("python train.py\n")
-    asked = {"interpreter": "PY", "module": False}
-    assert command_of(["train.py"], **asked) is None
-    assert command_of(["noext"], **asked) is None
-    assert command_of(["go.sh", "1"], **asked) == ["sh", "go.sh", "1"]
-    assert command_of(["no-such-command"], **asked) is None
-    assert command_of(["package.train"], interpreter="PY", module=True) is None
-    run = ["torch.distributed.run", "train.py"]
-    assert command_of(run, interpreter="PY", module=True) == ["PY", "-m", *run]

@@ -10,11 +10,12 @@ import time
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logs import rewrite
 from neutrality import watched
 from store_kills import rows
+from sweeps import sliced
 from synthetic import batch
 from torch import nn
 
@@ -22,14 +23,81 @@ import introspect_cli
 from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.options.parse import options_of, parse_size
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.schedule.rules import ALWAYS, parse_rule
+from introspect_cli.schedule.rules import ALWAYS, Schedule, parse_rule
 from introspect_cli.store.format.log import DROP, Thinned, add_thinned
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.remote.pack import pack
 from introspect_cli.store.write.run_writer import StoreWriter
 
-# --- rules
+BEYOND = 640  # beyond all starts and strides
+
+
+def python_slice(start, stop, stride):
+    return ":".join("" if number is None else str(number) for number in (start, stop, stride))
+
+
+number = st.one_of(st.none(), st.integers(0, 120))
+slices = st.builds(python_slice, number, number, st.one_of(st.none(), st.integers(1, 17)))
+parts = st.lists(st.one_of(st.integers(0, 120).map(str), slices), min_size=1, max_size=4)
+
+
+def wanted(texts):
+    """What python's own slices select of the steps below `BEYOND`."""
+    steps = set()
+    for text in texts:
+        if ":" in text:
+            bounds = [int(word) if word else None for word in text.split(":")]
+            steps.update(range(BEYOND)[slice(*bounds)])
+        else:
+            steps.add(int(text))
+    return steps
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of what is tested
+@given(parts)
+def test_it_wants_what_python_slices_select(texts):
+    if any(not wanted([text]) for text in texts):
+        with pytest.raises(UsageError):
+            Schedule.parse(",".join(texts))
+        return
+    schedule = Schedule.parse(",".join(texts))
+    expected = wanted(texts)
+    assert {step for step in range(BEYOND) if schedule.wants(step)} == expected
+    if schedule.last is None:
+        assert schedule.wants(max(expected))
+    else:
+        assert schedule.last == max(expected)
+    again = Schedule.parse(str(schedule))
+    assert again == schedule
+    assert str(again) == str(schedule)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (":", ":"),
+        ("::1", ":"),
+        ("0,5,10:20,100::50", "0,5,10:20,100::50"),
+        (" 0 , 5 ", "0,5"),
+        ("5,5,5:6", "5"),
+        ("100:200:300", "100"),
+    ],
+)
+def test_a_schedule_is_written_as_it_is_read(text, shown):
+    assert str(Schedule.parse(text)) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "5,", "x", "-1", "5:x", "1:2:3:4", "::0", "5:5", "9:3", "1.5", "٣", "1" * 30, "0x10", "1_0", "all"],
+)
+def test_what_is_no_schedule_is_reported(text):
+    with pytest.raises(UsageError, match="schedule"):
+        Schedule.parse(text)
+
+
+# --- rules on steps and limits of long runs: what is kept, what is dropped, and that readers say so
 
 
 def kept(rule, steps):
@@ -194,7 +262,7 @@ def test_what_was_recorded_before_training_began_is_taken_back_after_a_thinning_
         assert [entry.step for entry in run.rank(0).steps] == [0]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", sliced(range(12), range(3)))
 def test_a_kill_while_steps_are_dropped_loses_no_other(tmp_path, seed):
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -314,8 +382,8 @@ def test_a_run_stays_below_its_size_with_its_first_and_latest_steps(tmp_path):
 
 
 def test_of_what_was_dropped_nothing_is_called_equal(tmp_path):
-    for name, settings in (("a", {}), ("b", {"last": 10}), ("c", {"last": 10})):
-        with watched(tmp_path / name, **asked(**settings)):
+    for name, options in (("a", {}), ("b", {"last": 10}), ("c", {"last": 10})):
+        with watched(tmp_path / name, **asked(**options)):
             train(40)
     with watched(tmp_path / "d", **asked(last=10)):
         train(40, spike=12)

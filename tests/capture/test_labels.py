@@ -10,7 +10,6 @@ import pytest
 
 import introspect_cli
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.labels import Labelled
 from introspect_cli.selection import one_step
 from introspect_cli.store.format.documents import decode_labels, encode_labels
 
@@ -198,15 +197,3 @@ def test_labels_that_no_capture_writes_are_left_out():
         decode_labels(b"[1]", "x")
     odd = {"epoch": float("inf"), "batch": [1, 2, 3], "stage": "\x1b[31m", "global_step": True, "other": 1}
     assert decode_labels(encode_labels(odd), "x") == {}
-
-
-def test_conditions_on_labels_are_checked():
-    asked = Labelled.parse("epoch=2:4,stage=train")
-    assert asked.means({"epoch": 3, "stage": "train"})
-    assert not asked.means({"epoch": 4, "stage": "train"})
-    assert not asked.means({"epoch": 3, "stage": "validate"})
-    assert not asked.means({})
-    with pytest.raises(UsageError, match="no label 'epochs'; did you mean epoch"):
-        Labelled.parse("epochs=3")
-    with pytest.raises(UsageError, match="'3' names no step"):
-        Labelled.parse("epoch=3,3")

@@ -11,9 +11,9 @@ from functools import cache
 import pytest
 from interpreter import PYTHON
 from launches import TRAINED, free_port
+from opcapture import compared
+from sweeps import sliced
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 
@@ -91,8 +91,7 @@ def is_whole(path, ranks=2, steps=3):
 
 
 def is_same(one, two):
-    with open_run(one) as a, open_run(two) as b:
-        result = compare_runs(a, b, DiffOptions())
+    result = compared(one, two)
     assert (result.verdict.value, result.counts.steps_compared) == ("same", 6), result.sentence
     return True
 
@@ -169,7 +168,7 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", sliced(TOLD, ["srun"]))
 def test_tasks_that_mpirun_and_srun_number_write_one_run(tmp_path_factory, launched, name):
     """By the variables alone, which are all that a capture takes from these launchers."""
     folder = folder_of(tmp_path_factory, "told")
@@ -179,55 +178,38 @@ def test_tasks_that_mpirun_and_srun_number_write_one_run(tmp_path_factory, launc
     assert is_same(launched("one node") / "run", folder / "run")
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("outside", ["mpiexec", "introspect"])
-def test_mpiexec_starts_the_capture_and_the_other_way_round(tmp_path_factory, launched, outside):
-    mpiexec = shutil.which("mpiexec")
-    if mpiexec is None:
-        pytest.skip("there is no mpiexec")
-    folder = folder_of(tmp_path_factory, "mpi")
-    if outside == "mpiexec":
-        ended(start(folder, mpiexec, "-n", "2", sys.executable, *CAPTURE))
-    else:
-        command = [mpiexec, "-n", "2", sys.executable, *CAPTURE[-2:]]
-        ended(start(folder, sys.executable, *CAPTURE[:-2], *command))
-    assert is_whole(folder / "run")
-    assert is_same(launched("one node") / "run", folder / "run")
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("outside", ["accelerate", "introspect"])
-def test_accelerate_starts_the_capture_and_the_other_way_round(tmp_path_factory, launched, outside):
+def accelerate():
     pytest.importorskip("accelerate")
-    folder = folder_of(tmp_path_factory, "accelerate")
-    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    options += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(free_port())]
-    launch = ["-m", "accelerate.commands.launch", *options]
-    if outside == "accelerate":
-        ended(start(folder, sys.executable, *launch, *CAPTURE))
-    else:
-        ended(start(folder, sys.executable, *CAPTURE[:-2], *launch, *CAPTURE[-2:]))
-    assert is_whole(folder / "run")
-    assert is_same(launched("one node") / "run", folder / "run")
+    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    options += ["--dynamo_backend", "no", "--main_process_port", str(free_port())]
+    return [sys.executable, "-m", "accelerate.commands.launch", *options]
 
 
-def _has_srun():
-    """Whether a cluster of SLURM is up, be it of this machine alone."""
-    if shutil.which("srun") is None:
-        return False
-    return subprocess.run(["srun", "-n", "2", "true"], check=False, capture_output=True, timeout=60).returncode == 0
+def srun():
+    """Where a cluster of SLURM is up, be it of this machine alone."""
+    words = ["srun", "-n", "2"]
+    if shutil.which("srun") is None or subprocess.run([*words, "true"], check=False, timeout=60).returncode:
+        pytest.skip("no SLURM")
+    return [*words, sys.executable]
+
+
+def mpiexec():
+    if shutil.which("mpiexec") is None:
+        pytest.skip("there is no mpiexec")
+    return ["mpiexec", "-n", "2", sys.executable]
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("outside", ["srun", "introspect"])
-def test_srun_starts_the_capture_and_the_other_way_round(tmp_path_factory, launched, outside):
-    if not _has_srun():
-        pytest.skip("no SLURM")
-    folder = folder_of(tmp_path_factory, "srun")
-    if outside == "srun":
-        ended(start(folder, "srun", "-n", 2, sys.executable, *CAPTURE))
+@pytest.mark.parametrize("starts_first", ["the launcher", "introspect"])
+@pytest.mark.parametrize("launcher", [mpiexec, accelerate, srun])
+def test_a_launcher_starts_the_capture_and_the_other_way_round(tmp_path_factory, launched, launcher, starts_first):
+    folder, launch = folder_of(tmp_path_factory, launcher.__name__), launcher()
+    is_python = launch[-1] == sys.executable
+    script = CAPTURE[-2:]
+    if starts_first == "the launcher":
+        ended(start(folder, *launch, *CAPTURE))
     else:
-        command = [*CAPTURE[:-2], "srun", "-n", "2", "python", *CAPTURE[-2:]]
-        ended(start(folder, sys.executable, *command))
+        inner = launch if is_python else launch[1:]  # `-m` of a python that the capture itself has
+        ended(start(folder, sys.executable, *CAPTURE[:-2], *inner, *script))
     assert is_whole(folder / "run")
     assert is_same(launched("one node") / "run", folder / "run")

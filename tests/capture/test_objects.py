@@ -41,7 +41,7 @@ def bucket():
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(pieces, "KEPT", pieces.Kept(1 << 24))
+    monkeypatch.setattr(pieces, "CACHE", pieces.BlockCache(1 << 24))
 
 
 def rows(step, rank, *, changed=False):

@@ -1,13 +1,27 @@
 """Secrets of the process that is captured are in no file of its run, and in nothing that is shown or made of it."""
 
+from __future__ import annotations
+
 import os
+import random
 import stat
+import string
 import subprocess
 import sys
+import time
 
 import pytest
 
 from introspect_cli.capture.environment import redact
+from introspect_cli.capture.environment.redact import (
+    arguments,
+    environment,
+    is_secret_name,
+    is_secret_path,
+    looks,
+    nested,
+    plain,
+)
 from introspect_cli.store.files.folders import REDACTED
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -114,3 +128,148 @@ def test_nothing_shown_or_made_holds_a_secret(runs, introspect, words):
 def test_a_directory_is_no_password():
     shown = redact.environment({"PWD": "/home/me", "OLDPWD": "/tmp", "DB_PWD": "x"})
     assert shown == {"PWD": "/home/me", "OLDPWD": "/tmp", "DB_PWD": REDACTED}
+
+
+# --- one rule says what is secret: two hundred real-looking secrets, and names and texts that only look alike
+
+
+RNG = random.Random(18)
+LETTERS, HEX = string.ascii_letters + string.digits, "0123456789abcdef"
+
+
+def made(count: int, alphabet: str = LETTERS) -> str:
+    return "".join(RNG.choice(alphabet) for _ in range(count))
+
+
+def credentials() -> list[str]:
+    """Of each sort that has a look of its own; the names are those of who gives them out."""
+    return [
+        "AKIA" + made(16, string.ascii_uppercase), "ASIA" + made(16, string.ascii_uppercase + "234567"),
+        *(f"gh{kind}_" + made(36) for kind in "pousr"), "github_pat_" + made(22) + "_" + made(59),
+        "hf_" + made(34), "api_org_" + made(34), "sk-" + made(48), "sk-proj-" + made(40), "sk-ant-api03-" + made(80),
+        "sk_live_" + made(24), "rk_live_" + made(24), "pk_test_" + made(24), "whsec_" + made(32),
+        f"xoxb-{made(12, '0123456789')}-{made(24)}", f"xoxp-{made(12, '0123456789')}-{made(24)}", "xapp-1-A" + made(30),
+        "glpat-" + made(20), "gldt-" + made(20), "glptt-" + made(40, HEX), "npm_" + made(36), "dckr_pat_" + made(27),
+        "dop_v1_" + made(64, HEX), "sbp_" + made(40, HEX), "nvapi-" + made(64), "ntn_" + made(46),
+        "lin_api_" + made(40),
+        "shpat_" + made(32, HEX), "gsk_" + made(52), "r8_" + made(37), "pul-" + made(40, HEX), "figd_" + made(40),
+        "pypi-AgEIcHlwaS5vcmc" + made(60), "xai-" + made(80), "dapi" + made(32, HEX), "dp.pt." + made(43),
+        "hvs." + made(24), f"SG.{made(22)}.{made(43)}", "SK" + made(32, HEX), "key-" + made(32, HEX),
+        "ya29." + made(68),
+        "AIza" + made(35), "GOCSPX-" + made(28), "ATATT3xFfGF0" + made(60), "PMAK-" + made(24, HEX),
+        "NRAK-" + made(27).upper(),
+        "sq0atp-" + made(22), f"{made(9, '123456789')}:AA{made(33)}", "AGE-SECRET-KEY-1" + made(58).upper(),
+        f"eyJhbGciOiJIUzI1NiJ9.eyJ{made(40)}.{made(43)}", made(40, HEX),
+        f"-----BEGIN RSA PRIVATE KEY-----\n{made(64)}\n-----END RSA PRIVATE KEY-----",
+    ]  # fmt: skip
+
+
+SORTS = credentials()
+SECRET_NAMES = (
+    "password", "passwd", "PGPASSWORD", "db_password", "api_key", "api-key", "apikey", "OPENAI_API_KEY", "token",
+    "hub_token",
+    "access_token", "auth_token", "client_secret", "SECRET_KEY", "aws_secret_access_key", "private_key", "credentials",
+    "sas_token", "webhook", "passphrase",
+)  # fmt: skip
+FORMS = (
+    "{name}={secret}", "{name}: {secret}", "--{name}={secret}", "--{name} {secret}", "{{'{name}': '{secret}'}}",
+    'refused: {name}="{secret}", try again',
+)  # fmt: skip
+PLACES = (
+    "https://me:{secret}@host.org/x.git", "postgresql://user:{secret}@db:5432/x", "mongodb+srv://u:{secret}@c.net/?w=1",
+    "https://{secret}@github.com/a/b", "redis://:{secret}@cache:6379/0", "Authorization: Bearer {secret}",
+    "Authorization: Basic {secret}", "{{'authorization': 'token {secret}'}}", "curl -H 'Authorization: {secret}' x",
+    "https://x.org/?token={secret}&a=1", "https://x.org/?a=1&api_key={secret}",
+    "https://a.blob.net/c?sv=1&sig={secret}",
+    "https://hooks.slack.com/services/T0/B0/{secret}", "https://discord.com/api/webhooks/1/{secret}",
+    "X-Api-Key: {secret}",
+    "Cookie: session={secret}; a=b", "the password is {secret}", "git remote set-url o https://x:{secret}@h/y",
+    "pip install git+https://oauth2:{secret}@gitlab.com/a/b.git", "Bearer {secret}",
+)  # fmt: skip
+
+
+def two_hundred() -> list[tuple[str, str]]:
+    """Texts with what of each is the secret."""
+    found = [(f"the {secret}, and", secret) for secret in SORTS]
+    for name in SECRET_NAMES:
+        for form in FORMS:
+            secret = made(RNG.randrange(9, 30))
+            found.append((form.format(name=name, secret=secret), secret))
+    for place in PLACES:
+        secrets = ("hunter2" + made(12), made(24), made(32, HEX))
+        found += [(place.format(secret=secret), secret) for secret in secrets]
+    return found
+
+
+TWO_HUNDRED = two_hundred()
+
+
+def test_each_of_two_hundred_secrets_is_redacted_wherever_it_stands():
+    assert len({text for text, _ in TWO_HUNDRED}) >= 200
+    for text, secret in TWO_HUNDRED:
+        assert secret not in looks(text), text
+        assert REDACTED in looks(text), text
+        assert looks(looks(text)) == looks(text)
+        for found in (
+            plain(text, secret=False),
+            nested({"note": [text]}),
+            environment({"NOTE": text}),
+            arguments(["--note", text]),
+        ):
+            assert secret not in repr(found), text
+
+
+def test_a_value_is_secret_by_its_name():
+    for name in SECRET_NAMES:
+        word = "Ada" + made(6)
+        assert is_secret_name(name)
+        assert is_secret_path(f"[0]['{name}']")
+        assert is_secret_path(f"['{name}']['user']")
+        assert plain(word, secret=True) == plain(7, secret=True) == REDACTED
+        for found in (
+            environment({name: word}),
+            arguments([f"--{name}", word, f"--{name}={word}"]),
+            nested({name: {"a": [word]}}),
+        ):
+            assert word not in repr(found), name
+
+
+HARMLESS = (
+    "max_tokens=512", "num_tokens: 30", "pad_token_id=50256", "token_type_ids", "tokenizers: 0.15.2", "tokenizer=gpt2",
+    "author: Ada", "lr=3e-4", "https://github.com/a/b.git", "ssh://git@github.com/a/b", "key 3 is missing",
+    "KeyError: 'token'",
+    "sigmoid=1", "epoch 3: loss=0.5, accuracy: 0.9", "unexpected keyword argument 'key'", "use_auth_token=False",
+    "GPT.token_embedding.weight", "/home/ada/train.py:12", "CUDA error: device-side assert triggered",
+    "token is missing",
+    "cpu:0", "Fix the tokenizer of blocks.0", "design: wide", "2026-11-22T05:49:02+00:00", "monitor=val_loss",
+)  # fmt: skip
+
+
+def test_what_only_looks_like_a_secret_stays():
+    assert [looks(text) for text in HARMLESS] == list(HARMLESS)
+    names = ["max_tokens", "tokenizer", "token_type_ids", "pad_token", "author", "num_special_tokens", "lr"]
+    assert not any(map(is_secret_name, names))
+
+
+def test_numbers_and_flags_are_kept_where_no_name_says_otherwise():
+    assert [plain(value, secret=False) for value in (1, 2.5, True, None)] == [1, 2.5, True, None]
+    assert plain(None, secret=True) is None
+    assert plain(True, secret=True) is True
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", "token", "--token", "token=", "eyJ-", "://", "-", "a.", 'secret="', "is ", "-----BEGIN A", "authorization: "],
+)
+def test_a_long_text_takes_no_longer_than_its_length(text):
+    """A million characters without a blank, as a module may have in an attribute, took hours."""
+    long = (text * 100_000)[:100_000]
+    began = time.process_time()
+    looks(repr(long))
+    assert time.process_time() - began < 10  # a third of a second; a minute if it looks through the rest each time
+
+
+def test_the_word_may_stand_deep_in_a_name():
+    name = "x" * 150 + "_token_" + "y" * 150
+    assert looks(f"{name}=abc123") == f"{name}={REDACTED}"
+    assert looks("run my-api-key abc123 --x") == f"run my-api-key {REDACTED} --x"

@@ -13,8 +13,13 @@ from neutrality import Seen, assert_same, trajectory, watched
 from sweeps import sliced
 from torch import nn
 
+from introspect_cli.capture.environment import redact, settings, sources
 from introspect_cli.capture.probes.module_calls import ModuleCalls
 from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.errors import StoreError
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.write.rank_writer import RankWriter
+from introspect_cli.store.write.run_writer import StoreWriter
 from introspect_cli.tensors.unusual import UnusualTensors
 
 OPERATORS = {"level": "op", "vjp": ("Model.last:Model.body",)}
@@ -97,62 +102,6 @@ def test_value_that_cannot_be_summarised_is_one_gap(tmp_path, monkeypatch):
     assert "Mistake: no" in Seen(tmp_path / "run").unseen()["Sequential.0"]
 
 
-def test_values_of_the_script_that_misbehave(tmp_path):
-    """Objects whose repr, length, comparison, iteration or attributes raise."""
-
-    class Hostile:
-        def __repr__(self):
-            raise Mistake
-
-        __str__ = __len__ = __iter__ = __bool__ = __eq__ = __getattr__ = __repr__
-        __hash__ = None
-
-    class HostileDict(dict):
-        def items(self):
-            raise Mistake
-
-    class HostileNumber(float):
-        def __repr__(self):
-            raise Mistake
-
-    class Takes(nn.Module):
-        def forward(self, *args, **kwargs):
-            return kwargs.get("x", args[0])
-
-    class OddOptimizer(torch.optim.SGD):
-        def __init__(self, params):
-            super().__init__(params, lr=0.1)
-            self.param_groups[0]["odd"] = object()
-
-    net = Takes()
-    with watched(tmp_path / "run") as session:
-        x = torch.randn(2)
-        for value in (Hostile(), [Hostile()], HostileDict(a=x), HostileNumber(3), {"k": Hostile()}, object, print):
-            assert net(value) is value
-            assert net(1, x=value) is value
-        linear = nn.Linear(2, 1)
-        optimizer = OddOptimizer(linear.parameters())
-        linear(x).sum().backward()
-        optimizer.step()
-    assert session._guard.details == []
-
-
-def test_python_without_the_bug_is_not_blamed(tmp_path):
-    """An exception of the script's own passes through the probes and switches nothing off."""
-
-    class Raises(nn.Module):
-        def forward(self, x):
-            raise KeyError("mine")
-
-    with watched(tmp_path / "run") as session:
-        for _ in range(2):
-            with pytest.raises(KeyError, match="mine"):
-                Raises()(torch.ones(1))
-        nn.Linear(1, 1)(torch.ones(1))
-    assert session._guard.sentences == []
-    assert Seen(tmp_path / "run").of("output", "Linear")
-
-
 def test_whole_command_with_a_broken_probe(tmp_path):
     """From outside: one line on stderr, the script's own output and code, and the sentence in the run."""
     (tmp_path / "train.py").write_text(
@@ -172,3 +121,71 @@ def test_whole_command_with_a_broken_probe(tmp_path):
     assert out.stderr.count("ZeroDivisionError: planted") == 1
     assert out.stderr.count("\n") == 2
     assert any("planted" in sentence for sentence in Seen(tmp_path / "run").manifest["not_observed"])
+
+
+# --- what reads the settings and writes the run
+
+
+@pytest.mark.parametrize("name", ["runtime", "hardware", "packages", "environment"])
+def test_settings_that_cannot_be_read(tmp_path, monkeypatch, capsys, name):
+    bare = trajectory(train)
+
+    def fails(*args, **kwargs):
+        raise Mistake(f"{name} is broken")
+
+    owner = {"environment": redact, "packages": sources}.get(name, settings)
+    monkeypatch.setattr(owner, name, fails)
+    with watched(tmp_path / "run", quiet=False, env=True, packages=True):
+        seen = trajectory(train)
+    monkeypatch.undo()
+    assert_same(bare, seen)
+    said = [line for line in capsys.readouterr().err.splitlines() if f"{name} is broken" in line]
+    assert len(said) == 1
+    assert said[0].startswith(f"introspect: {name} settings are not observed")
+    with open_run(tmp_path / "run") as run:
+        assert name not in run.settings
+        assert {"runtime", "hardware", "packages", "environment"} - run.settings.keys() == {name}
+        assert run.state is RunState.COMPLETE
+
+
+@pytest.mark.parametrize(("owner", "name"), [(RankWriter, "close"), (StoreWriter, "_close_ranks")])
+def test_mistake_at_the_very_end(tmp_path, monkeypatch, capsys, owner, name):
+    """What fails when all is written is told, and costs none of it."""
+    bare = trajectory(train)
+
+    def fails(self):
+        raise Mistake(f"{name} is broken")
+
+    monkeypatch.setattr(owner, name, fails)
+    with watched(tmp_path / "run", quiet=False):
+        seen = trajectory(train)
+    monkeypatch.undo()
+    assert_same(bare, seen)
+    assert sum(f"{name} is broken" in line for line in capsys.readouterr().err.splitlines()) >= 1
+    with open_run(tmp_path / "run") as run:
+        assert run.state is not RunState.COMPLETE
+        assert len(run.rank(0).steps) == 3
+
+
+@pytest.mark.parametrize("error", [StoreError("the disk is full"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("name", ["append", "modules"])
+def test_a_store_that_fails_ends_the_run_and_not_the_script(tmp_path, monkeypatch, capsys, name, error):
+    """A store that cannot be written is told once, and ends; the script does not notice."""
+    bare = trajectory(train)
+    original, calls = getattr(RankWriter, name), []
+
+    def fails(self, *args):
+        calls.append(name)
+        if len(calls) > 1:
+            raise error
+        return original(self, *args)
+
+    monkeypatch.setattr(RankWriter, name, fails)
+    seeded()
+    with watched(tmp_path / "run", quiet=False):
+        seen = trajectory(train)
+    monkeypatch.undo()
+    assert_same(bare, seen)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("introspect: ")]
+    assert 1 <= len(said) <= 3
+    assert len(said) == len(set(said))

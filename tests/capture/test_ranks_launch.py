@@ -12,8 +12,8 @@ from logs import rewrite, without
 
 from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.store.format.log import END
-from introspect_cli.store.format.sources import Sources
 from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.store.read.verify import verify_run
 
 pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("quick_python")]
@@ -158,20 +158,6 @@ def test_a_restart_is_an_attempt_of_its_own_and_the_last_one_is_read(tmp_path):
 def test_a_rank_is_read_from_what_its_launcher_set(variables, wanted):
     found = find_launch(variables)
     assert (found and (found.rank, found.world_size, found.local_rank)) == wanted
-
-
-def test_ranks_of_a_launch_agree_on_its_name_and_no_other_launch_does():
-    def name(**variables):
-        said = {"WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none"}
-        return find_launch({**said, **variables})
-
-    assert name(RANK="0").id == name(RANK="1").id
-    assert name(RANK="0").id != name(RANK="0", MASTER_PORT="2").id
-    elastic = name(RANK="0", TORCHELASTIC_RUN_ID="a"), name(RANK="0", TORCHELASTIC_RUN_ID="a", MASTER_PORT="2")
-    assert elastic[0].id == elastic[1].id  # the agent chooses another port when it starts its processes again
-    restarted = name(RANK="0", TORCHELASTIC_RUN_ID="a", TORCHELASTIC_RESTART_COUNT="1")
-    assert restarted.id != elastic[0].id
-    assert restarted.job == elastic[0].job
 
 
 @pytest.fixture(scope="module")

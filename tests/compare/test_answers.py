@@ -15,24 +15,52 @@ from concurrent.futures import ThreadPoolExecutor
 import artefacts
 import cases
 import decisions
+import pytest
 from kept_runs import recorder_key
+from small_runs import MODULES, train
+from synthetic import write_run
 
-ANSWERS = cases.FIXTURES / "decisions" / "answers.txt"
-DIRECTORY = artefacts.ROOT / "decisions"
+ANSWERS = cases.FIXTURES / "decisions"
 
 
-def test_answers_are_worded_as_they_were(forks):
-    questions, _ = decisions.planned(["diff scenes *"])
-    chosen = [question for question in questions if zlib.crc32(question.name.encode()) % 3 == 0]
-    assert len(chosen) >= 80
-    subprocess.run([sys.executable, decisions.__file__, "make", DIRECTORY, "--only", "diff scenes *"], check=True)
+def assert_worded(name, said):
+    """Assert that texts by their titles are those of a file, or write it."""
+    path, text = ANSWERS / name, "\n".join(f"== {title}\n{each}" for title, each in said)
+    if os.environ.get("INTROSPECT_WRITE_ANSWERS"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("verb", "corpus", "one_of", "more", "file"),
+    [
+        ("diff", "scenes", 3, (), "answers.txt"),
+        ("diff", "scenes", 40, ("-v", "--all", "--map"), "answers-in-full.txt"),
+        ("diff", "checkpoints", 1, (), "answers-checkpoints.txt"),
+        ("check", "ill", 1, (), "answers-check.txt"),
+    ],
+)
+def test_answers_are_worded_as_they_were(forks, verb, corpus, one_of, more, file):
+    questions = decisions.planned([f"{verb} {corpus} *"])[0]
+    chosen = [question for question in questions if zlib.crc32(question.name.encode()) % one_of == 0]
+    assert len(chosen) >= 5
+    made = ["make", artefacts.DECISIONS, "--only", f"{verb} {corpus} *"]
+    subprocess.run([sys.executable, decisions.__file__, *made], check=True)
 
     def answer(question):
-        done = forks("diff", *question.options, *question.runs, cwd=DIRECTORY / recorder_key())
-        return f"== {question.name}\n{re.sub(r'captured-[0-9a-f]+/', '', done.stdout)}"
+        done = forks(verb, *question.options, *more, *question.runs, cwd=artefacts.DECISIONS / recorder_key())
+        return question.name, re.sub(r"(?:captured|saved|train_ill)-[0-9a-f]+/?", "", done.stdout)
 
     with ThreadPoolExecutor(2) as pool:
-        said = "\n".join(pool.map(answer, chosen))
-    if os.environ.get("INTROSPECT_WRITE_ANSWERS"):
-        ANSWERS.write_text(said, encoding="utf-8")
-    assert said == ANSWERS.read_text(encoding="utf-8")
+        assert_worded(file, pool.map(answer, chosen))
+
+
+VIEWS = ("", "tree", "step 0 --kinds input,batch,rng,hyperparameter", "history Net.a --kinds input", "settings")
+"""Of numbers, those that no processor rounds otherwise."""
+
+
+def test_views_of_a_run_are_worded_as_they_were(tmp_path, introspect):
+    manifest = {"argv": ["train.py", "--lr", "1"], "ended": "2026-01-01T00:00:00+00:00", "exception": "ValueError: no"}
+    settings = {"runtime": {"torch": "2.13.0", "python": "3.11"}, "environment": {"A\x1b[2J": "1"}, "empty": {}}
+    write_run(tmp_path / "run", train(), modules=MODULES, manifest={**manifest, "exit_code": 1}, settings=settings)
+    assert_worded("answers-show.txt", ((view, introspect("show", *view.split(), "run").stdout) for view in VIEWS))

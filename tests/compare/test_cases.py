@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 import artefacts
 import cases
 import pytest
 import torch
+import yaml
 
 CASES = cases.load_cases()
+FIELD = cases.FIXTURES / "field"
+"""Errors that people trained with; its `cases.yaml` has a link to each report."""
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +60,21 @@ def test_a_wrong_answer_is_noticed():
     assert cases.wrong(case, {**answer, "first": {**first, "step": 99}}) != []
     assert cases.wrong(case, {**answer, "sentence": ""}) != []
     assert cases.wrong(case, {**answer, "verdict": "same", "status": 0, "first": None}) != []
+
+
+def test_each_bug_has_a_report_and_there_are_enough():
+    listed = yaml.safe_load((FIELD / "cases.yaml").read_text(encoding="utf-8"))["cases"]
+    assert len({case.name for case in cases.load_field_cases()}) == len(listed) >= 30
+    assert all(entry["report"].startswith("https://") and entry["found"] for entry in listed)
+    page = (cases.FIXTURES.parent / "benchmarks" / "results" / "field-errors.md").read_text(encoding="utf-8")
+    assert f"{len(listed)} such errors " in page
+    assert set(re.findall(r"https://[^)]+", page)) <= {entry["report"] for entry in listed}
+    for script in ("language.py", "images.py"):
+        tree = ast.parse((FIELD / script).read_text(encoding="utf-8"))
+        assigned = {
+            node.targets[0].id: node.value
+            for node in tree.body
+            if hasattr(node, "targets") and hasattr(node.targets[0], "id")
+        }
+        bugs = ast.literal_eval(assigned["BUGS"])
+        assert {entry["bug"] for entry in listed if entry["script"] == script} == set(bugs) - {"none"}

@@ -12,8 +12,6 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
-from introspect_cli.schedule.rules import Schedule
-from introspect_cli.selection import selects
 from introspect_cli.store.read.run import open_run
 
 F32 = np.float32
@@ -61,23 +59,8 @@ class TestNames:
         with pytest.raises(UsageError):
             parse_rename(text)
 
-    def test_globs_select_what_is_inside_with_or_without_the_root(self):
-        assert selects("GPT.blocks.0.attn", ["blocks.*"])
-        assert selects("GPT.blocks.0.attn.weight", ["GPT.blocks.0.attn"])
-        assert not selects("GPT.head", ["blocks.*"])
-
 
 class TestAlignment:
-    def test_order_of_recording_does_not_matter(self, diff):
-        a = train(steps=2)
-        b = [list(reversed(rows)) for rows in a]
-        assert diff(a, b).verdict is Verdict.SAME
-
-    def test_rename_makes_a_refactored_module_meet(self, diff):
-        a, b = chain(["Net.h.0", "Net.h.1"]), chain(["Net.blocks.0", "Net.blocks.1"])
-        assert diff(a, b, DiffOptions(strict=True, by_value=False)).first.reason == "structure"
-        assert diff(a, b, DiffOptions(rename=(parse_rename(r"\.h\.=.blocks."),))).verdict is Verdict.SAME
-
     def test_a_lost_and_a_new_subtree_that_look_alike_are_suggested(self, diff):
         a, b = ["Net.h", "Net.h.0", "Net.h.1"], ["Net.blocks", "Net.blocks.0", "Net.blocks.1"]
         about = {"about_a": {"modules": modules(a)}, "about_b": {"modules": modules(b)}}
@@ -101,16 +84,6 @@ class TestAlignment:
         result = diff(chain(["GPT.a"]), chain(["GPT2.a"]), DiffOptions(strict=True, by_value=False), **about)
         assert list(map(str, result.suggestions)) == [r"--rename '^GPT\b=GPT2'"]
 
-    def test_one_more_call_does_not_stop_the_rest(self, diff):
-        a = [[row("forward", "output", "Net.a", X), row("forward", "output", "Net.b", X)]]
-        b = [[*a[0], row("forward", "output", "Net.a", X, call=1)]]
-        a[0].append(row("loss", "loss", "loss", X))
-        b[0].append(row("loss", "loss", "loss", X))
-        assert diff(a, b).verdict is Verdict.SAME
-        result = diff(a, b, DiffOptions(strict=True))
-        assert result.counts.diverged == 1
-        assert (result.first.site.call, result.first.a) == (1, None)
-
 
 class TestSteps:
     def test_equal_steps_are_never_opened(self, tmp_path, monkeypatch):
@@ -124,46 +97,6 @@ class TestSteps:
             compare_runs(a, b, DiffOptions())
         assert set(opened) <= {0, 29, 30, 49}
 
-    def test_one_run_ends_early(self, diff):
-        result = diff(train(steps=4), train(steps=2))
-        assert result.verdict is Verdict.UNDECIDED
-        assert "equal up to and including step 1, where run b ends" in result.sentence
-        assert "2 more steps" in result.sentence
-
-    def test_the_verdict_is_about_the_selected_steps(self, diff):
-        options = DiffOptions(steps=Schedule.parse("0:2"))
-        assert diff(train(steps=4), train(steps=2), options).verdict is Verdict.SAME
-        late = DiffOptions(steps=Schedule.parse("2:"))
-        assert diff(train(), train("module", at=0), DiffOptions(steps=Schedule.only(0))).verdict is Verdict.DIVERGED
-        with pytest.raises(UsageError, match="no step of 2: is in either run"):
-            diff(train(steps=2), train(steps=2), late)
-
-    def test_runs_with_nothing_in_common_cannot_be_reported(self, diff):
-        result = diff(train(steps=2), train(steps=2), about_b={"first_step": 50})
-        assert result.verdict is Verdict.UNDECIDED
-        a = [[row("forward", "output", "Net", X)]]
-        result = diff(a, a, about_a={"numbers": [0]}, about_b={"numbers": [7]})
-        assert (result.verdict, result.sentence) == (
-            Verdict.UNDECIDED,
-            "Could not tell: the runs have no step in common.",
-        )
-
-    def test_steps_of_other_schedules_meet_where_both_recorded(self, diff):
-        a, b = train(steps=7), train(steps=7)
-        every = {"manifest": {"options": {"steps": "::2"}}, "numbers": [0, 2, 4, 6]}
-        result = diff(a, [b[k] for k in (0, 2, 4, 6)], about_b=every)
-        assert result.verdict is Verdict.SAME
-        assert result.counts.steps_compared == 4
-        assert any("Only run a has steps 1, 3, 5" in note for note in result.notes)
-
-    def test_steps_left_out_leave_the_origin_open(self, diff):
-        every = {"manifest": {"options": {"steps": "::3"}}, "numbers": [0, 3]}
-        a, b = train(steps=4), train("scaled", steps=4, at=1)
-        result = diff([a[0], a[3]], [b[0], b[3]], about_a=every, about_b=every)
-        assert result.first.step == 3
-        assert (result.first.site.fqn, result.first.reason) == ("Net.a", "gap")
-        assert "the steps between, which cannot be compared" in result.sentence
-
     def test_a_module_without_parameters_is_an_origin_even_then(self, diff):
         def steps(value):
             return [[row("forward", "input", "Net.act", X, path="[0]"), row("forward", "output", "Net.act", value)]]
@@ -171,12 +104,6 @@ class TestSteps:
         about = {"numbers": [5], "modules": [ModuleInfo("Net.act", "GELU")]}
         result = diff(steps(X), steps(X + 1), about_a=about, about_b=about)
         assert result.first.reason == "module"
-
-    def test_what_lies_before_the_selected_steps_is_not_forgotten(self, diff):
-        late = DiffOptions(steps=Schedule.parse("2:"))
-        result = diff(train(), train("scaled", at=1), late)
-        assert (result.first.step, result.first.site.fqn) == (2, "Net.a")
-        assert result.first.reason == "propagated"
 
 
 class TestOffset:
@@ -210,46 +137,8 @@ class TestOffset:
         both = diff(train(steps=6, rng=False), resumed, about_a=read, about_b=read)
         assert both.resumed is None
 
-    def test_a_warm_up_that_begins_with_a_learning_rate_of_0_is_no_resumed_run(self, diff):
-        """Its parameters are the same after the first step as before it; another tensor differs from the start on."""
-
-        def steps(other):
-            rows = [
-                [row("optimizer", "param", "Net.a.weight", X + max(k - 1, 0)), row("loss", "loss", "loss", float(k))]
-                for k in range(3)
-            ]
-            rows[0] = [row("start", "param", "Net.a.weight", X), row("start", "param", "Net.b.weight", other), *rows[0]]
-            return rows
-
-        read = {"settings": {"beginning": {"read": ["pretrained/model.pt"]}}}
-        result = diff(steps(X), steps(X + 1), about_b=read)
-        assert result.resumed is None
-        assert not any("--offset" in note for note in result.notes)
-        assert (result.first.reason, result.first.site.fqn) == ("initial", "Net.b.weight")
-
-    def test_a_resumed_run_may_go_on_counting(self, diff):
-        """Steps of both have one number, and what the later run begins with is held against the step before."""
-        going_on = {"first_step": 3}
-        result = diff(train(steps=6, rng=False), self.resumed(), about_b=going_on)
-        assert result.verdict is Verdict.SAME
-        assert (result.resumed.run, result.resumed.at, result.resumed.first) == ("b", 3, 3)
-        selected = {**going_on, "manifest": {"options": {"steps": "3:"}}}
-        assert diff(train(steps=6, rng=False), self.resumed(), about_b=selected).resumed is None
-
 
 class TestCoverage:
-    def test_a_kind_one_side_did_not_record_is_no_divergence(self, diff):
-        a = train()
-        b = [[record for record in rows if record[0].kind is not Kind.GRAD_INPUT] for rows in a]
-        kinds = [kind.value for kind in Kind if kind is not Kind.GRAD_INPUT]
-        said = {"manifest": {"observed": kinds}}
-        whole = {"manifest": {"observed": [kind.value for kind in Kind]}}
-        result = diff(a, b, about_a=whole, about_b=said)
-        assert result.verdict is Verdict.SAME
-        assert "Run b did not record grad_input: not compared." in result.notes
-        strict = DiffOptions(strict=True)
-        assert diff(a, b, strict, about_a=whole, about_b=whole).verdict is Verdict.DIVERGED
-
     def test_what_only_one_side_saw_leaves_it_undecided(self, diff):
         a = [[row("forward", "input", "Net", X), row("forward", "output", "Net", X)]]
         b = [[row("forward", "input", "Net", X), row("forward", "output", "Net", None)]]
@@ -281,16 +170,6 @@ class TestCoverage:
         moved = replace(there, layout=replace(there.layout, device="cuda:0", strides="channels_last"))
         result = diff([[row("forward", "output", "Net", there)]], [[row("forward", "output", "Net", moved)]])
         assert result.verdict is Verdict.SAME
-
-    def test_ranks_that_only_one_has_are_copies_that_count_once(self, diff):
-        result = diff(train(), train(), about_a={"ranks": 2})
-        assert result.verdict is Verdict.SAME
-        assert result.notes[0].startswith(
-            "The layouts differ (a: 2 ranks, b: one process), so whole tensors are compared"
-        )
-        assert diff(train(), train(), DiffOptions(ranks=(0,)), about_a={"ranks": 2}).notes == (
-            "Only run a has rank 1: not compared.",
-        )
 
 
 class TestTolerance:
@@ -334,12 +213,6 @@ class TestNoise:
             [row("forward", "output", "Net", X * F32(1 + size)), row("forward", "output", "Net.b", X)] for size in sizes
         ]
 
-    def test_what_the_noise_shows_passes(self, diff):
-        a, b, repeat = self.noisy([0, 0, 0]), self.noisy([1e-4, 2e-4, 1e-4]), self.noisy([1e-4, 1e-4, 0])
-        result = diff(a, b, noise=[repeat])
-        assert result.verdict is Verdict.SAME
-        assert result.counts.within == 3
-
     def test_what_stands_out_is_reported_with_the_floor(self, diff):
         a, b, repeat = self.noisy([0, 0, 0]), self.noisy([1e-4, 1e-2, 1e-4]), self.noisy([1e-4, 1e-4, 1e-4])
         result = diff(a, b, noise=[repeat])
@@ -350,25 +223,6 @@ class TestNoise:
         a, repeat = self.noisy([0]), self.noisy([1e-3])
         b = [[row("forward", "output", "Net", X), row("forward", "output", "Net.b", X * F32(1 + 1e-6))]]
         assert diff(a, b, noise=[repeat]).first.site.fqn == "Net.b"
-
-
-class TestSelection:
-    def test_kinds_and_modules_narrow_what_counts(self, diff):
-        a, b = train(), train("module")
-        assert diff(a, b, DiffOptions(kinds=frozenset({Kind.BATCH}))).verdict is Verdict.SAME
-        result = diff(a, b, DiffOptions(kinds=frozenset({Kind.GRAD}), limit=None))
-        assert {d.site.kind for d in result.divergences} == {Kind.GRAD}
-        assert result.first.reason == "propagated"
-        result = diff(a, b, DiffOptions(modules=("norm",), limit=None))
-        assert {d.site.fqn for d in result.divergences} == {"Net.norm", "Net.norm.mean"}
-
-    def test_limit_lists_fewer_and_counts_all(self, diff):
-        few, every = (diff(train(), train("module"), DiffOptions(limit=limit)) for limit in (2, None))
-        assert len(few.divergences) == 2
-        assert few.counts == every.counts
-        none = diff(train(), train("module"), DiffOptions(limit=0))
-        assert none.divergences == ()
-        assert none.first is not None
 
 
 class TestMap:

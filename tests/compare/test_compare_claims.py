@@ -1,18 +1,16 @@
 """Sentences of a comparison claim only what was seen: each falsehood that was once told, with what is told instead."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from small_runs import MODULES, SGD, train
-from synthetic import row, site, summary, write_run
+from synthetic import row, summary, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Role, Verdict
-from introspect_cli.records import Kind, Layout, ModuleInfo, Phase, SiteInfo, Status
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.records import ModuleInfo
 from introspect_cli.render.plain import divergence_document
 from introspect_cli.store.read.run import open_run
 
@@ -31,74 +29,6 @@ def compare(tmp_path):
             return compare_runs(one, two, options or DiffOptions())
 
     return run
-
-
-def lean(steps, *kinds):
-    """A run of which only some kinds were recorded."""
-    wanted = {Kind(kind) for kind in (*kinds, "hyperparameter")}
-    return [[entry for entry in rows if entry[0].kind in wanted] for rows in steps]
-
-
-@pytest.mark.parametrize(
-    ("fault", "kinds", "left", "lacks"),
-    [
-        ("scaled", ("param", "grad"), "clipping", "the forward pass, the loss, the backward pass"),
-        ("loss", ("param", "grad", "loss"), "loss-code", "module outputs before it"),
-        ("module", ("output", "loss"), "code", "its inputs, its parameters"),
-        ("buffer", ("buffer",), "momentum", "the inputs of Net.norm"),
-        ("missed", ("param",), "optimizer", "its gradient"),
-        ("backward", ("grad_input",), "backward-through", "the forward pass, the loss"),
-    ],
-)
-def test_what_was_not_recorded_is_never_called_equal(compare, fault, kinds, left, lacks):
-    result = compare(lean(train(), *kinds), lean(train(fault), *kinds))
-    assert (result.first.role, result.first.reason) == (Role.PROPAGATED, "gap")
-    assert any(line.startswith("Not recorded:") and lacks in line for line in result.evidence)
-    assert not any(lacks in line for line in result.evidence if line.startswith("Equal:"))
-    assert {left, "not-recorded"} <= {one.code for one in result.explains}
-    assert all(one.certainty is not Certainty.PROVED for one in result.explains)
-    assert not any(text.startswith("Equal") and lacks in text for text in result.evidence)
-
-
-def test_a_state_that_one_run_did_not_record_did_not_start_afresh(compare):
-    kinds = ("param", "grad", "loss", "batch", "rng")
-    result = compare(lean(train(), *kinds), lean(train(lr=0.06), *kinds, "optimizer_state"))
-    assert "afresh" not in result.sentence
-    assert "lr 0.05 -> 0.06" in result.sentence
-
-
-def test_between_sampled_steps_no_more_is_said_than_between_which(compare):
-    def sampled(*faults):
-        rows = train(*faults, steps=4, at=1)
-        found = [entry for entry in rows[2] if entry[0].kind is Kind.PARAM]
-        again = [(site("start", "param", each.fqn), info, value) for each, info, value in found]
-        return [rows[0], [*again, *rows[3]]]
-
-    result = compare(sampled(), sampled("scaled"), numbers=[0, 3])
-    assert (result.first.step, result.first.reason, result.first.role) == (3, "gap", Role.PROPAGATED)
-    assert "no step between can be compared: the runs diverged by step 3" in " ".join(result.evidence)
-    assert "outside of an optimizer step" not in result.sentence
-
-
-def test_within_tolerance_is_not_called_equal_and_the_optimizer_may_amplify_it(compare):
-    def steps(grad, value):
-        said = row("optimizer", "hyperparameter", "AdamW", 0.1, path="[0]['lr']")
-        return [
-            [
-                row("start", "param", "Net.a.weight", X),
-                said,
-                row("optimizer", "grad", "Net.a.weight", grad),
-                row("optimizer", "param", "Net.a.weight", value),
-            ]
-        ]
-
-    tolerant = DiffOptions(rtol=1e-5)
-    result = compare(steps(X, X + 1), steps(X * F32(1 + 5e-7), X * F32(0.5)), options=tolerant)
-    assert result.first.site.kind is Kind.PARAM
-    assert "its gradient is within tolerance" in result.sentence
-    assert "gradient and" not in result.sentence
-    assert "amplified by AdamW" in result.sentence
-    assert any("the gradient of Net.a.weight in step 0" in text for text in result.evidence)
 
 
 def outputs(value):
@@ -187,21 +117,3 @@ class TestNarrowing:
         both = ({"manifest": {"narrowing": {"modules": []}}},) * 2
         assert compare(train(), more, both=both).verdict is Verdict.SAME
         assert compare(train(), more, both=both, options=DiffOptions(strict=True)).verdict is Verdict.DIVERGED
-
-
-def test_a_gap_in_a_store_with_an_unknown_layout_is_reported_too(compare):
-    lost = replace(summary(None), layout=Layout((2,), "float32"))
-    rows = [(site("forward", "input", "Net.act", path="[0]"), SiteInfo(), lost)]
-    result = compare(
-        [[*rows, row("forward", "output", "Net.act", X)]],
-        [[*rows, row("forward", "output", "Net.act", X + 1)]],
-        modules=ACT,
-    )
-    assert (lost.status, result.first.reason) == (Status.NOT_OBSERVED, "gap")
-    assert result.first.site.phase is Phase.FORWARD
-    assert "its inputs" in result.sentence
-
-
-def test_every_kind_has_a_row_on_the_page_about_captures():
-    page = (Path(__file__).parents[2] / "docs/reference/capture.md").read_text(encoding="utf-8")
-    assert [kind.value for kind in Kind if f"`{kind.value}`" not in page] == []

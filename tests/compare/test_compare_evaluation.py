@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from evaluated import STEPS, Net, train
+from evaluated import STEPS, Net
 from lit import fit
 from neutrality import watched
-from opcapture import captured, records
+from opcapture import captured, compared, records
 from torch import nn
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.records import Kind, Phase
-from introspect_cli.store.read.run import open_run
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Runs by what is different in them, each made once; evaluation is recorded unless `unrecorded` is asked for."""
-    folder, made = tmp_path_factory.mktemp("runs"), {}
-
-    def run(*, unrecorded=False, **fault):
-        name = repr((unrecorded, sorted(fault.items())))
-        if name not in made:
-            made[name] = folder / str(len(made))
-            with watched(made[name], eval=not unrecorded):
-                train(**fault)
-        return made[name]
-
-    return run
-
-
-def compared(a, b, **options):
-    with open_run(a) as one, open_run(b) as two:
-        return compare_runs(one, two, DiffOptions(**options), [])
-
-
-def test_the_last_validation_is_recorded_though_the_loader_is_asked_once_more(runs):
-    with open_run(runs()) as run:
-        assert {record.site.phase.value for record in run.rank(0).records(STEPS)} == {"start", "eval"}
-
-
-def test_what_was_not_selected_is_not_called_the_same(runs):
-    found = compared(runs(), runs(sign=1.0), kinds=frozenset({Kind.OUTPUT}))
-    assert found.sentence.startswith("What was selected of training is the same (")
+from introspect_cli.records import Phase
 
 
 def test_lightning_validates_apart(tmp_path):
@@ -79,6 +44,5 @@ def test_a_hand_trained_model_that_only_one_capture_saw_evaluated_is_the_same(tm
 
     bare, seen = (captured(tmp_path / str(each), work, eval=each) for each in (False, True))
     assert [each.site for each in records(seen, 2) if each.site.phase is Phase.START and each.site.call]
-    with open_run(bare) as a, open_run(seen) as b:
-        result = compare_runs(a, b, DiffOptions())
+    result = compared(bare, seen)
     assert result.verdict is Verdict.SAME, result.sentence

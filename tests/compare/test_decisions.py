@@ -48,13 +48,16 @@ ASKED = {
         "diff splits whole three-split",
         "diff splits uneven *",
     ],
-    **{name: [f"* {name} *"] for name in ("resumed", "engines", "checkpoints", "ports", "ill")},
+    **{
+        name: [f"* {name} *"]
+        for name in ("resumed", "loaded", "engines", "checkpoints", "ports", "ill", "attention", "kernels", "precision")
+    },
     "ranks": ["* ranks *"],
     "faults": ["* faults *"],
 }
 """The questions of every run of the tests: what needs few runs of each corpus. `ask` without them asks all."""
 RULES = {"accepted": [], "merged": {}, "rules_gone": {}, "settings_gone": {}}
-DIRECTORY = artefacts.ROOT / "decisions"
+DIRECTORY = artefacts.DECISIONS
 
 
 def run(*words):
@@ -99,15 +102,16 @@ def rows(tmp_path_factory):
         ("statement", "statements", ["train.py:1"]),
     ],
 )
-def test_another_decision_is_a_mistake_of_its_category(rows, tmp_path, category, column, value):
+def test_another_decision_is_a_mistake_of_its_category(rows, tmp_path, capsys, category, column, value):
     changed = decisions.read_rows(rows)
     name = next(name for name, row in changed.items() if row.get(column) not in (None, value))
     changed[name] = {**changed[name], column: value}
     decisions.write_rows(tmp_path / "other.jsonl", changed)
-    done = run("compare", tmp_path / "other.jsonl")
-    assert done.returncode == 1
-    assert f"MISTAKE: {category}: {column} of {name}\n" in done.stdout
-    assert "1 rows have differences that nobody accepted" in done.stdout
+    kept = (decisions.KEPT / file for file in ("frozen.jsonl.gz", "accepted.yaml", "should_be.yaml"))
+    assert decisions.compare(tmp_path / "other.jsonl", *kept, shown=10) == 1
+    printed = capsys.readouterr().out
+    assert f"MISTAKE: {category}: {column} of {name}\n" in printed
+    assert "1 rows have differences that nobody accepted" in printed
 
 
 WAS = {"verdict": "diverged", "reason": "module", "findings": [["deaf", 1], ["loss-nan", 2]]}

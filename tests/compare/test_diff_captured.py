@@ -90,28 +90,7 @@ def test_a_comparison_that_is_over_holds_no_run(compare, tmp_path):
     assert not [path for path in held if path.parent == tmp_path]
 
 
-def changed(edit):
-    """A model with the weights of `net`, and then one thing about its structure changed."""
-
-    def wrap(model):
-        with torch.random.fork_rng():
-            edit(model)
-        return model
-
-    return wrap
-
-
 class TestAlignment:
-    def test_one_call_more_does_not_shift_the_others(self, compare):
-        def twice(model):
-            model.forward = lambda x: model.head(model.body[2](model.body(x)))
-            return model
-
-        result = compare(fit(net), fit(net, twice), options=DiffOptions(limit=None))
-        assert (result.first.site.fqn, result.first.site.call) == ("Net.body.2", 1)
-        assert "Net.body.2 runs once in this step of a and twice in b" in result.sentence
-        assert any(d.site.fqn == "Net.head" and d.a is not None and d.b is not None for d in result.divergences)
-
     @pytest.mark.filterwarnings("ignore:FSDP is switching")
     @pytest.mark.parametrize("wrapper", ["compile", "checkpoint", "ddp", "fsdp"])
     def test_wrappers_are_no_difference(self, compare, wrapper, tmp_path):

@@ -13,27 +13,6 @@ from torch import nn
 from introspect_cli.compare.terms.result import Size, Verdict
 from introspect_cli.records import Kind
 
-ATTENTION = """\
-import sys, torch
-from transformers import GPT2Config, GPT2LMHeadModel
-torch.manual_seed(0)
-torch.set_num_threads(1)
-length = int(sys.argv[2])
-model = GPT2LMHeadModel(GPT2Config(
-    vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-    bos_token_id=0, eos_token_id=0, attn_implementation=sys.argv[1],
-))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-tokens = torch.Generator().manual_seed(1)
-for _ in range(2):
-    x = torch.randint(0, 32, (2, length), generator=tokens)
-    mask = torch.ones_like(x)
-    mask[0, length // 2:] = 0
-    model(input_ids=x, attention_mask=mask, labels=x).loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
 COMPILED = """\
 import sys, torch
 from torch import nn
@@ -48,29 +27,6 @@ for _ in range(3):
     optimizer.zero_grad()
 """
 
-TRAINER = """\
-import sys, torch
-from torch import nn
-from transformers import Trainer, TrainingArguments
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-    def forward(self, x, labels):
-        out = self.body(x)
-        return {"loss": nn.functional.mse_loss(out, labels), "logits": out}
-
-torch.manual_seed(0)
-torch.set_num_threads(1)
-data = [{"x": torch.randn(8), "labels": torch.randn(4)} for _ in range(16)]
-more = {} if sys.argv[1] == "eager" else {"torch_compile": True, "torch_compile_backend": sys.argv[1]}
-arguments = TrainingArguments(
-    "out", max_steps=2, per_device_train_batch_size=4, report_to=[], save_strategy="no", disable_tqdm=True,
-    use_cpu=True, logging_strategy="no", **more,
-)
-Trainer(Net(), arguments, train_dataset=data).train()
-"""
 
 THREADS = """\
 import sys, torch
@@ -102,49 +58,7 @@ def pair(tmp_path, forks):
     return run
 
 
-class TestAttention:
-    """`attn_implementation="eager"` against `"sdpa"`, the mask in another form."""
-
-    def test_where_all_results_are_equal_the_runs_are_the_same_and_the_mask_is_reported(self, pair):
-        pytest.importorskip("transformers")
-        code, found = pair(ATTENTION, ["eager", "2"], ["sdpa", "2"])
-        assert (code, found["verdict"]) == (0, "same")
-        note = next(note for note in found["notes"] if note.startswith("Nothing recorded rests on"))
-        assert "float32 in a, 2x1x2x2 bool in b" in note
-        assert pair(ATTENTION, [], [], "--strict")[0] == 1
-
-    def test_where_it_rounds_the_first_divergence_is_its_result_and_no_mask(self, pair):
-        pytest.importorskip("transformers")
-        code, found = pair(ATTENTION, ["eager", "12"], ["sdpa", "12"])
-        first = found["first"]
-        assert (code, first["kind"], first["fqn"]) == (1, "input", "GPT2LMHeadModel.transformer.h.0.attn.c_proj")
-        assert first["size"] == "rounding"
-        assert "Rounding alone can make such a difference" in found["sentence"]
-        assert any("the same or in another form" in line.lower() for line in found["evidence"]), found["evidence"]
-        assert any("bool in b" in note for note in found["notes"])
-        code, found = pair(ATTENTION, [], [], "--rtol", "1e-4")
-        assert (code, found["verdict"]) == (0, "same")
-        assert "within the tolerance" in found["sentence"]
-        assert any("bool in b" in note for note in found["notes"])
-
-
 class TestCompiled:
-    def test_where_all_results_are_equal_the_runs_are_the_same_and_the_region_was_not_seen(self, pair):
-        code, found = pair(COMPILED, ["eager"], ["aot_eager"])
-        assert (code, found["verdict"]) == (0, "same")
-        assert "The runs have the same results" in found["sentence"]
-        assert "only one run could see (the first: output of Sequential.0 at step 0)" in found["sentence"]
-
-    def test_so_it_is_under_trainer(self, pair):
-        pytest.importorskip("transformers")
-        code, found = pair(TRAINER, ["eager"], ["aot_eager"])
-        assert (code, found["verdict"]) == (0, "same")
-        assert "only one run could see" in found["sentence"]
-
-    def test_without_results_on_record_nothing_is_called_the_same(self, pair):
-        code, found = pair(COMPILED, ["eager"], ["aot_eager"], record=("--record", "input,output,loss"))
-        assert (code, found["verdict"]) == (2, "undecided")
-
     def test_results_that_agree_within_tolerance_are_reported_as_that(self, pair):
         code, found = pair(COMPILED, ["eager"], ["inductor"])
         assert code == 1

@@ -56,9 +56,8 @@ def free(path):
     """The layout-free digests of a run."""
     with open_run(path) as run:
         reader = WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks], complete=True)
-        return [
-            entry.digest if known else None for entry, known in zip(reader.steps, reader._free_digests(), strict=True)
-        ]
+        layout_free = reader._layout_free_digests()
+        return [entry.digest if known else None for entry, known in zip(reader.steps, layout_free, strict=True)]
 
 
 def test_steps_of_two_layouts_that_agree_are_not_read(tmp_path, reads):
@@ -112,7 +111,7 @@ def test_without_totals_every_step_is_read_and_altered_ones_are_damage(tmp_path,
     file = one / "rank1" / LOG
     with open_run(one) as run:
         frames = run.rank(1).frames
-        at = int(frames.at[frames.of(TOTALS)[3]]) + HEAD.size
+        at = int(frames.begins[frames.numbers_of(TOTALS)[3]]) + HEAD.size
     data = bytearray(file.read_bytes())
     data[at] ^= 1
     file.write_bytes(data)
@@ -153,7 +152,7 @@ def test_a_run_of_one_process_keeps_no_totals(tmp_path):
         layout = writer.layout(Layout(SHAPE, "float32", "cpu", "contiguous"))
         writer.append(0, StepBatch(one * site, one * 0, one * layout, np.zeros(1, np.uint8), np.ones(1, np.uint64)))
     with open_run(tmp_path / "run") as run:
-        assert not run.rank(0).frames.of(TOTALS)
+        assert not run.rank(0).frames.numbers_of(TOTALS)
 
 
 def test_ranks_share_tables_and_have_few_files_open(tmp_path):

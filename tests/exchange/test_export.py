@@ -334,21 +334,6 @@ def test_tensorboard_reads_scalars_and_histograms(introspect, run):
     assert "param/Net.layers.0.weight/l2" in events.Tags()["scalars"]
 
 
-def test_a_histogram_is_framed_as_tensorboard_has_it(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    from introspect_cli.exchange.tensorboard import EventFile, histogram
-
-    values = np.linspace(-1, 3, 101)
-    EventFile(tmp_path / "events.out.tfevents.0.x", 0.0).add(5, [histogram("w", values)], 5.0)
-    events = accumulator.EventAccumulator(str(tmp_path))
-    events.Reload()
-    found = events.Histograms("w")[0]
-    assert found.step == 5
-    assert found.histogram_value.num == 101
-    assert sum(found.histogram_value.bucket) == 101
-    assert found.histogram_value.max == 3
-
-
 def test_a_directory_that_holds_something_is_left_alone(introspect, run):
     assert introspect("export", run, "--format", "csv", "-o", ".").returncode == 2
     assert introspect("export", run, "--format", "csv", "-o", "new", "--steps", "99").returncode == 2
@@ -366,11 +351,6 @@ def test_a_line_says_what_it_was_made_of():
     assert (layout.shape, layout.dtype, digest) == ((2, 3), "float32", "0" * 16)
     assert back == stats
     assert write_tensor(Layout((), "int64"), {"mean": 7.0}, "x") == "7"
-
-
-@pytest.mark.parametrize("text", ["plain text", "a|b", "12", "", "|", "2×|fp32", "1×2|fp32|3q"])
-def test_other_texts_are_no_tensors(text):
-    assert read_tensor(text) is None
 
 
 def test_paths_are_read_and_nested():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,17 @@ from synthetic import row, write_run
 from introspect_cli.commands.stores import import_
 from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.errors import IntrospectError
-from introspect_cli.exchange.arrays import SORTED, parsed
+from introspect_cli.exchange.arrays import ORDER_UNKNOWN, parse_name
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 
 torch = pytest.importorskip("torch")
+
+
+PORTS = Path(__file__).parents[2] / "fixtures" / "ports"
+THEIRS = "GPT2LMHeadModel.transformer"
 
 
 def imported(source, output, *words):
@@ -179,7 +183,7 @@ def test_steps_ranks_calls_and_types_are_read(tmp_path):
     ],
 )
 def test_a_name_says_what_an_array_is(words, found):
-    named = parsed(words)
+    named = parse_name(words)
     assert (named.step, named.order, named.site) == found
 
 
@@ -191,7 +195,7 @@ def test_the_order_is_that_of_an_archive_or_of_numbers_and_is_never_made_up_in_s
     for write, arrays, order, said in (
         (as_archive, values, ["z", "b", "a"], []),
         (as_folder, numbered, ["z", "b", "a"], []),
-        (as_folder, values, ["a", "b", "z"], [SORTED]),
+        (as_folder, values, ["a", "b", "z"], [ORDER_UNKNOWN]),
     ):
         place = tmp_path / f"{write.__name__}{len(said)}"
         with open_run(imported(write(place, arrays), tmp_path / "run", "--force")) as run:
@@ -201,20 +205,6 @@ def test_the_order_is_that_of_an_archive_or_of_numbers_and_is_never_made_up_in_s
 
 def broken(place: Path, kind: str) -> Path:
     place.mkdir()
-    whole = as_safetensors(place / "a", {"output/h": np.zeros(3)})
-    data = whole.read_bytes()
-    if kind == "cut":
-        whole.write_bytes(data[:-1])
-    elif kind == "header":
-        whole.write_bytes(struct.pack("<Q", 1 << 60) + data[8:])
-    elif kind == "list":
-        whole.write_bytes(struct.pack("<Q", 3) + b"[1]" + data[8:])
-    elif kind == "type":
-        whole.write_bytes(data.replace(b'"F64"', b'"X64"'))
-    elif kind == "json":
-        whole.write_bytes(data.replace(b'"shape"', b'"shap_"'))
-    else:
-        whole.unlink()
     if kind == "pickle":
         np.save(place / "a.npy", np.array([print, {}], object), allow_pickle=True)
     elif kind == "text":
@@ -223,6 +213,9 @@ def broken(place: Path, kind: str) -> Path:
         (place / "a.npy").write_bytes(b"")
     elif kind == "zip":
         (place / "a.npz").write_bytes(b"PK\x03\x04 nothing")
+    elif kind == "cut":
+        whole = as_safetensors(place / "a", {"output/h": np.zeros(3)})
+        whole.write_bytes(whole.read_bytes()[:-1])
     elif kind == "twice":
         as_folder(place, {"output/h": np.zeros(2), "output/h/call0": np.zeros(2)})
     elif kind == "mixed":
@@ -263,13 +256,13 @@ def sampled(tmp_path_factory):
 @pytest.mark.parametrize(
     ("run", "steps", "bad", "verdict", "said"),
     [
-        ("even", range(6), 3, Verdict.SAME, "24 records of 3 steps, 3 of them within the tolerance"),
+        ("even", range(6), 3, Verdict.SAME, "24 records of 3 steps"),
         ("even", range(6), 4, Verdict.DIVERGED, "First divergence at step 4: the output of Net.act (ReLU) differs"),
         ("odd", range(6), 3, Verdict.DIVERGED, "First divergence at step 3: the output of Net.act (ReLU) differs"),
         ("odd", [3], 0, Verdict.SAME, "8 records of 1 step"),
         ("even", [0], 3, Verdict.SAME, "agree up to and including step 0."),
         ("odd", [0, 2], 3, Verdict.UNDECIDED, "Could not tell: the runs have no step in common."),
-        ("every", range(6), 7, Verdict.SAME, "48 records of 6 steps, 6 of them within the tolerance"),
+        ("every", range(6), 7, Verdict.SAME, "48 records of 6 steps"),
         ("every", range(6), 3, Verdict.DIVERGED, "First divergence at step 3: the output of Net.act (ReLU) differs"),
         ("every", [0], 7, Verdict.SAME, "agree up to and including step 0."),
     ],
@@ -344,10 +337,6 @@ def test_arrays_of_an_evaluation_are_reported_as_that(sampled, tmp_path, run, st
     ("kind", "said"),
     [
         ("cut", "lies beyond the end of the file"),
-        ("header", "its header claims more bytes than the file holds"),
-        ("list", "its header lists no tensors"),
-        ("type", "elements of type X64 are not read"),
-        ("json", "is not a .safetensors file that can be read"),
         ("pickle", "is not a .npy file that can be read"),
         ("text", "elements of numpy's type <U1 are not read"),
         ("empty", "is not a .npy file that can be read"),
@@ -372,12 +361,12 @@ def test_a_name_without_a_kind_is_asked_for_one(tmp_path):
 
 def test_gpt2_in_numpy_agrees_with_that_of_transformers_and_its_faults_are_found(tmp_path):
     pytest.importorskip("transformers")
+    sys.path.append(str(PORTS))
     import ported_numpy
-    from ports import THEIRS, gpt2, trained
-    from ports import theirs as logits
+    import trained
 
-    a = captured(tmp_path / "a", trained(gpt2, logits))
-    state = {name: value.numpy() for name, value in gpt2().state_dict().items()}
+    a = captured(tmp_path / "a", lambda: trained.train("gpt2"))
+    state = {name: value.numpy() for name, value in trained.original("gpt2").state_dict().items()}
     tokens = torch.randint(0, 60, (3, 12), generator=torch.Generator().manual_seed(1)).numpy()
     places = {
         "": "to the output .logits of GPT2LMHeadModel in a, which is the output of model in b",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import opcapture
 import pytest
 import torch
-from artefacts import artefact
+from artefacts import decided
 from synthetic import row, write_run
 from torch import nn
 
@@ -25,124 +24,14 @@ from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
-ILL = FIXTURES / "ill" / "train_ill.py"
-
-ILLNESSES = {
-    "nan-module": ("nonfinite", 0, "Net.act"),
-    "nan-batch": ("nonfinite", 15, "DataLoader"),
-    "loss-nan": ("loss-nonfinite", 7, "loss"),
-    "overflow-ahead": ("overflow-ahead", 0, "Net.first"),
-    "dead-relu": ("dead-units", 0, "Net.act2"),
-    "saturated-tanh": ("saturated", 0, "Net.act"),
-    "saturated-sigmoid": ("saturated", 0, "Net.act"),
-    "vanishing": ("vanishing-gradients", 0, "Deep"),
-    "exploding": ("exploding-gradients", 0, "Deep"),
-    "no-zero-grad": ("gradients-left-over", 1, "Net"),
-    "unbalanced": ("unbalanced-gradients", 0, "TwoHeads.large"),
-    "unused-head": ("no-gradient", 0, "Net.spare"),
-    "detached": ("no-gradient", 0, "Net.first"),
-    "forgotten": ("not-in-optimizer", 0, "Net.second"),
-    "batchnorm-frozen": ("batchnorm-frozen", 0, "Net.norm.running_mean"),
-    "lr-zero": ("zero-learning-rate", 0, "SGD"),
-    "copies": ("never-changes", 0, "Net.first"),
-    "tiny-updates": ("tiny-updates", 0, "Net.first.weight"),
-    "huge-updates": ("huge-updates", 0, "Net."),
-    "repeated-batch": ("repeated-batch", 1, "DataLoader"),
-    "one-batch": ("one-batch", 0, "DataLoader"),
-    "loss-spike": ("loss-spike", 20, "loss"),
-    "loss-stuck": ("loss-stuck", 0, "loss"),
-}
-
-
-@pytest.fixture(scope="module")
-def train():
-    spec = importlib.util.spec_from_file_location("train_ill", ILL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.train
-
 
 def found(path):
     with open_run(path) as run:
         return check(run)
 
 
-def trained(train, illness, steps=30):
-    """The run of a training with an illness."""
-    from introspect_cli.api import capture
-
-    def made(folder):
-        with capture(None, folder / "run"):
-            train(illness, 60 if illness.startswith("batchnorm") else steps)
-
-    return artefact("ill", made, ILL) / "run"
-
-
-@pytest.mark.parametrize("illness", ILLNESSES)
-def test_a_planted_illness_is_named(train, tmp_path, illness):
-    rule, step, site = ILLNESSES[illness]
-    findings = {finding.rule: finding for finding in found(trained(train, illness)).findings}
-    assert rule in findings
-    assert findings[rule].step == step
-    assert site in findings[rule].site
-    assert findings[rule].evidence
-    assert findings[rule].cause
-
-
-def test_a_frozen_parameter_that_an_optimizer_holds_has_no_gradient_and_none_of_zero(tmp_path):
-    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    net[0].requires_grad_(requires_grad=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def work():
-        for _ in range(8):
-            optimizer.zero_grad()
-            net(torch.ones(2, 2)).sum().backward()
-            optimizer.step()
-
-    result = found(opcapture.captured(tmp_path / "run", work))
-    (said,) = [finding.evidence for finding in result.findings if finding.rule == "no-gradient"]
-    assert said == "it has no gradient at each of 8 steps, though an optimizer holds it"
-
-
-@pytest.mark.parametrize("kind", ["none", "two-heads", "batchnorm"])
-def test_nothing_is_found_in_a_healthy_one(train, tmp_path, kind):
-    assert found(trained(train, kind)).findings == ()
-
-
-HEALTHY = ("train_gpt", "train_cnn", "train_accum", "train_amp", "train_gan", "train_rnn", "train_distill")
-
-
-@pytest.mark.parametrize("script", HEALTHY)
-def test_nothing_is_found_in_healthy_scripts(introspect, tmp_path, script):
-    done = introspect("capture", "-q", "-o", "run", FIXTURES / f"{script}.py")
-    assert done.returncode == 0, done.stderr
-    done = introspect("check", "run")
-    assert done.returncode == 0, done.stdout
-    assert "nothing found" in done.stdout or "remark" in done.stdout
-
-
-def test_the_site_that_made_the_first_nan_is_reported_from_those_that_passed_it_on(train, tmp_path):
-    finding = found(trained(train, "nan-module")).findings
-    made = next(f for f in finding if f.rule == "nonfinite")
-    assert "Root Net.act made them" in made.evidence
-
-
-def test_the_command_says_what_it_found(introspect):
-    assert introspect("capture", "-q", "-o", "run", ILL, "--illness", "loss-nan").returncode == 0
-    done = introspect("check", "run")
-    assert done.returncode == 1
-    assert "error: nonfinite from step 7: loss\n" in done.stdout
-    assert "usually:" in done.stdout
-    document = json.loads(introspect("check", "run", "--format", "json").stdout)
-    assert document["findings"][0]["level"] == "error"
-    assert {f["rule"] for f in document["findings"]} >= {"nonfinite", "loss-nonfinite"}
-    assert "repeated-batch" in document["checked"]
-
-
-def test_exit_codes_follow_the_level_asked_for(introspect, train):
-    path = trained(train, "repeated-batch", steps=4)
+def test_exit_codes_follow_the_level_asked_for(introspect):
+    (path,) = decided("ill", "repeated-batch")
     assert introspect("check", path, "--rule", "repeated-batch").returncode == 1
     assert introspect("check", path, "--rule", "repeated-batch", "--fail-on", "error").returncode == 0
     assert introspect("check", path, "--rule", "repeated-*", "--fail-on", "info").returncode == 1

@@ -11,110 +11,41 @@ import pytest
 from small_runs import MODULES, train
 from synthetic import row, write_run
 
-from introspect_cli.errors import UsageError
-from introspect_cli.inspect.module_tree import module_tree
-from introspect_cli.inspect.overview import histories, overview, step_records
-from introspect_cli.records import Kind, ModuleInfo
-from introspect_cli.selection import Selection, read_selection
-from introspect_cli.store.read.run import open_run
-
-MANIFEST = {"argv": ["train.py", "--lr", "1"], "exit_code": 0, "ended": "2026-01-01T00:00:00+00:00"}
-SETTINGS = {"runtime": {"torch": "2.13.0", "python": "3.11"}, "environment": {"A\x1b[2J": "1"}, "empty": {}}
+from introspect_cli.records import ModuleInfo
 
 
 @pytest.fixture
 def run(tmp_path):
-    write_run(tmp_path / "run", train(), modules=MODULES, manifest=MANIFEST, settings=SETTINGS)
-    with open_run(tmp_path / "run") as opened:
-        yield opened
+    return write_run(tmp_path / "run", train(), modules=MODULES)
 
 
-@pytest.fixture
-def deep(tmp_path):
-    """Six equal blocks and one that is not."""
+def test_repeated_layers_are_folded_to_the_first_and_the_last(introspect, tmp_path):
+    """Of seven blocks the last is another."""
     modules, rows = [ModuleInfo("GPT", "GPT"), ModuleInfo("GPT.h", "ModuleList")], []
     for place in range(7):
         name, width = f"GPT.h.{place}", 4 if place < 6 else 5
         modules += [ModuleInfo(name, "Block"), ModuleInfo(f"{name}.fc", "Linear", "", ("weight",))]
         rows.append(row("start", "param", f"{name}.fc.weight", np.ones((width, 4), np.float32)))
-        rows.append(row("forward", "output", f"{name}.fc", np.ones((2, width), np.float32)))
         rows.append(row("forward", "output", name, np.ones((2, width), np.float32)))
     write_run(tmp_path / "deep", [rows], modules=modules)
-    with open_run(tmp_path / "deep") as opened:
-        yield opened
-
-
-def test_overview_says_what_ran_and_how_much(run):
-    found = overview(run)
-    assert (found.state, found.steps, found.first_step, found.last_step) == ("complete", 4, 0, 3)
-    assert found.parameters == 128
-    assert found.kinds["output"] == 4
-    assert found.size > 1000
-    assert found.records == sum(len(rows) for rows in train())
-    assert found.machine == "torch 2.13.0, python 3.11"
-
-
-def test_tree_has_classes_parameters_and_outputs(run):
-    rows = {row.info.fqn: row for row in module_tree(run)}
-    assert rows["Net"].parameters == 128
-    assert rows["Net.a"].parameters == 64
-    assert (rows["Net.a"].shape, rows["Net.a"].dtype) == ((6, 8), "float32")
-    assert rows["Net.norm"].scale > 0
-    assert rows["Net"].calls == 1
-
-
-def test_repeated_layers_are_folded_to_the_first_and_the_last(deep):
-    rows = module_tree(deep)
-    assert [row.info.fqn for row in rows if row.info.fqn[-1:].isdigit()] == ["GPT.h.0", "GPT.h.5", "GPT.h.6"]
-    assert [(row.info.fqn, row.folded) for row in rows if row.folded] == [("GPT.h.0", 4)]
-    assert len(rows) == 8
-    assert len(module_tree(deep, fold=False)) == 16
-
-
-def test_the_records_of_a_step_are_shown(run):
-    assert len(step_records(run, 1, Selection())) == len(train()[1])
-    outputs = step_records(run, 1, read_selection(kinds=["output"], modules=["a", "norm"]))
-    assert [record.site.fqn for record in outputs] == ["Net.a", "Net.norm"]
-    with pytest.raises(UsageError, match="it has 4 from 0 to 3"):
-        step_records(run, 9, Selection())
-
-
-def test_the_history_of_a_site_is_shown(run):
-    (history,) = histories(run, "Net.a", "std", frozenset({Kind.OUTPUT}))
-    assert history.steps == (0, 1, 2, 3)
-    expected = [next(r[2] for r in rows if r[0].kind is Kind.OUTPUT and r[0].fqn == "Net.a").std() for rows in train()]
-    assert history.values == pytest.approx(expected)
-    assert len(histories(run, "*.weight", "l2", frozenset({Kind.GRAD}))) == 2
-    (rate,) = histories(run, "SGD", "mean", frozenset({Kind.HYPERPARAMETER}))[:1]
-    assert rate.values == (0.05,) * 4
-    with pytest.raises(UsageError, match=r"did you mean Net\.norm"):
-        histories(run, "Net.nrom", "mean", frozenset())
-    with pytest.raises(UsageError, match="keeps no statistic"):
-        histories(run, "Net.a", "colour", frozenset())
-    with pytest.raises(UsageError, match="keeps no statistic"):
-        histories(run, "*", "colour", frozenset())
+    shown, unfolded = (introspect("show", "tree", "deep", *more).stdout for more in ((), ("--unfold",)))
+    named = [[line.split()[0] for line in text.splitlines()] for text in (shown, unfolded)]
+    assert [name for name in named[0] if name.isdigit()] == ["0", "5", "6"]
+    assert [name for name in named[1] if name.isdigit()] == [*"0123456"]
 
 
 @pytest.mark.parametrize(
-    ("options", "shown"),
+    ("words", "said"),
     [
-        ([], ["train.py --lr 1", "exit code 0", "4 (0 to 3)"]),
-        (["tree"], ["BatchNorm1d", "6x8", "128"]),
-        (["step", "1", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
-        (["step", "0", "--kinds", "output"], ["Net.norm", "6x8", "forward"]),
-        (["history", "Net.a", "--kinds", "output"], ["over 4 steps", "0: "]),
-        (["settings"], ["torch: 2.13.0", "A\\x1b[2J"]),
+        (["step", "9"], "it has 4 from 0 to 3"),
+        (["history", "Net.nrom"], "did you mean Net.norm"),
+        (["history", "Net.a", "--stat", "colour"], "keeps no statistic"),
+        (["history", "*", "--stat", "colour"], "keeps no statistic"),
     ],
-    ids=["overview", "tree", "step", "first step", "history", "settings"],
 )
-def test_each_view_as_text_and_as_json(introspect, run, options, shown):
-    done = introspect("show", *options, run.path)
-    assert done.returncode == 0, done.stderr
-    for word in shown:
-        assert word in done.stdout
-    assert "\x1b" not in done.stdout
-    found = json.loads(introspect("show", *options, run.path, "--format", "json").stdout)
-    assert found["format"] == 1
+def test_what_there_is_not_is_told_with_what_there_is(introspect, run, words, said):
+    done = introspect("show", *words, run)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -122,7 +53,7 @@ def test_each_view_as_text_and_as_json(introspect, run, options, shown):
     [["step", "99"], ["tree", "--settings"], ["history", "x"], ["tree", "--rank", "4"], ["step", "--", "-1"]],
 )
 def test_what_cannot_be_shown_is_one_sentence(introspect, run, options):
-    done = introspect("show", *options, run.path)
+    done = introspect("show", *options, run)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
@@ -136,18 +67,6 @@ def test_an_interrupted_run_and_an_empty_one(introspect, tmp_path):
     assert done.returncode == 0
     assert "none" in done.stdout
     assert introspect("show", "tree", "none", cwd=tmp_path).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("code", "exception", "said"),
-    [
-        (1, "RuntimeError: its own", "RuntimeError: its own (exit code 1)"),
-        (-2, "KeyboardInterrupt", "KeyboardInterrupt (signal 2)"),
-    ],
-)
-def test_how_a_run_ended_is_reported(introspect, tmp_path, code, exception, said):
-    write_run(tmp_path / "run", train(), manifest={"exit_code": code, "ended": "2026-01-01", "exception": exception})
-    assert f"2026-01-01 by {said}" in introspect("show", "run").stdout
 
 
 @pytest.mark.parametrize("verb", ["diff", "show", "check", "export", "verify", "report"])

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch._dynamo.testing
-from neutrality import Seen, assert_neutral, mlp
+from neutrality import assert_neutral, mlp, subnormals_kept
 from torch import nn
 from torch._guards import CompileContext
 from torch.nn import functional as F
@@ -34,13 +34,23 @@ from introspect_cli.capture.ranks import flat
 from introspect_cli.records import Kind
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-PROGRAMS = {}
+PROGRAMS, RECORDED = {}, {}
+"""Programs by name, and of some of them a check of what is on record."""
+
+
+def program_named(name):
+    """Put a program into the table under a name."""
+
+    def keep(train):
+        PROGRAMS[name] = train
+        return train
+
+    return keep
 
 
 def program(train):
-    """Put a program into the table."""
-    PROGRAMS[train.__name__] = train
-    return train
+    """Put a program into the table under its own name."""
+    return program_named(train.__name__)(train)
 
 
 @pytest.fixture(autouse=True)
@@ -222,31 +232,6 @@ class Split(nn.Module):
 
 
 @program
-def a_plain_loop_trains_the_same(log):
-    fit(log, mlp())
-
-
-@program
-def in_place_activations_and_residuals(log):
-    fit(log, InPlace())
-
-
-@program
-def views_train_the_same(log):
-    fit(log, Views())
-
-
-@program
-def view_that_autograd_has_given_up_on(log):
-    fit(log, StaleView())
-
-
-@program
-def a_backward_pass_inside_a_forward_trains_the_same(log):
-    fit(log, Energy())
-
-
-@program
 def double_backward_and_gradient_penalty(log):
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters())
@@ -262,10 +247,11 @@ def double_backward_and_gradient_penalty(log):
 
 
 @program
-def autograd_grad_without_backward_trains_the_same(log):
+def autograd_grad_without_backward_under_autocast(log):
     model = mlp()
     for _ in range(3):
-        loss = log.loss(model(torch.randn(4, 8)).square().mean())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = log.loss(model(torch.randn(4, 8)).square().mean())
         grads = torch.autograd.grad(outputs=loss, inputs=list(model.parameters()))
         with torch.no_grad():
             for parameter, grad in zip(model.parameters(), grads, strict=True):
@@ -285,11 +271,6 @@ def accumulation_and_clipping_train_the_same(log):
         optimizer.step()
         log(model, optimizer)
         optimizer.zero_grad()
-
-
-@program
-def custom_autograd_functions_train_the_same(log):
-    fit(log, Custom())
 
 
 @program
@@ -453,6 +434,22 @@ def the_script_finds_its_own_hooks_only(log):
 
 
 @program
+def variables_that_others_hold_are_left_to_them(log):
+    """Python before 3.13 keeps what it is asked for of a frame's variables: whoever asks again changes it."""
+
+    def scope():
+        net = mlp()
+        held = locals()
+        before = dict(held)
+        exec("rate = 0.25", held)
+        net(torch.randn(4, 8)).sum().backward()
+        later = 1
+        return {name for name in held if name != "__builtins__"} - before.keys(), held["net"] is net, later
+
+    log(*scope())
+
+
+@program
 def a_lazy_copy_stays_one(log):
     if not hasattr(torch._C, "_is_cow_tensor"):
         pytest.skip("this torch has no lazy copies that can be told")
@@ -527,6 +524,30 @@ class Output:
     note: str = "text"
 
 
+class Cache:
+    """As a cache of attention keys: an object of objects."""
+
+    def __init__(self, *keys):
+        self.layers = [Layer(key) for key in keys]
+
+
+class Layer:
+    def __init__(self, key):
+        self.key = key
+
+
+def holding_itself(a, b):
+    value = [a]
+    value += [value, {"again": value, "b": b}]
+    return value
+
+
+def buried(value):
+    for _ in range(150):
+        value = [value]
+    return value
+
+
 class Nested(nn.Module):
     def __init__(self, wrap):
         super().__init__()
@@ -553,50 +574,16 @@ OUTPUTS = {
     "dataclass": (lambda a, b: Output(a, [b]), [".logits", ".hidden[0]", ".note"], lambda out: out.logits),
     "list": (lambda a, b: [a, (b, None)], ["[0]", "[1][0]"], lambda out: out[0]),
     "iterator": (lambda a, b: iter([a, b]), [], next),
-}
-
-
-@program
-def cells_called_many_times_train_the_same(log):
-    class Cells(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell = nn.LSTMCell(4, 4)
-
-        def forward(self, x):
-            state = None
-            for row in x:
-                state = self.cell(row, state)
-            return state[0]
-
-    fit(log, Cells(), lambda: (torch.randn(5, 2, 4),))
-
-
-@program
-def a_transformer_trains_the_same(log):
-    fit(log, encoder(), lambda: (torch.randn(2, 3, 8),))
-
-
-@program
-def attention_that_never_calls_its_projection(log):
-    """Outside the fast path `MultiheadAttention` passes `out_proj`'s weights on instead of calling it."""
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
-
-        def forward(self, x):
-            return self.attn(x, x, x, need_weights=False)[0]
-
-    fit(log, Attention(), lambda: (torch.randn(2, 3, 8),))
-
-
-@program
-def channels_last_trains_the_same(log):
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1))
-    net = net.to(memory_format=torch.channels_last)
-    fit(log, net, lambda: (torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),))
+    "deque": (lambda a, b: collections.deque([a, b]), ["[0]", "[1]"], lambda out: out[0]),
+    "default dict": (lambda a, b: collections.defaultdict(list, a=[a], b=[b]), ["['a'][0]", "['b'][0]"],
+                     lambda out: out["a"][0]),
+    "what torch returns": (lambda a, b: torch.return_types.max((a, b)), ["[0]", "[1]"], lambda out: out[0]),
+    "objects in an object": (Cache, [".layers[0].key", ".layers[1].key"],
+                             lambda out: out.layers[0].key),
+    "nothing but one": (lambda a, b: [{}, None, (), a], ["[3]"], lambda out: out[3]),
+    "itself": (holding_itself, ["[0]", "[2]['b']"], lambda out: out[0]),
+    "too deep": (lambda a, b: Pair(a, buried(b)), [".left"], lambda out: out.left),
+}  # fmt: skip
 
 
 @program
@@ -610,68 +597,11 @@ def a_quantised_model_computes_the_same(log):
 
 
 @program
-def quantisation_aware_training_is_the_same(log):
-    net = nn.Sequential(
-        torch.ao.quantization.QuantStub(), nn.Linear(8, 8), nn.ReLU(), torch.ao.quantization.DeQuantStub()
-    )
-    net.qconfig = torch.ao.quantization.get_default_qat_qconfig("x86")
-    net = torch.ao.quantization.prepare_qat(net.train())
-    fit(log, net, lambda: (torch.randn(4, 8),))
-
-
-@program
-def part_called_before_it_is_part_of_something(log):
-    inner = mlp()
-    inner(torch.randn(4, 8))
-    net = nn.Sequential(nn.Linear(8, 8), inner)
-    fit(log, net, lambda: (torch.randn(4, 8),))
-    holder = nn.Sequential(net)  # from the first step on, names stay
-    holder(torch.randn(4, 8))
-    fit(log, net, lambda: (torch.randn(4, 8),))
-
-
-@program
-def a_parametrised_module_trains_the_same(log):
-    net = nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(8, 8)),
-        parametrizations.spectral_norm(nn.Linear(8, 8)),
-        parametrizations.orthogonal(nn.Linear(8, 8)),
-        nn.Linear(8, 8),
-    )
-    parametrize.register_parametrization(net[3], "weight", LowRank(8))
-    net[3].parametrizations.weight.original.requires_grad_(requires_grad=False)
-    fit(log, net, lambda: (torch.randn(4, 8),))
-
-
-@program
-def old_weight_and_spectral_norm(log):
-    net = nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 8)), nn.utils.spectral_norm(nn.Linear(8, 8)))
-    fit(log, net, lambda: (torch.randn(4, 8),))
-
-
-@program
-def lazy_modules_train_the_same(log):
-    net = nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(1))
-    with torch.no_grad():
-        net(torch.randn(2, 3, 8))
-    fit(log, net, lambda: (torch.randn(2, 3, 8),))
-
-
-@program
 def modules_with_their_own_call(log):
     net = nn.Sequential(WithCall(), NeverCalls(8, 1))
     fit(log, net, lambda: (torch.randn(4, 8),))
     direct = mlp()
     log(direct.forward(torch.randn(4, 8)))
-
-
-@program
-def output_that_is_an_iterator_is_left_alone(log):
-    class Rows(nn.Module):
-        def forward(self, x):
-            return (row for row in x)
-
-    log(list(Rows()(torch.randn(3, 2))))
 
 
 @program
@@ -687,11 +617,6 @@ def copies_of_a_watched_model(log):
     loaded = torch.load(saved, weights_only=False)
     log(copied, pickled, loaded["net"], loaded["x"], copy.deepcopy(x), saved.getvalue())
     log(copied(x), pickled(x), loaded["net"](x), vars(net).keys(), vars(net[0]).keys())
-
-
-@program
-def data_parallel_trains_the_same(log):
-    fit(log, nn.DataParallel(mlp()), lambda: (torch.randn(4, 8),))
 
 
 @program
@@ -714,17 +639,6 @@ def replicas_in_threads_train_the_same(log):
     for thread in threads:
         thread.join()
     log(out[0], out[1])
-
-
-@program
-def module_made_anew_each_step(log):
-    net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(4):
-        loss = nn.MSELoss()(net(torch.randn(4, 8)), torch.zeros(4, 1))
-        log.loss(loss).backward()
-        optimizer.step()
-        log(net)
 
 
 @program
@@ -760,20 +674,6 @@ def what_the_script_overrides_is_not_called(log):
 
 
 # --- optimizers, scalers and schedulers
-
-
-def train_with(make, *, steps=3, model=mlp, data=lambda: torch.randn(4, 8)):
-    def train(log):
-        net = model()
-        optimizer = make(net.parameters())
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss = log.loss(net(data()).square().mean())
-            loss.backward()
-            optimizer.step()
-            log(net, optimizer)
-
-    return train
 
 
 OPTIMIZERS = {
@@ -902,19 +802,6 @@ def step_that_raises_and_goes_on(log):
         net(torch.randn(4, 8)).mean().backward()
         plain.step()
         log(net)
-
-
-@program
-def bf16_autocast_trains_the_same(log):
-    net = mlp()
-    optimizer = torch.optim.AdamW(net.parameters())
-    for _ in range(2):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = log.loss(net(torch.randn(4, 8)).square().mean())
-        loss.backward()
-        optimizer.step()
-        log(net, optimizer)
-        optimizer.zero_grad()
 
 
 @program
@@ -1057,12 +944,6 @@ def compiler_is_not_slowed_into_more_graphs(log):
 
 
 @program
-def a_scripted_model_trains_the_same(log):
-    net = torch.jit.script(Model())
-    fit(log, net)
-
-
-@program
 def a_model_that_is_scripted_in_part_trains_the_same(log):
     net = Model()
     net.body = torch.jit.script(net.body)
@@ -1104,19 +985,6 @@ def exported_by_onnx_style_tracing_of_fake_tensors(log):
 
 
 @program
-def a_module_that_calls_itself_trains_the_same(log):
-    class Tree(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
-        def forward(self, x, depth=2):
-            return self.linear(x) if depth == 0 else self(x, depth - 1) + self(x.relu(), depth - 1)
-
-    fit(log, Tree())
-
-
-@program
 def meta_and_fake_models_compute_the_same(log):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -1152,16 +1020,403 @@ def the_compiler_sees_no_frame_of_introspect(log):
     log(compiled, model)
 
 
+@program
+def a_network_of_subnormal_numbers(log):
+    net = nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        net.weight.mul_(1e-38)
+    for _ in range(3):
+        out = net(torch.full((2, 4), 0.01))
+        out.sum().backward()
+        log(net, out, subnormals_kept())
+    assert 0 < out.abs().min() < torch.finfo(torch.float32).tiny
+
+
+# --- models in the plainest loop
+
+
+class Cells(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTMCell(4, 4)
+
+    def forward(self, x):
+        state = None
+        for row in x:
+            state = self.cell(row, state)
+        return state[0]
+
+
+class Attention(nn.Module):
+    """Outside the fast path `MultiheadAttention` passes `out_proj`'s weights on instead of calling it."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attn(x, x, x, need_weights=False)[0]
+
+
+class Tree(nn.Module):
+    """A module that calls itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, depth=2):
+        return self.linear(x) if depth == 0 else self(x, depth - 1) + self(x.relu(), depth - 1)
+
+
+class LossMadeAnew(nn.Module):
+    """Makes a module in each forward, and reads rows from another that gives an iterator."""
+
+    class Rows(nn.Module):
+        def forward(self, x):
+            return (row for row in x)
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.rows = mlp(), self.Rows()
+
+    def forward(self, x):
+        return nn.MSELoss(reduction="none")(torch.stack([*self.rows(self.body(x))]), torch.zeros(4, 1))
+
+
+def channels_last():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1))
+    return net.to(memory_format=torch.channels_last)
+
+
+def quantisation_aware():
+    stubs = torch.ao.quantization
+    net = nn.Sequential(stubs.QuantStub(), nn.Linear(8, 8), nn.ReLU(), stubs.DeQuantStub())
+    net.qconfig = stubs.get_default_qat_qconfig("x86")
+    return stubs.prepare_qat(net.train())
+
+
+def parametrised():
+    net = nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(8, 8)),
+        parametrizations.spectral_norm(nn.Linear(8, 8)),
+        parametrizations.orthogonal(nn.Linear(8, 8)),
+        nn.Linear(8, 8),
+    )
+    parametrize.register_parametrization(net[3], "weight", LowRank(8))
+    net[3].parametrizations.weight.original.requires_grad_(requires_grad=False)
+    return net
+
+
+def lazy():
+    net = nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(1))
+    with torch.no_grad():
+        net(torch.randn(2, 3, 8))
+    return net
+
+
+def of_a_part_that_was_called_before():
+    inner = mlp()
+    inner(torch.randn(4, 8))
+    return nn.Sequential(nn.Linear(8, 8), inner)
+
+
+def sequence():
+    return (torch.randn(2, 3, 8),)
+
+
+def images():
+    return (torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),)
+
+
+def packed():
+    return torch.randn(3, 5, 4), torch.tensor([5, 2, 3])
+
+
+FITTED = {
+    "a plain loop": mlp,
+    "in-place activations and residuals": InPlace,
+    "views": Views,
+    "a view that autograd has given up on": StaleView,
+    "a backward pass inside a forward": Energy,
+    "custom autograd functions": Custom,
+    "outputs without gradient": Unused,
+    "cells called many times": (Cells, lambda: (torch.randn(5, 2, 4),)),
+    "a transformer": (encoder, sequence),
+    "attention that never calls its projection": (Attention, sequence),
+    "channels last": (channels_last, images),
+    "quantisation-aware training": quantisation_aware,
+    "a part called before it is part of something": of_a_part_that_was_called_before,
+    "a parametrised module": parametrised,
+    "weight and spectral norm as they were": lambda: nn.Sequential(
+        nn.utils.weight_norm(nn.Linear(8, 8)), nn.utils.spectral_norm(nn.Linear(8, 8))
+    ),
+    "lazy modules": (lazy, sequence),
+    "data parallel": lambda: nn.DataParallel(mlp()),
+    "a module that calls itself": Tree,
+    "modules made anew in each forward": LossMadeAnew,
+    "a scripted model": lambda: torch.jit.script(Model()),
+    **{f"packed sequences, {kind}": (lambda kind=kind: Recurrent(kind), packed) for kind in ("RNN", "LSTM", "GRU")},
+}
+"""What makes a model, and where it is no (4, 8) of float32 what makes a batch."""
+
+for name, made in FITTED.items():
+    PROGRAMS[name] = lambda log, made=made: (
+        fit(log, made[0](), made[1]) if isinstance(made, tuple) else fit(log, made())
+    )
+
+
+# --- programs of which more is on record than what is asserted of all
+
+
+def recording(*names):
+    """Put a check of what is on record of these programs beside them."""
+
+    def keep(check):
+        RECORDED.update(dict.fromkeys(names, check))
+        return check
+
+    return keep
+
+
+for reentrant in (True, False):
+
+    @program_named(f"activation checkpointing, reentrant {reentrant}")
+    def _(log, reentrant=reentrant):
+        data = lambda: (torch.randn(4, 8, requires_grad=reentrant),)  # noqa: E731 - without gradients nothing is recomputed
+        fit(log, Checkpointed(reentrant=reentrant), data, steps=3)
+
+
+@recording("activation checkpointing, reentrant True", "activation checkpointing, reentrant False")
+def _(seen):
+    for number in (0, 1):
+        name = f"Checkpointed.blocks.{number}.0"
+        for phase in ("forward", "recompute"):
+            assert seen.calls("output", name, step=1, phase=phase) == [0]
+        for part in (name, f"Checkpointed.blocks.{number}.1"):
+            first, again = (seen.of("output", part, step=1, phase=phase)[0] for phase in ("forward", "recompute"))
+            assert first.summary.checksum == again.summary.checksum
+    assert seen.calls("loss", "loss", step=1) == [0]
+
+
+@program
+def several_backward_calls_and_retain_graph(log):
+    model = mlp()
+    optimizer = sgd(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        out = model(torch.randn(4, 8))
+        log.loss(out.mean()).backward(retain_graph=True)
+        log.loss(out.square().mean()).backward(retain_graph=True)
+        torch.autograd.backward([log.loss(out.abs().mean()), log.loss(out.sum())])
+        optimizer.step()
+        log(model, optimizer)
+
+
+@recording("several_backward_calls_and_retain_graph")
+def _(seen):
+    assert [(r.site.call, r.site.path) for r in seen.of("loss", step=1)] == [(0, ""), (1, ""), (2, "[0]"), (2, "[1]")]
+    paths = [r.site.path for r in seen.of("grad_output", "Sequential.0", step=1)]
+    assert paths == ["", "@1", "@2"]  # a site names one value: the second and third pass are told apart
+
+
+@recording("outputs without gradient")
+def _(seen):
+    assert [r.site.path for r in seen.of("grad_output", "Unused.split", step=0)] == ["[0]"]
+    assert [r.site.path for r in seen.of("output", "Unused.split", step=0)] == ["[0]", "[1]"]
+    assert not seen.of("grad", "Unused.never.weight")
+    assert seen.of("param", "Unused.never.weight")
+
+
+@recording("packed sequences, RNN", "packed sequences, LSTM", "packed sequences, GRU")
+def _(seen):
+    paths = [r.site.path for r in seen.of("input", "Recurrent.rnn", step=1)]
+    assert paths == ["[0].data", "[0].batch_sizes", "[0].sorted_indices", "[0].unsorted_indices"]
+    assert seen.of("grad_output", "Recurrent.rnn", step=1)
+
+
+@program
+def the_fast_path_of_a_transformer_stays_on(log):
+    """In evaluation torch runs each layer as one fused operation."""
+    net = encoder(dropout=0.0).eval()
+    entered = []
+    net.layers[0].linear1.forward = entered.append
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    mask[1, 2] = True
+    with torch.no_grad():
+        for _ in range(2):
+            log(net(torch.randn(2, 3, 8)), net(torch.randn(2, 3, 8), src_key_padding_mask=mask))
+    assert not entered
+
+
+@recording("the_fast_path_of_a_transformer_stays_on")
+def _(seen):
+    """What is inside was not seen, and that is said."""
+    assert seen.calls("output", "TransformerEncoder.layers.1", step=0) == [0]
+    unseen = seen.unseen()
+    for number in (0, 1):
+        for name in ("self_attn", "self_attn.out_proj", "linear1", "norm2", "dropout"):
+            said = unseen[f"TransformerEncoder.layers.{number}.{name}"]
+            assert said.startswith("inside fused TransformerEncoder.layers")
+    assert "TransformerEncoder.layers.0" not in unseen
+
+
+for name, (wrap, paths, pick) in OUTPUTS.items():
+
+    @program_named(f"nested values by keyword, {name}")
+    def _(log, wrap=wrap, pick=pick):
+        net = Nested(wrap)
+        run = lambda x: pick(net(x=x, scale=0.5, mapping={"shift": torch.ones(8)}))  # noqa: E731
+        fit(log, net, run=run, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+
+    @recording(f"nested values by keyword, {name}")
+    def _(seen, paths=paths):
+        assert [r.site.path for r in seen.of("output", "Nested.wrap", step=1)] == paths
+        given = [r.site.path for r in seen.of("input", "Nested", step=1)]
+        assert given == ["['x']", "['scale']", "['mapping']['shift']"]
+
+
+@program
+def tensors_of_every_sort_pass_through_a_module(log):
+    """None may cost the script anything, warnings included."""
+    look = nn.Identity()
+    values = [
+        torch.tensor(3.5),
+        torch.empty(0, 3),
+        torch.randn(3, 4).t(),
+        torch.randn(1).expand(5),
+        torch.randn(3).to(torch.complex64).conj(),
+        torch.randn(4).to(torch.float8_e4m3fn),
+        torch.randn(4).bfloat16(),
+        torch.arange(4).to(torch.uint16),
+        torch.tensor([True, False]),
+        torch.tensor([float("nan"), float("inf"), -0.0]),
+    ]
+    for value in values:
+        assert look(value) is value
+        log(value)
+    for value in (torch.randn(3, 3).to_sparse(), torch.randn(3, 3).to_sparse_csr(), torch.empty(3, device="meta")):
+        assert look(value) is value
+    look(torch.nested.nested_tensor([torch.randn(2), torch.randn(3)]))
+    look(torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged))
+
+
+@recording("tensors_of_every_sort_pass_through_a_module")
+def _(seen):
+    assert len(seen.of("output", "Identity")) == 15
+
+
+for name, make in OPTIMIZERS.items():
+
+    @program_named(f"the optimizer {name}")
+    def _(log, make=make):
+        net = mlp()
+        fit(log, net, steps=3, optimizer=make(net.parameters()))
+
+
+@recording(*(f"the optimizer {name}" for name in OPTIMIZERS))
+def _(seen):
+    assert list(seen.steps) == [0, 1, 2]
+    weight = "Sequential.0.weight"
+    assert len(seen.of("grad", weight)) == len(seen.of("param", weight, phase="optimizer")) == 3
+
+
+for fused in (False, True):
+
+    @program_named(f"a gradient scaler that skips a step, fused {fused}")
+    def _(log, fused=fused):
+        net = mlp()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        for step in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = net(torch.randn(4, 8)).square().mean()
+            scaler.scale(loss * float("inf") if step == 1 else loss).backward()
+            if not fused:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            log(net, optimizer, scaler.state_dict())
+
+
+@recording("a gradient scaler that skips a step, fused False", "a gradient scaler that skips a step, fused True")
+def _(seen):
+    assert list(seen.steps) == [0, 1, 2, 3]  # a skipped step is a step
+    weight = [seen.of("param", "Sequential.0.weight", step=step, phase="optimizer")[0] for step in (0, 1)]
+    assert weight[0].summary.checksum == weight[1].summary.checksum
+    assert seen.of("output", "Sequential.0", step=0)[0].summary.layout.dtype == "float16"
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(requires_grad=False)
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embed.weight
+        self.unused = nn.Linear(8, 8)
+        self.loose = torch.ones(8)
+
+    def forward(self, ids):
+        return self.head(self.frozen(self.embed(ids)) * self.loose)
+
+
+@program
+def parameters_that_are_frozen_unused_added_and_tied(log):
+    net = Tied()
+    optimizer = torch.optim.AdamW(net.parameters())
+    for step in range(3):
+        if step == 2:
+            net.adapter = nn.Linear(8, 8)
+            optimizer.add_param_group({"params": net.adapter.parameters(), "lr": 0.5})
+            net.frozen.register_forward_hook(lambda module, args, out: net.adapter(out))
+        log.loss(net(torch.randint(10, (4, 3))).logsumexp(-1).mean()).backward()
+        optimizer.step()
+        log(net, optimizer)
+
+
+@recording("parameters_that_are_frozen_unused_added_and_tied")
+def _(seen):
+    assert len(seen.of("grad", "Tied.embed.weight")) == 3
+    assert not seen.of("grad", "Tied.head.weight")
+    assert not seen.of("grad", "Tied.frozen.weight")
+    assert seen.of("grad", "Tied.adapter.weight", step=2)
+    assert seen.of("param", "Tied.unused.weight", step=0, phase="start")
+
+
+for backend in BACKENDS:
+
+    @program_named(f"a model compiled by {backend}")
+    def _(log, backend=backend):
+        torch._dynamo.reset()
+        net = Model()
+        fit(log, net, run=torch.compile(net, backend=backend, fullgraph=True))
+
+
+@recording(*(f"a model compiled by {backend}" for backend in BACKENDS))
+def _(seen):
+    assert seen.calls("output", "Model", step=1) == [0]
+    assert "compiled" in seen.unseen()["Model.body.0"]
+    assert not [name for name in seen.modules if "GraphModule" in name or "_orig_mod" in name]
+
+
 # --- what is asserted of all
 
 
-MORE_LOSSES = ("a_backward_pass_inside_a_forward_trains_the_same", "double_backward_and_gradient_penalty")
+MORE_LOSSES = (
+    "a backward pass inside a forward",
+    "double_backward_and_gradient_penalty",
+    *(name for name in PROGRAMS if name.startswith("a gradient scaler")),
+)
 """Programs that differentiate more than their loss."""
 TWICE = (
-    *MORE_LOSSES,
+    *MORE_LOSSES[:2],
     "the_script_finds_its_own_hooks_only",
     "step_that_raises_and_goes_on",
     "replicas_in_threads_train_the_same",
+    "several_backward_calls_and_retain_graph",
 )
 """Programs with several backward passes, or optimizers, in one step: a site has several values."""
 OPTIONS = {
@@ -1170,7 +1425,7 @@ OPTIONS = {
     "black box": {"keep_around": 2},
     "a few kinds": {"record": frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS})},
 }
-FEW = ("in_place_activations_and_residuals", "a_transformer_trains_the_same", "channels_last_trains_the_same")
+FEW = ("in-place activations and residuals", "a transformer", "channels last", "sparse_gradients_train_the_same")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -1180,251 +1435,13 @@ def test_captured_equals_bare(name, tmp_path):
     if seen.trained.losses and name not in MORE_LOSSES:
         seen.assert_losses()
     assert seen.repeated() == [] or name in TWICE
+    RECORDED.get(name, lambda _: None)(seen)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", FEW)
 def test_captured_equals_bare_with_each_option(name, options, tmp_path):
     assert assert_neutral(PROGRAMS[name], tmp_path / "run", **OPTIONS[options]).records
-
-
-# --- what is on record of some
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing_trains_the_same(tmp_path, reentrant):
-    def train(log):
-        fit(log, Checkpointed(reentrant=reentrant))
-
-    def with_grad(log):
-        model = Checkpointed(reentrant=reentrant)
-        optimizer = sgd(model)
-        for _ in range(3):
-            loss = log.loss(model(torch.randn(4, 8, requires_grad=True)).square().mean())
-            loss.backward()
-            optimizer.step()
-            log(model, optimizer)
-
-    seen = assert_neutral(with_grad if reentrant else train, tmp_path / "run")
-    seen.assert_losses()
-    assert seen.repeated() == []
-    for number in (0, 1):
-        name = f"Checkpointed.blocks.{number}.0"
-        assert seen.calls("output", name, step=1, phase="forward") == [0]
-        assert seen.calls("output", name, step=1, phase="recompute") == [0]
-        (first,) = seen.of("output", name, step=1, phase="forward")
-        (again,) = seen.of("output", name, step=1, phase="recompute")
-        assert first.summary.checksum == again.summary.checksum
-        dropped = [
-            seen.of("output", f"Checkpointed.blocks.{number}.1", step=1, phase=p)[0] for p in ("forward", "recompute")
-        ]
-        assert dropped[0].summary.checksum == dropped[1].summary.checksum
-    assert seen.calls("loss", "loss", step=1) == [0]
-
-
-def test_several_backward_calls_and_retain_graph(tmp_path):
-    def train(log):
-        model = mlp()
-        optimizer = sgd(model)
-        for _ in range(3):
-            optimizer.zero_grad()
-            out = model(torch.randn(4, 8))
-            log.loss(out.mean()).backward(retain_graph=True)
-            log.loss(out.square().mean()).backward(retain_graph=True)
-            torch.autograd.backward([log.loss(out.abs().mean()), log.loss(out.sum())])
-            optimizer.step()
-            log(model, optimizer)
-
-    seen = assert_neutral(train, tmp_path / "run")
-    seen.assert_losses()
-    assert [(r.site.call, r.site.path) for r in seen.of("loss", step=1)] == [(0, ""), (1, ""), (2, "[0]"), (2, "[1]")]
-    paths = [r.site.path for r in seen.of("grad_output", "Sequential.0", step=1)]
-    assert paths == ["", "@1", "@2"]  # a site names one value: the second and third pass are told apart
-
-
-def test_outputs_without_gradient_train_the_same(tmp_path):
-    seen = assert_neutral(lambda log: fit(log, Unused()), tmp_path / "run")
-    assert [r.site.path for r in seen.of("grad_output", "Unused.split", step=0)] == ["[0]"]
-    assert [r.site.path for r in seen.of("output", "Unused.split", step=0)] == ["[0]", "[1]"]
-    assert not seen.of("grad", "Unused.never.weight")
-    assert seen.of("param", "Unused.never.weight")
-
-
-@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
-def test_packed_sequences_train_the_same(tmp_path, kind):
-    seen = assert_neutral(
-        lambda log: fit(log, Recurrent(kind), lambda: (torch.randn(3, 5, 4), torch.tensor([5, 2, 3]))), tmp_path / "run"
-    )
-    seen.assert_losses()
-    paths = [r.site.path for r in seen.of("input", "Recurrent.rnn", step=1)]
-    assert paths == ["[0].data", "[0].batch_sizes", "[0].sorted_indices", "[0].unsorted_indices"]
-    assert seen.of("grad_output", "Recurrent.rnn", step=1)
-
-
-def test_transformer_fast_path_stays_on(tmp_path):
-    """In eval mode torch runs each layer as one fused operation; what is inside was not seen, and that is said."""
-
-    def evaluate(log):
-        net = encoder(dropout=0.0).eval()
-        entered = []
-        net.layers[0].linear1.forward = entered.append
-        mask = torch.zeros(2, 3, dtype=torch.bool)
-        mask[1, 2] = True
-        with torch.no_grad():
-            for _ in range(2):
-                log(net(torch.randn(2, 3, 8)), net(torch.randn(2, 3, 8), src_key_padding_mask=mask))
-        log(len(entered))
-        assert not entered
-
-    seen = assert_neutral(evaluate, tmp_path / "run")
-    assert seen.calls("output", "TransformerEncoder.layers.1", step=0) == [0]
-    unseen = seen.unseen()
-    for number in (0, 1):
-        for name in ("self_attn", "self_attn.out_proj", "linear1", "norm2", "dropout"):
-            assert unseen[f"TransformerEncoder.layers.{number}.{name}"].startswith(
-                "inside fused TransformerEncoder.layers"
-            )
-    assert "TransformerEncoder.layers.0" not in unseen
-
-
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_nested_values_by_keyword_train_the_same(tmp_path, name):
-    wrap, paths, pick = OUTPUTS[name]
-
-    def train(log):
-        net = Nested(wrap)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(2):
-            out = net(x=torch.randn(4, 8), scale=0.5, mapping={"shift": torch.ones(8)})
-            log.loss(pick(out).square().mean()).backward()
-            optimizer.step()
-            log(net)
-
-    seen = assert_neutral(train, tmp_path / "run")
-    seen.assert_losses()
-    assert [r.site.path for r in seen.of("output", "Nested.wrap", step=1)] == paths
-    given = [r.site.path for r in seen.of("input", "Nested", step=1)]
-    assert given == ["['x']", "['scale']", "['mapping']['shift']"]
-
-
-def test_unusual_tensors_change_nothing(tmp_path):
-    """Values of every sort pass through a module; none may cost the script anything, warnings included."""
-
-    def evaluate(log):
-        look = nn.Identity()
-        values = [
-            torch.tensor(3.5),
-            torch.empty(0, 3),
-            torch.randn(3, 4).t(),
-            torch.randn(1).expand(5),
-            torch.randn(3).to(torch.complex64).conj(),
-            torch.randn(4).to(torch.float8_e4m3fn),
-            torch.randn(4).bfloat16(),
-            torch.arange(4).to(torch.uint16),
-            torch.tensor([True, False]),
-            torch.tensor([float("nan"), float("inf"), -0.0]),
-        ]
-        for value in values:
-            assert look(value) is value
-            log(value)
-        for value in (torch.randn(3, 3).to_sparse(), torch.randn(3, 3).to_sparse_csr(), torch.empty(3, device="meta")):
-            assert look(value) is value
-        look(torch.nested.nested_tensor([torch.randn(2), torch.randn(3)]))
-        look(torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged))
-
-    seen = assert_neutral(evaluate, tmp_path / "run")
-    assert isinstance(seen, Seen)
-    assert len(seen.of("output", "Identity")) == 15
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_steps_the_same(tmp_path, name):
-    seen = assert_neutral(train_with(OPTIMIZERS[name]), tmp_path / "run")
-    seen.assert_losses()
-    assert list(seen.steps) == [0, 1, 2]
-    assert seen.repeated() == []
-    weight = "Sequential.0.weight"
-    assert len(seen.of("grad", weight)) == len(seen.of("param", weight, phase="optimizer")) == 3
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_gradient_scaler_with_skipped_steps(tmp_path, fused):
-    def train(log):
-        net = mlp()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-        for step in range(4):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.float16):
-                loss = net(torch.randn(4, 8)).square().mean()
-            if step == 1:
-                loss = loss * float("inf")
-            scaler.scale(loss).backward()
-            if not fused:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            log(net, optimizer, scaler.state_dict())
-
-    seen = assert_neutral(train, tmp_path / "run")
-    assert list(seen.steps) == [0, 1, 2, 3]  # a skipped step is a step
-    before = seen.of("param", "Sequential.0.weight", step=0, phase="optimizer")[0].summary.checksum
-    after = seen.of("param", "Sequential.0.weight", step=1, phase="optimizer")[0].summary.checksum
-    assert before == after
-    assert seen.of("output", "Sequential.0", step=0)[0].summary.layout.dtype == "float16"
-    assert seen.repeated() == []
-
-
-def test_parameters_that_are_frozen_unused_added_and_tied(tmp_path):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(10, 8)
-            self.frozen = nn.Linear(8, 8).requires_grad_(requires_grad=False)
-            self.head = nn.Linear(8, 10, bias=False)
-            self.head.weight = self.embed.weight
-            self.unused = nn.Linear(8, 8)
-            self.loose = torch.ones(8)
-
-        def forward(self, ids):
-            return self.head(self.frozen(self.embed(ids)) * self.loose)
-
-    def train(log):
-        net = Tied()
-        optimizer = torch.optim.AdamW(net.parameters())
-        for step in range(3):
-            if step == 2:
-                net.adapter = nn.Linear(8, 8)
-                optimizer.add_param_group({"params": net.adapter.parameters(), "lr": 0.5})
-                net.frozen.register_forward_hook(lambda module, args, out: net.adapter(out))
-            log.loss(net(torch.randint(10, (4, 3))).logsumexp(-1).mean()).backward()
-            optimizer.step()
-            log(net, optimizer)
-
-    seen = assert_neutral(train, tmp_path / "run")
-    seen.assert_losses()
-    assert seen.repeated() == []
-    assert len(seen.of("grad", "Tied.embed.weight")) == 3
-    assert not seen.of("grad", "Tied.head.weight")
-    assert not seen.of("grad", "Tied.frozen.weight")
-    assert seen.of("grad", "Tied.adapter.weight", step=2)
-    assert seen.of("param", "Tied.unused.weight", step=0, phase="start")
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_model_trains_the_same(tmp_path, backend):
-    def train(log):
-        torch._dynamo.reset()
-        net = Model()
-        fit(log, net, run=torch.compile(net, backend=backend, fullgraph=True))
-
-    seen = assert_neutral(train, tmp_path / "run")
-    seen.assert_losses()
-    assert seen.calls("output", "Model", step=1) == [0]
-    assert seen.repeated() == []
-    assert "compiled" in seen.unseen()["Model.body.0"]
-    assert not [name for name in seen.modules if "GraphModule" in name or "_orig_mod" in name]
 
 
 def test_a_graph_of_a_models_modules_takes_none_of_their_names():

@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from endings import HEAD
-from survival import ENVIRONMENT
+from survival import ENVIRONMENT, HEAD
 
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import resource
 import shutil
@@ -10,16 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-import survival
-from endings import HEAD
-from survival import ENVIRONMENT, capture
+from opcapture import compared
+from survival import ENVIRONMENT, HEAD, capture
 from sweeps import sliced
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
@@ -55,8 +53,8 @@ def five_steps(tmp_path_factory):
 
 def assert_compared(path, whole, note):
     """Assert that a diff with an undisturbed run compares what is there, and says where it ends."""
+    result = compared(path, whole)
     with open_run(path) as a, open_run(whole) as b:
-        result = compare_runs(a, b, DiffOptions(), [])
         common = min(len(a.rank(0)), len(b.rank(0)))
     assert result.verdict is Verdict.UNDECIDED, result.sentence
     assert f"equal up to and including step {common - 1}, where run" in result.sentence
@@ -84,22 +82,91 @@ def test_a_captured_script_ends_as_the_bare_one(tmp_path, five_steps, name):
         assert_compared(tmp_path / "run", five_steps, "interrupted: it holds up to and including step 2")
 
 
-def test_a_run_killed_at_any_instant_can_be_read(tmp_path):
-    """In a process of its own: what other tests have trained here, a fork of this process could not train after."""
-    (tmp_path / "kills.py").write_text(f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(survival.__file__).parent)!r})
-from survival import survive
-done = survive(Path.cwd(), 20, steps=60)
-problems = [str(kill) for kill in done if kill.problem]
-if not any(0 < kill.printed < 60 for kill in done):
-    problems += ["no kill came in between:", *map(str, done)]
-if problems:
-    raise SystemExit("\\n".join(problems))
-""")
-    done = subprocess.run([sys.executable, "kills.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+STEPS = 60
+STEPPING = f"""
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(net.parameters())
+print("ready", flush=True)
+for step in range({STEPS}):
+    loss = net(torch.randn(16, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, flush=True)
+"""
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+"""What is sent; most are the one that a process cannot notice."""
+
+
+def begun(forks, folder, run):
+    """A capture that has come as far as its first step, and what it prints."""
+    ours, theirs = os.pipe()
+    words = ["-m", "introspect_cli", "capture", "-q", "--no-packages", "-o", run, "train.py"]
+    with open(os.devnull, "r+b") as none:
+        process = forks.start(words, {}, folder, none.fileno(), theirs, none.fileno())
+    os.close(theirs)
+    printed = os.fdopen(ours, "rb")
+    assert printed.readline() == b"ready\n"
+    return process, printed
+
+
+def digests(path):
+    """Number and digest of every step of a run, each read and checked."""
+    with open_run(path) as run:
+        if not run.ranks:
+            return []
+        reader = run.rank(0)
+        for entry in reader.steps:
+            list(reader.records(entry.step))
+        return [(entry.step, entry.digest) for entry in reader.steps]
+
+
+def problem_of(path, whole, printed, sent, code):
+    """What is wrong with a run that was killed after it had printed so many steps; "" if nothing is."""
+    kept = digests(path)
+    ended = [step for step in kept if step in whole]
+    if len(kept) < printed:
+        return f"{printed} steps had ended and {len(kept)} are kept"
+    if len(kept) > len(ended) + (sent == signal.SIGINT):  # an interrupt lets the capture write the step it was in
+        return "a step is not what it is in the undisturbed run"
+    if [step for step, _ in kept] != list(range(len(kept))):
+        return "steps are missing in between"
+    if code not in (-sent, 0) and not (sent == signal.SIGINT and code in (130, 1)):
+        return f"the exit code is {code}"
+    with open_run(path) as run:
+        finished = run.state is RunState.COMPLETE and len(kept) == len(whole)  # killed while python cleaned up
+        if code == -signal.SIGKILL and run.state is not RunState.INTERRUPTED and not finished:
+            return f"the run is called {run.state.value}"
+    report = verify_run(path)
+    return "" if report.sound else f"verify: {'; '.join(map(str, report.findings))}"
+
+
+def test_a_run_killed_at_any_instant_can_be_read(tmp_path, forks):
+    """It has every step whose end was printed, or one more, each as in an undisturbed run, and none by half."""
+    (tmp_path / "train.py").write_text(STEPPING)
+    process, printed = begun(forks, tmp_path, "whole")
+    began = time.monotonic()
+    printed.read()
+    seconds = time.monotonic() - began
+    assert process.wait() == 0
+    whole = digests(tmp_path / "whole")
+    assert len(whole) == STEPS
+    problems, between = [], 0
+    for number in range(20):
+        chance = random.Random(number)
+        sent, after = chance.choice(SIGNALS), chance.uniform(0, seconds)
+        process, printed = begun(forks, tmp_path, f"run{number}")
+        time.sleep(after)
+        with contextlib.suppress(BrokenPipeError):  # it has ended before
+            process.send(sent)
+        steps = len(printed.read().splitlines())
+        between += 0 < steps < STEPS
+        found = problem_of(tmp_path / f"run{number}", whole, steps, sent, process.wait())
+        problems += [(number, sent, after, steps, found)] if found else []
+    assert problems == []
+    assert between, "no kill came in between"
 
 
 def run_script(tmp_path, body, *options, before=None):
@@ -148,99 +215,6 @@ def test_a_disk_that_fills_up_ends_the_run_and_not_the_script(tmp_path, five_ste
         assert (int(said[1]), int(said[2])) == (len(steps), steps[-1].step)
         assert all(len(list(run.rank(0).records(entry.step))) > 20 for entry in steps)
     assert_compared(tmp_path / "run", five_steps, "could not see everything: cannot write to")
-
-
-def test_a_full_device_ends_the_run_and_not_the_script(tmp_path):
-    """A write to a device without space fails at once."""
-    body = """
-import errno
-write = os.pwritev
-def full(fd, data, at):
-    if os.readlink(f"/proc/self/fd/{fd}").endswith("log.bin"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return write(fd, data, at)
-os.pwritev = full
-train(3); print("done"); sys.exit(4)
-"""
-    out = run_script(tmp_path, body)
-    assert out.returncode == 4, out.stderr
-    assert out.stdout == "three\ndone\n"
-    assert out.stderr.count("the script goes on, the run ends here") == 1
-    assert "Traceback" not in out.stderr
-
-
-def test_unwritable_place_is_refused_before_the_script_starts(tmp_path):
-    (tmp_path / "file").write_text("")
-    out = run_script(tmp_path, "", "-o", "file/run")
-    assert out.returncode == 2
-    assert out.stdout == ""
-    assert out.stderr.count("\n") == 1
-
-
-def test_a_script_out_of_memory_ends_as_the_bare_one(tmp_path):
-    """An allocation that fails raises in the script as it would without us."""
-    body = """
-import resource
-resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
-try:
-    torch.empty(2**40, dtype=torch.uint8)
-except RuntimeError as error:
-    print(type(error).__name__)
-train(2)
-"""
-    out = run_script(tmp_path, body)
-    assert out.returncode == 0, out.stderr
-    assert out.stdout == "three\nRuntimeError\n"
-
-
-def test_a_script_killed_for_its_memory_leaves_a_whole_run(tmp_path, five_steps):
-    """Killed as it grows, without notice, as the system or a watching daemon does to the largest process."""
-    if not Path("/proc/self/statm").exists():
-        pytest.skip("no way to see a process grow")
-    body = """
-print(os.getpid(), flush=True)
-held = []
-while len(held) < 50:
-    train(1)
-    held.append(torch.ones(2**24))
-    print(len(held), flush=True)
-"""
-    (tmp_path / "train.py").write_text(HEAD + body)
-    process = capture(tmp_path / "train.py", tmp_path / "run")
-    assert process.stdout is not None
-    process.stdout.readline()
-    pid = int(process.stdout.readline())
-    statm = Path(f"/proc/{pid}/statm")
-    allowed = int(statm.read_text().split()[1]) + 2**29 // resource.getpagesize()
-    while int(statm.read_text().split()[1]) < allowed:
-        time.sleep(0.001)
-    os.kill(pid, signal.SIGKILL)
-    out, err = process.communicate()
-    assert (process.returncode, err) == (-signal.SIGKILL, b"")
-    ended = 3 + len(out.splitlines())
-    assert ended > 6
-    with open_run(tmp_path / "run") as run:
-        assert run.state is RunState.INTERRUPTED
-        assert ended <= len(run.rank(0).steps) <= ended + 1
-        assert all(len(list(run.rank(0).records(entry.step))) > 20 for entry in run.rank(0).steps)
-    assert verify_run(tmp_path / "run").findings == ()
-    assert_compared(tmp_path / "run", five_steps, "interrupted: it holds up to and including step")
-
-
-def test_an_interrupt_ends_a_captured_script_as_the_bare_one(tmp_path):
-    (tmp_path / "train.py").write_text(HEAD + "while True:\n    print('go', flush=True)\n    train(1)\n")
-    process = capture(tmp_path / "train.py", tmp_path / "run")
-    assert process.stdout is not None
-    for _ in range(5):
-        process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == -signal.SIGINT
-    assert err.rstrip().endswith(b"KeyboardInterrupt")
-    assert b"introspect" not in err
-    with open_run(tmp_path / "run") as run:
-        assert run.state is RunState.COMPLETE
-        assert run.manifest["how"] == "interrupt"
 
 
 def test_reading_while_it_is_written(tmp_path):

@@ -1,4 +1,4 @@
-"""Workers, forks, threads: the training process is undisturbed, and the others write nothing."""
+"""Loaders' workers and threads: the training is undisturbed, and what it takes from them is on record."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import threading
 
 import pytest
 import torch
-from alike import assert_alike, both, script
-from neutrality import Log, Seen, assert_neutral, mlp
+from neutrality import Log, assert_neutral, mlp
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-
-pytestmark = pytest.mark.usefixtures("quick_python")
 
 
 class Numbers(Dataset):
@@ -75,23 +72,6 @@ def test_iterable_dataset_and_two_loaders_at_once(tmp_path):
     assert {r.site.fqn for r in seen.of("batch", step=1)} == {"DataLoader", "DataLoader#2"}
 
 
-def test_a_worker_that_raises_ends_the_script_as_before(tmp_path):
-    class Broken(Numbers):
-        def __getitem__(self, index):
-            if index == 5:
-                raise ValueError("broken sample")
-            return super().__getitem__(index)
-
-    def train(log):
-        try:
-            fit(log, DataLoader(Broken(), batch_size=2, num_workers=1, multiprocessing_context="fork"))
-        except ValueError as error:
-            log(str(error).splitlines()[0])
-
-    seen = assert_neutral(train, tmp_path / "run")
-    assert list(seen.steps)[:2] == [0, 1]
-
-
 def test_two_models_in_two_threads(tmp_path):
     """The step clock is one for the process, so records of two threads mix; the trainings do not."""
 
@@ -141,153 +121,3 @@ def test_a_backward_pass_in_another_thread_trains_the_same(tmp_path):
     seen = assert_neutral(train, tmp_path / "run")
     seen.assert_losses()
     assert seen.calls("grad_output", "Sequential.0", step=1) == [0]
-
-
-def test_forked_child_trains_without_writing(tmp_path):
-    """A child made by `os.fork` in the middle of training goes on bare; the parent's run stays its own.
-
-    In a process of its own: no child can train where autograd has started threads before, as other tests have it do.
-    """
-    file = script(
-        tmp_path / "train.py",
-        """
-        import os
-        import torch
-        from torch import nn
-
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in range(3):
-            net(torch.randn(4, 8)).square().mean().backward()
-            optimizer.step()
-            if step == 1:
-                child = os.fork()
-                if not child:
-                    code = 1
-                    try:
-                        net(torch.randn(4, 8)).sum().backward()
-                        optimizer.step()
-                        code = 7 if nn.Module.__call__.__module__ == "torch.nn.modules.module" else 8
-                    finally:
-                        os._exit(code)
-                _, status = os.waitpid(child, 0)
-                print("child", os.waitstatus_to_exitcode(status))
-            print([parameter.tolist() for parameter in net.parameters()])
-        """,
-    )
-    bare, seen = both(file, tmp_path / "run")
-    assert_alike(bare, seen)
-    assert "child 7" in bare.stdout
-    assert list(Seen(tmp_path / "run").steps) == [0, 1, 2]
-
-
-def test_spawned_and_persistent_workers_yield_the_same(tmp_path):
-    file = script(
-        tmp_path / "train.py",
-        """
-        import torch
-        from torch import nn
-        from torch.utils.data import DataLoader, Dataset
-
-        class Numbers(Dataset):
-            def __len__(self):
-                return 8
-            def __getitem__(self, index):
-                return torch.full((4,), float(index)) + torch.rand(4)
-
-        def main():
-            torch.manual_seed(0)
-            net = nn.Linear(4, 1)
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-            loader = DataLoader(
-                Numbers(), batch_size=4, num_workers=1, multiprocessing_context="spawn", persistent_workers=True
-            )
-            for _ in range(2):
-                for batch in loader:
-                    loss = net(batch).square().mean()
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    print(loss.item())
-            print(net.weight.tolist(), torch.rand(1).item())
-
-        if __name__ == "__main__":
-            main()
-        """,
-    )
-    bare, seen = both(file, tmp_path / "run")
-    assert_alike(bare, seen)
-    assert list(Seen(tmp_path / "run").steps)[:4] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.sweep)])
-def test_hogwild_trains_under_capture(tmp_path, method):
-    """Children that train a shared model, one after the other so that the outcome is fixed."""
-    file = script(
-        tmp_path / "train.py",
-        f"""
-        import torch
-        import torch.multiprocessing as mp
-        from torch import nn
-
-        def work(rank, net):
-            torch.manual_seed(rank)
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-            for _ in range(3):
-                optimizer.zero_grad()
-                net(torch.randn(4, 4)).square().mean().backward()
-                optimizer.step()
-
-        if __name__ == "__main__":
-            torch.manual_seed(0)
-            torch.set_num_threads(1)
-            net = nn.Linear(4, 1)
-            net(torch.randn(2, 4)).sum().backward()
-            net.zero_grad()
-            net.share_memory()
-            context = mp.get_context({method!r})
-            for rank in range(2):
-                child = context.Process(target=work, args=(rank, net))
-                child.start()
-                child.join()
-                print(child.exitcode)
-            print(net.weight.tolist())
-        """,
-    )
-    bare, seen = both(file, tmp_path / "run")
-    assert_alike(bare, seen)
-    assert "0\n0\n" in bare.stdout
-    assert Seen(tmp_path / "run").manifest["status"] == "complete"
-
-
-@pytest.mark.sweep
-def test_tensors_and_models_sent_to_other_processes(tmp_path):
-    file = script(
-        tmp_path / "train.py",
-        """
-        import torch
-        import torch.multiprocessing as mp
-        from torch import nn
-
-        def work(queue, answers):
-            net, x = queue.get()
-            answers.put(net(x).sum().item())
-
-        if __name__ == "__main__":
-            torch.manual_seed(0)
-            net = nn.Linear(4, 1)
-            x = torch.randn(2, 4, requires_grad=True)
-            net(x).sum().backward()
-            context = mp.get_context("spawn")
-            queue, answers = context.Queue(), context.Queue()
-            child = context.Process(target=work, args=(queue, answers))
-            child.start()
-            queue.put((net, x))
-            print(answers.get())
-            child.join()
-        """,
-    )
-    bare, seen = both(file, tmp_path / "run")
-    assert_alike(bare, seen)
-    assert bare.returncode == 0

@@ -8,10 +8,6 @@ import os
 import re
 
 import pytest
-import torch
-from torch import nn
-
-from introspect_cli.tensors import parallel
 
 SCRIPT = """
 import os, signal, time
@@ -61,43 +57,3 @@ def test_large_summaries_start_no_workers_of_torch(tmp_path, forks):
     capture = ("capture", "-q", "--force", "-o", "run")
     assert printed(forks(*capture, "script.py", cwd=tmp_path)) == bare
     assert printed(forks(*capture, "--save-tensors", "*", "script.py", cwd=tmp_path)) == bare
-
-
-@pytest.mark.skipif(parallel.find_workers() is None, reason="torch's workers cannot be called")
-def test_workers_that_the_script_has_called_are_used(monkeypatch, tmp_path):
-    """After an optimizer's step over a large parameter the summaries are shared among torch's own workers."""
-    from neutrality import watched
-
-    from introspect_cli.tensors import cpu, kernels
-
-    teams = []
-    start, threads = cpu.Engine.__init__, torch.get_num_threads()
-
-    def started(self, **given):
-        start(self, **given)
-        teams.append(self.team)
-        self.team[kernels.PACES : kernels.TEAM_WORDS].reshape(-1, kernels.PACE_WORDS)[:, :2] = 1 << 40, 1  # it pays
-
-    def shared():
-        """Threads that took part in any engine's last call, since this was last asked."""
-        found = {int(team[kernels.TAKING]) for team in teams} - {0, 1}
-        for team in teams:
-            team[kernels.TAKING] = 0
-        return found
-
-    monkeypatch.setattr(parallel, "SCRIPT", type(parallel.SCRIPT)())
-    monkeypatch.setattr(cpu.Engine, "__init__", started)
-    torch.set_num_threads(2)
-    try:
-        net = nn.Linear(1024, 1024)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        with watched(tmp_path / "run"):
-            net(torch.ones(1, 1024)).sum().backward()
-            assert shared() == set()
-            optimizer.step()
-            assert shared() == {2}
-            torch.set_num_threads(3)
-            net(torch.ones(1, 1024)).sum().backward()
-            assert shared() == set()
-    finally:
-        torch.set_num_threads(threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from introspect_cli.capture.neutrality import Outcome, differing, judge
+from introspect_cli.capture.neutrality import Outcome, judge
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -33,40 +33,33 @@ def outcome(tensors=5, **aspects):
     return Outcome({**base, **{names[key]: value for key, value in aspects.items()}}, tensors)
 
 
-def never():
-    raise AssertionError("a third run was not needed")
+JUDGED = {
+    "agree": (outcome(), outcome(), None, SAME, "5 tensors"),
+    "agree about nothing": (outcome(tensors=0), outcome(tensors=0), None, UNDECIDED, ""),
+    "differ": (outcome(parameters=1), outcome(), outcome(), DIVERGED, "differ in parameters and optimizer state"),
+    "differ as bare runs do": (
+        outcome(parameters=1), outcome(parameters=2), outcome(parameters=3), UNDECIDED, "not deterministic by itself",
+    ),
+    "print times": (
+        outcome(out=1), outcome(out=2), outcome(out=3), SAME,
+        "standard output differs between runs without a capture, too",
+    ),
+    "print times and differ": (outcome(out=1, parameters=1), outcome(out=2), outcome(out=3), DIVERGED, ""),
+    "end otherwise": (outcome(code=1), outcome(), outcome(), DIVERGED, "exit code"),
+}  # fmt: skip
 
 
-def test_runs_that_agree_are_neutral():
-    assert judge(outcome(), outcome(), never).exit_code == SAME
-    assert "5 tensors" in judge(outcome(), outcome(), never).sentence
+@pytest.mark.parametrize("runs", JUDGED)
+def test_what_runs_with_and_without_a_capture_say_together(runs):
+    captured, bare, again, verdict, said = JUDGED[runs]
 
+    def third():
+        assert again is not None, "a third run was not needed"
+        return again
 
-def test_agreement_about_nothing_is_no_answer():
-    assert judge(outcome(tensors=0), outcome(tensors=0), never).exit_code == UNDECIDED
-
-
-def test_difference_that_bare_runs_do_not_have():
-    finding = judge(outcome(parameters=1), outcome(), outcome)
-    assert finding.exit_code == DIVERGED
-    assert "differ in parameters and optimizer state" in finding.sentence
-
-
-def test_difference_that_bare_runs_have_too():
-    finding = judge(outcome(parameters=1), outcome(parameters=2), lambda: outcome(parameters=3))
-    assert finding.exit_code == UNDECIDED
-    assert "not deterministic by itself" in finding.sentence
-
-
-def test_output_with_times_in_it():
-    finding = judge(outcome(out=1), outcome(out=2), lambda: outcome(out=3))
-    assert finding.exit_code == SAME
-    assert "standard output differs between runs without a capture, too" in finding.sentence
-    assert judge(outcome(out=1, parameters=1), outcome(out=2), lambda: outcome(out=3)).exit_code == DIVERGED
-
-
-def test_what_differs_is_named():
-    assert differing(outcome(code=1), outcome()) == ["exit code"]
+    finding = judge(captured, bare, third)
+    assert finding.exit_code == verdict
+    assert said in finding.sentence
 
 
 def capture(introspect, tmp_path, *options, noise="", disturbed="pass"):

@@ -146,12 +146,3 @@ def test_show_graph_and_diff_level_op_from_the_command_line(runs, introspect, tm
     assert found["forward Net: aten.mul.Tensor"] == "fill:#d7263d"
     assert found["forward Net: aten.tanh.default"] == "fill:#f4a259"
     assert found["forward Net.fc: aten.addmm.default"] == "fill:var(--eq,#e8ecef)"
-
-
-def test_options_that_belong_to_the_graph_are_refused_without_it(runs, introspect):
-    said = introspect("show", "-o", "x.svg", runs["a"])
-    assert said.returncode == 2
-    assert "-o" in said.stderr
-    said = introspect("diff", "-o", "x.svg", runs["a"], runs["b"])
-    assert said.returncode == 2
-    assert "--level op" in said.stderr

@@ -22,10 +22,10 @@ from torch import nn
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DivergenceMap
-from introspect_cli.health.history import DIFFERS, EQUAL, curves, depth, pack
+from introspect_cli.health.history import DIFFERS, EQUAL, pack
 from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind, Layout, ModuleInfo, SiteInfo
-from introspect_cli.render.cards import first_screen, first_table
+from introspect_cli.render.cards import first_screen
 from introspect_cli.render.page_data import levels_of
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.read.run import open_run
@@ -467,47 +467,11 @@ def test_a_nan_has_no_distance_in_map_and_strip(tmp_path):
     assert 'class="far"' in first_screen(result)
 
 
-def test_the_table_of_the_first_divergence_leaves_out_what_is_equal(tmp_path):
-    pair(tmp_path)
-    table, equal = first_table(compared(tmp_path).first)
-    names = [name for name, *_ in table.rows]
-    assert "mean" in names
-    assert "nans" not in names
-    assert re.search(r"Equal in both as printed: layout, .*nans", equal.text)
-
-
 def test_runs_that_agree_have_a_verdict_and_no_cards(tmp_path):
     pair(tmp_path, at=99)
     screen = first_screen(compared(tmp_path))
     assert "The runs are the same" in screen
     assert 'class="card"' not in screen
-
-
-def test_the_curves_are_loss_gradients_and_learning_rate(tmp_path):
-    gradients = [
-        row("backward", "grad", f"Net.{name}", np.full(4, value, np.float32)) for name, value in (("w", 3), ("v", 4))
-    ]
-    write_run(tmp_path / "a", [[*step_rows(number), *gradients] for number in range(3)])
-    with open_run(tmp_path / "a") as run:
-        found = {curve.kind: curve for curve in curves(read_table(run.rank(0)), shift=7)}
-    assert list(found) == ["loss", "gradients", "learning rate"]
-    assert found["loss"].steps.tolist() == [7, 8, 9]
-    assert found["loss"].values.tolist() == [3.0, 1.5, 1.0]
-    assert found["gradients"].values.tolist() == pytest.approx([10.0] * 3)  # sqrt(4 * 9 + 4 * 16)
-    assert found["learning rate"].values == pytest.approx([0.1] * 3)
-
-
-def test_depth_is_in_execution_order(tmp_path):
-    rows = [
-        row("forward", "output", f"Net.{name}", np.full(4, value, np.float32))
-        for name, value in (("z", 1), ("a", 10), ("m", 100))
-    ]
-    write_run(tmp_path / "a", [rows])
-    with open_run(tmp_path / "a") as run:
-        found = depth(read_table(run.rank(0)), Kind.OUTPUT)
-    assert found.names == ("Net.z", "Net.a", "Net.m")
-    assert found.middle == pytest.approx((1, 10, 100))
-    assert found.dtypes == ("float32",) * 3
 
 
 def test_a_file_that_is_there_stays(introspect, tmp_path):

@@ -15,6 +15,7 @@ from pages import step_rows
 from synthetic import write_run
 
 from introspect_cli.compare.reasons.judge import reasons
+from introspect_cli.records import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +52,11 @@ def test_every_reason_says_what_it_means():
 
 def test_every_environment_variable_that_is_read_is_explained():
     assert reference.variables_read() == reference.VARIABLES.keys()
+
+
+def test_every_kind_has_a_row_on_the_page_about_captures():
+    page = (ROOT / "docs/reference/capture.md").read_text(encoding="utf-8")
+    assert [kind.value for kind in Kind if f"`{kind.value}`" not in page] == []
 
 
 @pytest.fixture(scope="module")

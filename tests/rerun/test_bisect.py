@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 from repositories import MODEL, git, introspect
-from synthetic import row, write_run
 
 from introspect_cli.compare.settings.documents import arguments
 from introspect_cli.compare.terms.result import Verdict
@@ -163,17 +162,6 @@ def test_settings_that_make_runs_diverge(repository: Path):
     assert answer.stdout.startswith("Of 3 differing settings, one makes them diverge: --scale; proven by 2 runs")
     assert set(steps_of(repository.parent / "kept").values()) == {1}, "no variant runs past the first divergence"
     assert "--scale: - -> 2" in answer.stdout
-
-
-def test_variants_of_a_run_that_took_long_are_compared_while_they_run(tmp_path: Path):
-    times = {"started": "2026-06-15T12:00:00+00:00", "ended": "2026-06-15T13:00:00+00:00"}
-    steps = [[row("loss", "loss", "loss", 1.0)]] * 10
-    long = write_run(tmp_path / "long", steps, manifest=times)
-    assert Reference(long, 9).ends == ("--until-step", "9", "--against", str(long), "--stop")
-    assert Reference(write_run(tmp_path / "short", steps), 9).ends == ("--until-step", "9")
-    short = write_run(tmp_path / "far", steps * 90, manifest={**times, "ended": "2026-06-15T12:05:00+00:00"})
-    assert Reference(short, 3).ends[2:] == (), "the first steps take no time"
-    assert Reference(short, 900).ends[2:]
 
 
 def test_a_variant_that_a_comparison_ended_has_not_failed(repository: Path, tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from answer_schema import schema
+from repositories import introspect
 
 from introspect_cli.compare.answer.endings import Raised
 from introspect_cli.compare.changes.statements import Change, Side
@@ -71,33 +71,60 @@ def test_the_likeliest_change_is_proven_by_two_runs():
     )
 
 
-def test_one_of_many_changes_takes_few_runs():
+def cancelling(chosen):
+    return "x" if ("c" in chosen) or (("d" in chosen) != ("g" in chosen)) else ""
+
+
+def broken_alone(chosen):
+    """d and u run only together."""
+    return "?" if ("d" in chosen) != ("u" in chosen) else ""
+
+
+@pytest.mark.parametrize(
+    ("names", "rule", "wanted", "is_each"),
+    [
+        *((names, cancelling, "c", False) for names in ("abcdefgh", "dgcabefh", "hgfedcba")),
+        ("abcdefgh", lambda chosen: "x" * ({"c", "f"} <= chosen), "cf", False),
+        ("abcdefgh", lambda chosen: "x" * bool({"b", "g"} & chosen), "bg", True),
+        ("abcdefgh", lambda chosen: "?" if chosen & {"b", "g"} == {"g"} else "x" * ("b" in chosen), "bg", False),
+        ("adbkcu", lambda chosen: broken_alone(chosen) or "x" * ("k" in chosen), "k", False),
+        ("adbcu", lambda chosen: broken_alone(chosen) or "x" * ("d" in chosen), "du", False),
+    ],
+    ids=[
+        "beside two that cancel", "in another order", "in a third", "two that only together diverge",
+        "two of which each does", "two that need one another", "beside two that do not run alone",
+        "two of which none runs alone",
+    ],
+)  # fmt: skip
+def test_what_makes_runs_diverge_is_found(names, rule, wanted, is_each):
+    found, proof = search(names, rule)
+    assert (found, proof.proven, proof.each) == ({*wanted}, True, is_each)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (lambda chosen: "x", "already diverges from a"),
+        (lambda chosen: "?", "cannot be run again"),
+        (lambda chosen: "", "all of b's changes does not diverge"),
+    ],
+)
+def test_a_run_that_does_not_repeat_or_diverge_proves_nothing(rule, said):
+    found, proof = search("abc", rule)
+    assert (found, proof.proven) == (set(), False)
+    assert said in proof.sentence
+
+
+@pytest.mark.parametrize(("wanted", "most", "runs"), [({"f41"}, 100, 18), ({"f41", "f7"}, 12, 12)])
+def test_of_many_changes_one_takes_few_runs_and_no_more_are_made_than_were_allowed(wanted, most, runs):
     names = [f"f{number}" for number in range(64)]
-    found, proof = search(names, lambda chosen: "x" if "f41" in chosen else "", likely=3)
-    assert (found, proof.proven) == ({"f41"}, True)
-    assert proof.runs <= 18
-
-
-def test_changes_that_cancel_are_not_the_cause():
-    def rule(chosen):
-        return "x" if ("c" in chosen) or (("d" in chosen) != ("g" in chosen)) else ""
-
-    for names in ("abcdefgh", "dgcabefh", "hgfedcba"):
-        found, proof = search(names, rule)
-        assert (found, proof.proven) == ({"c"}, True)
-
-
-def test_a_pair_that_only_together_diverges_is_found_together():
-    found, proof = search("abcdefgh", lambda chosen: "x" if {"c", "f"} <= chosen else "")
-    assert (found, proof.proven, proof.each) == ({"c", "f"}, True, False)
-    assert "2 together make them diverge: c:1 and f:1" in proof.sentence or "f:1 and c:1" in proof.sentence
-    assert "the runs are the same" in proof.sentence
-
-
-def test_two_causes_are_both_found_and_each_is_said_to_be_one():
-    found, proof = search("abcdefgh", lambda chosen: "x" if {"b", "g"} & chosen else "")
-    assert (found, proof.proven, proof.each) == ({"b", "g"}, True, True)
-    assert proof.sentence.endswith("; each of them does by itself")
+    found, proof = search(names, lambda chosen: "x" * bool(wanted & chosen), most=most, likely=3)
+    assert proof.runs <= runs
+    if most > runs:
+        assert (found, proof.proven) == (wanted, True)
+    else:
+        assert not proof.proven
+        assert "not finished after 12 runs (--max-runs)" in proof.sentence
 
 
 def test_a_file_that_lies_in_both_directories_is_no_change_where_one_is_younger_than_its_run(tmp_path):
@@ -110,47 +137,6 @@ def test_a_file_that_lies_in_both_directories_is_no_change_where_one_is_younger_
             os.utime(root / file, (150, 150))
         grounds.append(survey(root, root, (), before, tmp_path / "runs"))
     assert [name for name, _, _ in in_directories(*grounds)] == ["log.txt"]
-
-
-def test_of_changes_that_need_one_another_the_one_that_diverges_alone_is_named():
-    def rule(chosen):
-        return "?" if chosen & {"b", "g"} == {"g"} else "x" if "b" in chosen else ""
-
-    found, proof = search("abcdefgh", rule)
-    assert (found, proof.proven, proof.each) == ({"b", "g"}, True, False)
-    assert proof.sentence.endswith("; enough alone: b:1")
-
-
-def test_what_does_not_run_answers_nothing():
-    def rule(chosen):
-        return "?" if ("d" in chosen) != ("u" in chosen) else "x" if "k" in chosen else ""
-
-    found, proof = search("adbkcu", rule)
-    assert (found, proof.proven) == ({"k"}, True)
-    found, proof = search("adbcu", lambda chosen: "?" if ("d" in chosen) != ("u" in chosen) else "x" * ("d" in chosen))
-    assert (found, proof.proven) == ({"d", "u"}, True)
-    assert proof.undecided > 0
-
-
-def test_a_run_that_does_not_repeat_proves_nothing():
-    found, proof = search("abc", lambda chosen: "x")
-    assert (found, proof.proven) == (set(), False)
-    assert "already diverges from a" in proof.sentence
-    found, proof = search("abc", lambda chosen: "?")
-    assert "cannot be run again" in proof.sentence
-
-
-def test_changes_that_do_not_make_it_diverge_are_not_blamed():
-    found, proof = search("abc", lambda chosen: "")
-    assert (found, proof.proven) == (set(), False)
-    assert "all of b's changes does not diverge" in proof.sentence
-
-
-def test_a_search_stops_after_as_many_runs_as_were_allowed_and_says_what_is_left():
-    names = [f"f{number}" for number in range(64)]
-    _, proof = search(names, lambda chosen: "x" if {"f41", "f7"} & chosen else "", most=12)
-    assert (proof.proven, proof.runs) == (False, 12)
-    assert "not finished after 12 runs (--max-runs)" in proof.sentence
 
 
 # Real runs.
@@ -240,15 +226,6 @@ def project(directory, *edits):
     return directory
 
 
-def call(directory, *words, code):
-    answer = subprocess.run(
-        [sys.executable, "-m", "introspect_cli", *map(str, words)],
-        cwd=directory, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
-    assert answer.returncode == code, answer.stdout + answer.stderr
-    return answer
-
-
 def state(directory):
     return {
         path.relative_to(directory): (path.stat().st_mtime_ns, path.read_bytes())
@@ -261,15 +238,15 @@ def state(directory):
 def first(quick_python, tmp_path_factory):
     """A project and its run: what each test compares with."""
     path = tmp_path_factory.mktemp("first")
-    call(project(path / "exp1"), "capture", "-q", "-o", "../a", "train.py", code=0)
+    introspect(project(path / "exp1"), "capture", "-q", "-o", "../a", "train.py", code=0)
     return path
 
 
 def test_two_scratch_directories_without_git(first, tmp_path):
     b = project(tmp_path / "exp2", *HARMLESS, ("model.py", "torch.relu(hidden)", "torch.tanh(hidden)"))
-    call(b, "capture", "-q", "-o", "../b", "train.py", code=0)
+    introspect(b, "capture", "-q", "-o", "../b", "train.py", code=0)
     before = state(first / "exp1"), state(b)
-    answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
+    answer = introspect(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
     assert " ".join(answer.stdout.split()).startswith(
         "Of 5 changes in 2 files, one makes them diverge: model.py:12; proven by 2 runs: without it the runs are the "
         "same up to step 0, with it alone they diverge where b does."
@@ -278,7 +255,7 @@ def test_two_scratch_directories_without_git(first, tmp_path):
     assert (state(first / "exp1"), state(b)) == before
     assert not list((tmp_path / "introspect-runs").rglob("variants/*"))
 
-    answer = call(tmp_path, "bisect", "--format", "json", "--changes", first / "a", "b", code=1)
+    answer = introspect(tmp_path, "bisect", "--format", "json", "--changes", first / "a", "b", code=1)
     document = json.loads(answer.stdout)
     schema("bisect-changes").validate(document)
     assert document["proven"] is True
@@ -289,9 +266,9 @@ def test_two_scratch_directories_without_git(first, tmp_path):
 def test_sources_that_were_edited_since_come_from_the_runs_and_arguments_are_changes_too(first, tmp_path):
     place = first / "exp1"
     project(place, *HARMLESS, ("model.py", "torch.relu(hidden)", "torch.relu(hidden) * 1.0"))
-    call(place, "capture", "-q", "-o", tmp_path / "b", "train.py", "--lr", "0.2", "--name", "other", code=0)
+    introspect(place, "capture", "-q", "-o", tmp_path / "b", "train.py", "--lr", "0.2", "--name", "other", code=0)
     project(place)
-    answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
+    answer = introspect(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
     assert "Of 5 changes in 2 files and 2 differing settings, one makes them diverge: --lr; proven by " in answer.stdout
     assert "--lr: - -> 0.2" in answer.stdout
 
@@ -300,8 +277,8 @@ def test_another_file_in_the_other_directory_is_found(first, tmp_path):
     b = project(tmp_path / "exp2")
     (b / "data.json").write_text("[1.0, 0.5, 2.5]")
     os.utime(b / "data.json", (1e9, 1e9))
-    call(b, "capture", "-q", "-o", "../b", "--record", "loss,param", "train.py", code=0)
-    answer = call(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
+    introspect(b, "capture", "-q", "-o", "../b", "--record", "loss,param", "train.py", code=0)
+    answer = introspect(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
     said = " ".join(answer.stdout.split())
     assert "one makes them diverge: data.json: [2]; " in said
     assert "the runs are the same up to step 0 in what a recorded, with it alone" in said
@@ -321,9 +298,9 @@ def test_a_value_of_a_configuration_file_that_was_edited_between_the_runs_is_the
     for name, text in (("a", before), ("b", after)):
         config.write_text(text)
         os.utime(config, (1e9 + len(text), 1e9 + len(text)))
-        call(place, "capture", "-q", "-o", tmp_path / name, "train.py", code=0)
+        introspect(place, "capture", "-q", "-o", tmp_path / name, "train.py", code=0)
     held = state(place)
-    answer = call(tmp_path, "bisect", "--changes", "a", "b", code=1)
+    answer = introspect(tmp_path, "bisect", "--changes", "a", "b", code=1)
     said = " ".join(answer.stdout.split())
     assert said.startswith("Of 2 changes in 1 file, one makes them diverge: conf/c.yaml: model.scale; proven by 2 runs")
     assert "- scale: 1.0 # of the batch + scale: 1.5 # of the batch" in said
@@ -364,15 +341,15 @@ def test_the_values_of_a_configuration_file_that_differ(name, a, b, places):
 
 def test_the_change_that_makes_a_script_fail_is_proven_by_its_exception_whichever_run_fails(first, tmp_path):
     b = project(tmp_path / "exp2", *HARMLESS, ("model.py", "nn.Linear(4, 2)", "nn.Linear(4, 2, wide=True)"))
-    call(b, "capture", "-q", "-o", "../b", "train.py", code=1)
-    answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
+    introspect(b, "capture", "-q", "-o", "../b", "train.py", code=1)
+    answer = introspect(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
     assert "; they end in different ways\n" in answer.stderr
     assert "a with model.py:8 alone: ends as b: TypeError: Linear.__init__() got an unexpected" in answer.stderr
     assert " ".join(answer.stdout.split()).startswith(
         "Of 6 changes in 2 files, one makes them diverge: model.py:8; proven by 2 runs: without it the runs are the "
         "same up to step 0, with it alone a ends by b's exception."
     )
-    answer = call(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
+    answer = introspect(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
     assert "without it b ends by a's exception, with it alone a does not end by its exception." in " ".join(
         answer.stdout.split()
     )
@@ -386,9 +363,9 @@ def test_the_change_that_makes_a_script_fail_is_proven_by_its_exception_whicheve
 
 
 def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
-    assert "nothing to bisect" in call(first, "bisect", "--changes", "a", "a", code=2).stderr
-    assert "leave 'train.py' out" in call(first, "bisect", "--changes", "a", "a", "train.py", code=2).stderr
-    assert "say what to bisect" in call(first, "bisect", "--changes", "a", "a", "--good", "x", code=2).stderr
+    assert "nothing to bisect" in introspect(first, "bisect", "--changes", "a", "a", code=2).stderr
+    assert "leave 'train.py' out" in introspect(first, "bisect", "--changes", "a", "a", "train.py", code=2).stderr
+    assert "say what to bisect" in introspect(first, "bisect", "--changes", "a", "a", "--good", "x", code=2).stderr
 
 
 @pytest.mark.parametrize(

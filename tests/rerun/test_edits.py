@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import ast
 import random
-import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from introspect_cli.rerun.changes.edits import edits_of, with_edits
-
-ROOT = Path(__file__).parents[2]
 
 NET = '''
 import torch
@@ -65,14 +61,6 @@ def test_what_changed_is_a_change_each_with_its_place(after, wanted):
     assert places(NET, after) == wanted
 
 
-def test_edited_lines_one_after_the_other_are_a_change_each():
-    before, after = "lr = 0.1\nwidth = 3\ndepth = 2\n", "lr = 0.2\nwidth = 4\ndepth = 2\n"
-    assert [(one.a.text, one.b.text) for one in changes(before, after)] == [
-        ("lr = 0.1", "lr = 0.2"),
-        ("width = 3", "width = 4"),
-    ]
-
-
 @pytest.mark.parametrize("texts", [("x = (", "x = 1\n"), ("x = 1\n", "\0"), (None, "x = 1\n"), ("x = 1\n", None)])
 def test_what_does_not_parse_or_is_in_one_version_alone_is_one_change_of_the_whole_file(texts):
     (change,) = changes(*texts)
@@ -102,30 +90,6 @@ def check(one, two, seed=0):
     except ValueError:  # what does not run answers nothing
         return
     assert shape(with_edits(edits_of("f.py", between, two), between, two)) == shape(two)
-
-
-def versions():
-    """Pairs of texts of one file that follow one another in the history of this repository."""
-    names = ["introspect_cli/compare/diff.py", "introspect_cli/capture/session.py", "introspect_cli/cli.py"]
-    for name in names:
-        log = subprocess.run(
-            ["git", "-C", ROOT, "log", "--format=%H", "-5", "--", name], capture_output=True, text=True, check=False
-        )
-        texts = [
-            subprocess.run(
-                ["git", "-C", ROOT, "show", f"{commit}:{name}"], capture_output=True, text=True, check=False
-            ).stdout
-            for commit in log.stdout.split()
-        ]
-        yield from zip(texts[1:], texts, strict=False)
-
-
-def test_every_pair_of_versions_in_a_history_can_be_made_of_its_changes():
-    pairs = list(versions())
-    if not pairs:
-        pytest.skip("no history here")
-    for seed, (one, two) in enumerate(pairs):
-        check(*((one, two) if seed % 2 else (two, one)), seed)
 
 
 BLOCK = st.recursive(

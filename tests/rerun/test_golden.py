@@ -14,7 +14,7 @@ from opcapture import captured
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun import golden
-from introspect_cli.rerun.golden import Golden, compared, keep, small_run, tolerance_of
+from introspect_cli.rerun.golden import Golden, compared, keep, tolerance_of
 from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -66,10 +66,6 @@ def test_the_golden_run_of_a_script_is_small_and_checked_by_running_it_again(tmp
     assert "lr 0.1 -> 0.2" in done.stdout
     assert "--all" not in done.stdout, "golden check has no such option"
     assert "train.py" in introspect("show", "gold").stdout, "every verb reads a golden run"
-
-
-def test_a_short_golden_run_has_its_last_step():
-    assert "0:4,3,5" in small_run(6)
 
 
 def test_a_run_of_the_same_training_is_the_same(kept, tmp_path):

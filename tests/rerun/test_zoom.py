@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import repositories
 import yaml
 from repositories import git
 from synthetic import row, write_run
@@ -73,14 +73,9 @@ class Net(torch.nn.Module):
 SOUND, FAULTY = (MODEL.format(fault=f"        hidden = hidden * {each}") for each in ("1.0", "torch.arange(8).lt(6)"))
 
 
-def introspect(directory: Path, *words: object, code: int, **variables: str) -> str:
-    """Standard output of a command, and under it standard error, each sentence in one line however long paths are."""
-    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    answer = subprocess.run(
-        [sys.executable, "-m", "introspect_cli", *map(str, words)],
-        cwd=directory, capture_output=True, text=True, check=False, env={**inherited, **variables},
-    )  # fmt: skip
-    assert answer.returncode == code, answer.stdout + answer.stderr
+def introspect(directory, *words, code):
+    """Standard output of a command, and under it standard error."""
+    answer = repositories.introspect(directory, *words, code=code)
     return answer.stdout + answer.stderr
 
 

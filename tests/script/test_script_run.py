@@ -1,20 +1,15 @@
-"""What surrounds a script: checking there is one, callbacks around it, tracebacks without our frames."""
+"""What surrounds a script: checking there is one, callbacks around it, what a callback that fails costs."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
 import pytest
 
-import introspect_cli
 from introspect_cli.errors import UsageError
-from introspect_cli.script.ending import strip_frames
 from introspect_cli.script.target import Target, check
-
-PACKAGE = Path(introspect_cli.__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -38,21 +33,6 @@ def test_what_cannot_be_run_is_reported_in_a_sentence(tmp_path, monkeypatch, nam
         Path(name).write_bytes(content)
     with pytest.raises(UsageError, match=sentence):
         check(Target(script=name))
-
-
-@pytest.mark.parametrize("name", ["train.py", "folder", "archive.zip", "marked.py", "latin.py"])
-def test_what_can_be_run_passes(tmp_path, monkeypatch, name):
-    import zipfile
-
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("def f(:")  # that it does not compile is for python to say
-    Path("marked.py").write_text("\ufeffprint(1)")
-    Path("latin.py").write_bytes(b"# coding: latin-1\ntext = '\xe9'")
-    Path("folder").mkdir()
-    Path("folder/__main__.py").touch()
-    with zipfile.ZipFile("archive.zip", "w") as archive:
-        archive.writestr("__main__.py", "")
-    check(Target(script=name))
 
 
 @pytest.mark.parametrize("module", ["nosuchmodule", "nosuch.module", ".relative", "train.py"])
@@ -141,93 +121,3 @@ def test_a_forked_child_that_comes_back_tells_nobody(tmp_path):
     text = "import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\nelse: raise SystemExit(7)"
     done = drive(tmp_path, text, ended="print('told')")
     assert done.stdout.splitlines().count("told") == 1
-
-
-def ours(name, body):
-    """A function whose code pretends to be in a file of the package."""
-    namespace = {}
-    exec(compile(body, str(PACKAGE / "capture" / "pretended.py"), "exec"), namespace)
-    return namespace[name]
-
-
-passing = ours("passing", "def passing(function):\n    return function()\n")
-
-
-def files(error):
-    return [Path(entry.filename).name for entry in traceback.extract_tb(error.__traceback__)]
-
-
-def caught(function):
-    try:
-        function()
-    except BaseException as error:
-        return error
-    raise AssertionError("it did not raise")
-
-
-def test_introspects_frames_are_taken_out_of_the_middle():
-    def fail():
-        raise ValueError("x")
-
-    error = caught(lambda: passing(lambda: passing(fail)))
-    assert files(error).count("pretended.py") == 2
-    lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if "pretended" not in entry.filename]
-    strip_frames(error)
-    assert "pretended.py" not in files(error)
-    assert [entry.lineno for entry in traceback.extract_tb(error.__traceback__)] == lines
-
-
-def test_introspects_frames_are_taken_out_of_causes_contexts_and_groups():
-    def first():
-        raise KeyError("first")
-
-    def second():
-        try:
-            passing(first)
-        except KeyError as error:
-            raise ValueError("second") from error
-
-    def third():
-        try:
-            passing(second)
-        except ValueError:
-            raise TypeError("third")  # noqa: B904 - its context is what is looked at
-
-    error = caught(lambda: passing(third))
-    chain = [error, error.__context__, error.__context__.__cause__]
-    assert all("pretended.py" in files(link) for link in chain)
-    strip_frames(error)
-    assert not any("pretended.py" in files(link) for link in chain)
-
-    class Several(Exception):
-        exceptions = (caught(lambda: passing(first)), "no exception")
-
-    strip_frames(Several())
-    assert "pretended.py" not in files(Several.exceptions[0])
-
-
-def test_exceptions_that_lead_back_to_themselves_end():
-    one, two = ValueError("one"), ValueError("two")
-    one.__context__, two.__context__ = two, one
-    strip_frames(one)
-
-
-def test_a_traceback_without_our_frames_is_left_as_it_is():
-    error = caught(lambda: 1 / 0)
-    before = error.__traceback__
-    strip_frames(error)
-    assert error.__traceback__ is before
-
-
-def test_a_thread_of_the_script_prints_no_frame_of_introspect(tmp_path):
-    pretended = PACKAGE / "capture" / "pretended.py"
-    text = f"""
-import threading
-namespace = {{}}
-exec(compile("def passing(function): function()", {str(pretended)!r}, "exec"), namespace)
-def fail(): raise ValueError("in a thread")
-threading.Thread(target=namespace["passing"], args=(fail,)).start()
-"""
-    done = drive(tmp_path, text)
-    assert "ValueError: in a thread" in done.stderr
-    assert "pretended.py" not in done.stderr

@@ -6,10 +6,7 @@ import random
 
 import pytest
 import torch
-
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.store.read.run import open_run
+from opcapture import compared
 
 SCRIPT = """
 from numpy.random import default_rng
@@ -53,11 +50,7 @@ def answer(tmp_path_factory, forks):
         return runs[text, options]
 
     def run(place, text_b, text_a, *options):
-        with (
-            open_run(captured(SCRIPT.replace(place, text_a), *options)) as a,
-            open_run(captured(SCRIPT.replace(place, text_b), *options)) as b,
-        ):
-            return compare_runs(a, b, DiffOptions())
+        return compared(*(captured(SCRIPT.replace(place, text), *options) for text in (text_a, text_b)))
 
     return run
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import gc
-import sys
-import weakref
 
 import pytest
 import torch
 from opcapture import captured, compared
 from torch import nn
 
-from introspect_cli.capture.frames import called, script_frames
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
@@ -118,75 +114,12 @@ def test_one_model_alone_is_called_by_its_class(tmp_path):
     assert not [note for note in compared(*runs).notes if "in the script" in note]
 
 
-def _asked(thing):
-    return called({id(thing)}, nn.Module, reversed(list(script_frames())), plain_first=True).get(id(thing), "")
-
-
-# What pytest makes of `assert` asks for locals(), so that what is looked at has to be in functions without any.
-
-
-def test_the_outermost_variable_names_a_model_and_a_plain_one_before_a_place():
-    def outside():
-        held, wanted = [], Net()
+def test_a_plain_variable_names_a_model_before_a_place_and_a_place_where_there_is_none(tmp_path):
+    def work():
+        models, held, wanted = {"teacher": Net()}, [], Net()
         held.append(wanted)
-        return inside(wanted)
+        (wanted(torch.ones(1, 4)) + models["teacher"](torch.ones(1, 4))).sum().backward()
 
-    def inside(model):
-        return _asked(model)
-
-    assert outside() == "wanted"
-
-
-def test_places_in_containers_are_named():
-    def outside():
-        models = {"student": Net(), "teacher": Net()}
-        return _asked(models["teacher"])
-
-    assert outside() == "models['teacher']"
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="python keeps nothing of what it is asked for")
-def test_a_dictionary_of_locals_that_the_script_holds_is_left_alone():
-    def outside():
-        model = Net()
-        kept = locals()
-        before = dict(kept)
-        _asked(model)
-        later = 1
-        return kept == before, later
-
-    assert outside() == (True, 1)
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="python keeps nothing of what it is asked for")
-def test_what_others_have_of_a_frames_variables_is_left_to_them():
-    def taken():
-        return sys._getframe(1).f_locals
-
-    def outside():
-        model = Net()
-        kept = taken()
-        exec("rate = 0.25")
-        _asked(model)
-        return kept["model"] is model, eval("rate")
-
-    def executed():
-        model = Net()
-        exec("rate = 0.25")
-        _asked(model)
-        return eval("rate")
-
-    assert outside() == (True, 0.25)
-    assert executed() == 0.25
-
-
-def test_nothing_is_kept_alive_by_being_asked_for():
-    def outside():
-        model = Net()
-        gone = weakref.ref(model)
-        asked = _asked(model)
-        del model
-        gc.collect()
-        return asked, gone()
-
-    assert outside() == ("model", None)
+    with open_run(captured(tmp_path / "run", work)) as run:
+        found = {each.fqn: each.variable for each in run.rank(0).modules}
+    assert (found["Net"], found["Net#2"]) == ("wanted", "models['teacher']")

@@ -132,7 +132,7 @@ def test_damage_is_named(tmp_path, what):
     path = write_run(tmp_path / "run", steps(3), modules=[ModuleInfo("A", "A")])
     with open_run(path) as run:
         frames = run.rank(0).frames
-        at = {kind: int(frames.at[frames.of(kind)[0]]) for kind in (STEP, SITES, LAYOUTS, MODULES)}
+        at = {kind: int(frames.begins[frames.numbers_of(kind)[0]]) for kind in (STEP, SITES, LAYOUTS, MODULES)}
     data = bytearray((path / "rank0" / LOG).read_bytes())
     data[place(at)] ^= 0x10
     (path / "rank0" / LOG).write_bytes(data)

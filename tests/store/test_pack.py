@@ -17,7 +17,7 @@ from synthetic import row, write_run
 from introspect_cli.errors import StoreError
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.remote import pack as packing
-from introspect_cli.store.remote.pack import pack, unpacked
+from introspect_cli.store.remote.pack import pack, unpack
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_two_packs_of_a_run_are_the_same_file(tmp_path):
     for name in ("one.zip", "two.zip"):
         pack(tmp_path / "a", tmp_path / name)
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
-    assert unpacked(tmp_path / "one.zip") == unpacked(tmp_path / "two.zip")
+    assert unpack(tmp_path / "one.zip") == unpack(tmp_path / "two.zip")
 
 
 def test_a_relative_cache_makes_no_directory_where_one_works(introspect, tmp_path, monkeypatch):
@@ -72,7 +72,7 @@ def test_without_a_home_the_way_out_is_reported(tmp_path, monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(StoreError, match="there is none: set XDG_CACHE_HOME"):
-        unpacked(tmp_path / "a.zip")
+        unpack(tmp_path / "a.zip")
 
 
 def test_a_pack_that_is_there_stays(introspect, tmp_path):
@@ -139,15 +139,13 @@ def test_a_url_is_fetched_once_and_its_size_reported(tmp_path, capsys):
 def test_of_fetched_packs_those_that_were_used_last_are_kept(tmp_path, monkeypatch):
     pytest.importorskip("fsspec")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(packing, "_KEPT", 2)
+    monkeypatch.setattr(packing, "_MOST_CACHED", 2)
     for number in range(4):
         write_run(tmp_path / str(number), [[row("loss", "loss", "", np.float32(number))]])
         pack(tmp_path / str(number), tmp_path / f"{number}.zip")
         with open_run(f"file://{tmp_path / f'{number}.zip'}") as run:
             assert run.last_step == 0
-    kept = tmp_path / "cache" / "introspect"
-    assert len(list(kept.glob("fetched/*.zip"))) == 2
-    assert len([place for place in kept.iterdir() if place.name != "fetched"]) == 2
+    assert len(list((tmp_path / "cache" / "introspect").iterdir())) == 2  # unpacked, and no zip beside them
 
 
 def test_a_run_is_read_from_a_web_server(tmp_path):
@@ -196,14 +194,14 @@ def test_labels_are_listed_and_change_nothing_recorded(introspect, tmp_path):
     assert introspect("runs", "label", "nowhere", "x").returncode == 2
 
 
+def test_a_pipe_is_no_pack_and_nobody_waits_for_its_writer(introspect, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    done = introspect("show", "pipe")
+    assert (done.returncode, done.stderr.count("is not a run: not a directory")) == (2, 1)
+
+
 def test_runs_directories_ignore_themselves_in_git(tmp_path):
     write_run(tmp_path / "introspect-runs" / "a", [])
     write_run(tmp_path / "elsewhere" / "a", [])
     assert (tmp_path / "introspect-runs" / ".gitignore").read_text().splitlines()[-1] == "*"
     assert not (tmp_path / "elsewhere" / ".gitignore").exists()
-
-
-def test_a_pipe_is_no_pack_and_nobody_waits_for_its_writer(introspect, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    done = introspect("show", "pipe")
-    assert (done.returncode, done.stderr.count("is not a run: not a directory")) == (2, 1)

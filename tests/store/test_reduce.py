@@ -60,7 +60,7 @@ def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monk
     assert frames_of(tmp_path / "sliced/rank0")[1] == frames_of(Path(f"{run} together/rank0"))[1]
     with open_run(run) as opened:
         sliced = tasks.as_one(opened)
-        assert sliced.slices_of(0) > 2
+        assert sliced._slices_of(0) > 2
         digests = sliced.entries["digest"].tolist()
     monkeypatch.undo()
     with open_run(run) as opened:
@@ -70,7 +70,7 @@ def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monk
 def test_wholes_are_one_run_that_says_what_it_does_not_have(wholes, introspect):
     path = wholes / "shared copies together"
     with open_run(path) as run:
-        assert (run.ranks, run.world_size, run.whole_of, run.state) == ((0,), 4, 4, RunState.COMPLETE)
+        assert (run.ranks, run.world_size, run.combined_ranks, run.state) == ((0,), 4, 4, RunState.COMPLETE)
         assert run.endings == []
         assert check(run).checked
     done = introspect("check", str(path))

@@ -17,22 +17,13 @@ from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.statistics import STATISTICS, Statistic
 from introspect_cli.store.format import schemas
-from introspect_cli.store.format.batch import StepBatch, short_texts
+from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.format.columns import (
     Column,
-    Lists,
     Malformed,
-    Message,
-    Texts,
-    decode_rows,
-    encode_rows,
-    integer_lists,
-    sparse_texts,
-    text_lists,
-    texts,
 )
 from introspect_cli.store.format.log import LAYOUTS, MODULES, SITES
-from introspect_cli.store.format.schemas import LIMIT_TEXT, STATISTIC, Columns, parse_columns, record_columns
+from introspect_cli.store.format.schemas import STATISTIC, Columns, parse_columns, record_columns
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.tensors.columns import Columns as Filled
@@ -176,21 +167,6 @@ def test_descriptions_that_no_version_writes_are_refused(description):
         parse_columns(description)
 
 
-def test_what_operators_were_given_is_data(tmp_path):
-    path = captured(tmp_path / "run", train, level="op")
-    with open_run(path) as run:
-        reader = run.rank(0)
-        records = list(reader.records(1))
-        numbers = dict(enumerate(reader.sites))
-    (made,) = [record for record in records if record.site.path == "aten.addmm.default"]
-    written = [numbers[number][0].kind if number >= 0 else None for number in made.given.inputs]
-    assert written == [Kind.PARAM, None, Kind.PARAM]
-    assert all(not record.summary.text for record in records if record.site.kind is Kind.OP_OUTPUT)
-    assert all(record.given is None for record in records if record.site.kind is not Kind.OP_OUTPUT)
-    backward = [record for record in records if record.given and record.given.forward >= 0]
-    assert {numbers[record.given.forward][0].path for record in backward} >= {"aten.addmm.default"}
-
-
 def test_attributes_of_modules_and_their_changes(tmp_path):
     first = ModuleInfo("A.drop", "Dropout", attributes=(("p", "0.1"), ("training", "True")))
     later = replace(first, attributes=(("p", "0.2"), ("training", "True")), step=3)
@@ -217,87 +193,3 @@ def test_modules_made_anew_each_step_give_no_new_names(tmp_path):
             heads = run.rank(0).frames.heads
             sizes.append([int(heads["length"][heads["kind"] == kind].sum()) for kind in (SITES, LAYOUTS, MODULES)])
     assert sizes[0] == sizes[1]
-
-
-# --- bodies
-
-SCHEMA = (
-    *record_columns(operators=True),
-    Column("after", "|u1"),
-    Column("vector", "vector", 3),
-    Column("words", "list<utf8>"),
-)
-
-
-def column_of(column, rows, random):
-    if column.type == "utf8":
-        return texts(["x" * number for number in random.integers(0, 9, rows)])
-    if column.type == "list<utf8>":
-        return text_lists([["ab"] * number for number in random.integers(0, 3, rows)])
-    if column.type.startswith("list<"):
-        kind = np.int64 if column.type == "list<i8>" else np.int32
-        return integer_lists([[number] * number for number in random.integers(0, 3, rows)], kind)
-    if column.type == "vector":
-        return random.standard_normal((rows, column.width)).astype("<f4")
-    return random.integers(0, 100, rows).astype(column.type)
-
-
-def plain(columns):
-    return {
-        name: column.tolist() if isinstance(column, (Texts, Lists)) else np.asarray(column).tolist()
-        for name, column in columns.items()
-    }
-
-
-@pytest.mark.parametrize("rows", [0, 1, 2, 7, 8, 33])
-def test_a_body_is_that_of_its_columns_in_every_step(rows):
-    """Columns of fixed size are filled in where they lie, or put there; others stay, or change, or change in length."""
-    random, message = np.random.default_rng(rows), Message(SCHEMA, rows)
-    with pytest.raises(ValueError, match="the column given was not filled in"):
-        message.pieces()
-    columns = {column.name: column_of(column, rows, random) for column in SCHEMA}
-    for name, column in columns.items():
-        message.put(name, column)
-    for column in SCHEMA:
-        columns[column.name] = made = column_of(column, rows, random)
-        if column.name in message.columns:
-            message.columns[column.name][:] = made
-        else:
-            message.put(column.name, made)
-        data = b"".join(message.pieces())
-        assert data == encode_rows(SCHEMA, columns)
-        assert plain(decode_rows(SCHEMA, memoryview(data), rows)) == plain(columns)
-    assert set(message.columns) == {column.name for column in record_columns()} - {"text"}
-    assert "words" in message
-    for cut in range(0, len(data), 5):
-        with pytest.raises(Malformed):
-            decode_rows(SCHEMA, memoryview(data)[:cut], rows)
-    for other in (SCHEMA[:-1], (*SCHEMA, Column("more", "<u4"))) if rows else ():
-        with pytest.raises(Malformed):
-            decode_rows(other, memoryview(data), rows)
-
-
-def test_what_has_not_changed_is_not_encoded_again_and_the_largest_is_known(monkeypatch):
-    message, encoded = Message(record_columns(operators=True), 2), []
-    monkeypatch.setattr(
-        "introspect_cli.store.format.columns.encoded_column", lambda column, _: encoded.append(column.name)
-    )
-    same = {"text": sparse_texts(2, {1: "a"}), "given": integer_lists([[], [5]], np.int32)}
-    for _ in range(3):
-        for name, column in same.items():
-            message.put(name, column)
-    message.put("text", Texts(same["text"].offsets, b"b"))
-    assert encoded == ["text", "given", "text"]
-    message.put("site", np.array([4, 9], np.uint32))
-    assert (message.largest("site"), message.largest("layout"), Message(SCHEMA, 0).largest("site")) == (9, 0, -1)
-    message.put("site", np.array([0, 1], np.uint32))
-    assert message.largest("site") == 1
-
-
-def test_texts_are_cut_where_they_are_longer_than_a_store_holds():
-    long = "é" * (LIMIT_TEXT + 1)
-    fits = texts(["", "x" * LIMIT_TEXT])
-    assert short_texts(fits, 2) is fits
-    for given in (["", long], texts(["", long])):
-        assert short_texts(given, 2).tolist() == ["", long[:-1]]
-    assert short_texts((), 2).tolist() == short_texts(["", ""], 2).tolist() == ["", ""]

@@ -123,7 +123,7 @@ def test_another_file_at_the_path_is_not_taken_for_ours(tmp_path):
     opened = os.open(tmp_path / "other", os.O_RDONLY)
     again = os.dup2(opened, number)
     os.close(opened)
-    assert folder.secure().fd != number
+    assert folder.reopen_if_closed().fd != number
     folder.close()
     os.fstat(again)
     os.close(again)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,9 @@ from hypothesis import strategies as st
 from synthetic import COUNTS, NUMBERS, row, summary, write_run
 
 from introspect_cli.records import SKETCH_SIZE, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, Status, Summary
-from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.format.schemas import LIMIT_TEXT, record_columns
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.run_writer import StoreWriter
 from introspect_cli.texts import clean
 
 NAMES = st.text(max_size=20)
@@ -133,29 +130,6 @@ def test_what_is_absent_is_left_out(tmp_path):
     assert "skew" not in constant.stats
 
 
-def test_absent_statistics_of_a_batch_are_filled(tmp_path):
-    with StoreWriter.create(tmp_path / "run") as store:
-        writer = store.rank(0, stats=True, sketch=True)
-        site = writer.site(Site(Phase.LOSS, Kind.LOSS, "loss"), SiteInfo())
-        layout = writer.layout(Layout((), "float32"))
-        one = {"dtype": np.uint32}
-        writer.append(
-            0,
-            StepBatch(
-                np.array([site], **one),
-                np.zeros(1, **one),
-                np.array([layout], **one),
-                np.zeros(1, np.uint8),
-                np.ones(1, np.uint64),
-            ),
-        )
-    with open_run(tmp_path / "run") as run:
-        batch = run.rank(0).read(0)
-        assert batch.counts["nans"][0] == -1
-        assert math.isnan(batch.floats["mean"][0])
-        assert next(run.rank(0).records(0)).summary.stats == {}
-
-
 def test_strange_names_come_back_harmless_and_keep_their_keys(tmp_path):
     names = ["a\nb", "\x1b[31m", "<b>", "[bold]", "\0", "é中\U0001f600", "../..", "x" * 5000]
     steps = [[row("forward", "output", name, 1.0, path=name, module_class=name) for name in names]]
@@ -163,22 +137,6 @@ def test_strange_names_come_back_harmless_and_keep_their_keys(tmp_path):
     assert [record.site.fqn for record in read(path)[0]] == [clean(name) for name in names]
     assert [record.info.module_class for record in read(path)[0]] == [clean(name) for name in names]
     assert verify_run(path).sound
-
-
-def test_lone_surrogates_are_written_readably(tmp_path):
-    path = write_run(
-        tmp_path / "run", [[row("forward", "output", "a\udc80", "v\udcff")]], settings={"env": {"A": "\udc80"}}
-    )
-    record = read(path)[0][0]
-    assert record.site.fqn == "a\\udc80"
-    assert verify_run(path).sound
-    with open_run(path) as run:
-        assert run.settings["env"] == {"A": "\\udc80"}
-
-
-def test_long_texts_are_cut(tmp_path):
-    path = write_run(tmp_path / "run", [[row("data", "batch", "D", "x" * 10_000)]])
-    assert len(read(path)[0][0].summary.text) == LIMIT_TEXT
 
 
 def test_modules_layouts_and_several_ranks(tmp_path):
@@ -214,3 +172,19 @@ def test_a_run_without_steps_can_be_read(tmp_path):
 def test_a_step_without_records_can_be_read(tmp_path):
     path = write_run(tmp_path / "run", [[], [row("loss", "loss", "loss", 1.0)], []])
     assert [len(step) for step in read(path)] == [0, 1, 0]
+
+
+def test_lone_surrogates_are_written_readably(tmp_path):
+    path = write_run(
+        tmp_path / "run", [[row("forward", "output", "a\udc80", "v\udcff")]], settings={"env": {"A": "\udc80"}}
+    )
+    record = read(path)[0][0]
+    assert record.site.fqn == "a\\udc80"
+    assert verify_run(path).sound
+    with open_run(path) as run:
+        assert run.settings["env"] == {"A": "\\udc80"}
+
+
+def test_long_texts_are_cut(tmp_path):
+    path = write_run(tmp_path / "run", [[row("data", "batch", "D", "x" * 10_000)]])
+    assert len(read(path)[0][0].summary.text) == LIMIT_TEXT

@@ -212,27 +212,6 @@ def test_a_file_that_cannot_grow_ends_the_store_at_the_step_before(tmp_path, roo
             assert len(run.rank(0).read(entry.step)) == len(STEP)
 
 
-def test_a_full_disk_ends_the_store_at_the_step_before(tmp_path, monkeypatch):
-    store = StoreWriter.create(tmp_path / "run")
-    writer = store.rank(0)
-    writer.append(0, batch(writer, STEP))
-    pwritev = os.pwritev
-
-    def full(fd, pieces, offset):
-        pwritev(fd, [pieces[0], pieces[1][:100]], offset)  # what still fitted
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwritev", full)
-    message = failing_append(writer, 1)
-    monkeypatch.undo()
-    assert message.startswith("cannot write to ")
-    assert "no space left on device; the store ends at step 0" in message
-    store.close()
-    with open_run(tmp_path / "run") as run:
-        assert run.last_step == 0
-        assert len(run.rank(0).read(0)) == len(STEP)
-
-
 def test_a_directory_removed_while_writing(tmp_path):
     store = StoreWriter.create(tmp_path / "run")
     writer = store.rank(0)
@@ -301,21 +280,6 @@ def test_nothing_stays_open(tmp_path):
     assert open_descriptors() == before
 
 
-def test_the_store_is_written_and_read_without_torch_or_pyarrow(tmp_path):
-    path = write_run(tmp_path / "run", [STEP])
-    code = f"""if True:
-        import sys
-        import introspect_cli.store.read.verify
-        import introspect_cli.store.write.run_writer
-        from introspect_cli.store.read.run import open_run
-        with open_run({str(path)!r}) as run:
-            list(run.rank(0).records(0))
-        print([name for name in ("torch", "pyarrow", "safetensors") if name in sys.modules])
-    """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out == "[]\n"
-
-
 @pytest.mark.parametrize(
     ("where", "limit", "message"),
     [
@@ -338,3 +302,24 @@ def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypat
         assert run.last_step == 2
         assert [len(run.rank(0).read(step)) for step in range(3)] == [len(STEP)] * 3
     assert verify_run(tmp_path / "run").sound
+
+
+def test_a_full_disk_ends_the_store_at_the_step_before(tmp_path, monkeypatch):
+    store = StoreWriter.create(tmp_path / "run")
+    writer = store.rank(0)
+    writer.append(0, batch(writer, STEP))
+    pwritev = os.pwritev
+
+    def full(fd, pieces, offset):
+        pwritev(fd, [pieces[0], pieces[1][:100]], offset)  # what still fitted
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwritev", full)
+    message = failing_append(writer, 1)
+    monkeypatch.undo()
+    assert message.startswith("cannot write to ")
+    assert "no space left on device; the store ends at step 0" in message
+    store.close()
+    with open_run(tmp_path / "run") as run:
+        assert run.last_step == 0
+        assert len(run.rank(0).read(0)) == len(STEP)

@@ -12,13 +12,17 @@ import hashlib
 import inspect
 import os
 import re
+import subprocess
+import sys
 import types
 from functools import partial
 from pathlib import Path
 
 import cases
+import decisions
+import kept_runs
 from kept_runs import kept, key_of
-from launches import SCRIPT, finish, lacks, launch
+from launches import SCRIPT, finish, lacks, launch, needs
 
 REPOSITORY = Path(__file__).parents[2]
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -92,6 +96,30 @@ def captures(run):
     directory.mkdir(parents=True, exist_ok=True)
     os.utime(directory)
     return cases.Captures(directory, run)
+
+
+DECISIONS = ROOT / "decisions"
+"""Where `benchmarks/decisions.py` makes the runs that tests ask."""
+
+
+def decided(group, *names):
+    """The directories of runs of a group of `fixtures/decisions/corpora.yaml`, which decisions are asked of, too.
+
+    Skips a test of a layout that this torch is too old for.
+    """
+    needs(*names, *(name.partition("/")[2] for name in names))
+    only = [f"check {group} {name}" for name in names]
+    folder, runs = DECISIONS / kept_runs.recorder_key(), [_first_runs()[question] for question in only]
+    if not decisions.has_runs(folder, runs):
+        words = [word for glob in only for word in ("--only", glob)]
+        subprocess.run([sys.executable, decisions.__file__, "make", DECISIONS, *words], check=True, capture_output=True)
+    return [folder / run for run in runs]
+
+
+@functools.cache
+def _first_runs():
+    """The name of the run, or the first one, of each question."""
+    return {question.name: question.runs[0] for question in decisions.planned()[0]}
 
 
 def run_of(forks, script, *words, options=()):

@@ -1,4 +1,4 @@
-"""The GPU kernels against the torch operations, run on the CPU by Triton's interpreter.
+"""The GPU kernels against their formulas in numpy, run on the CPU by Triton's interpreter.
 
 Not collected by its name: `test_gpu_kernels.py` runs it in a process of its own, since Triton decides when it is
 imported whether it interprets. By hand: TRITON_INTERPRET=1 pytest tests/support/gpu_interpreted.py
@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from kernel_values import EIGHTS, EVERY, STRIDED, by_torch, example
+from kernel_values import EIGHTS, EVERY, STRIDED, example, expected_row
 from kernel_values import assert_same as close
 from sweeps import sliced
 
@@ -100,7 +100,7 @@ def made():
 
 def at(first, tensor):
     """The row of a tensor whose first element has an index in the whole tensor."""
-    return by_torch(tensor, runs=[(first, tensor)])
+    return expected_row(tensor, runs=[(first, tensor)])
 
 
 FEW = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, torch.bool, torch.complex64, *EIGHTS[:1])
@@ -109,7 +109,7 @@ FEW = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, t
 @pytest.mark.parametrize("dtype", sliced(EVERY, FEW), ids=str)
 def test_every_type(made, dtype):
     x = example(dtype, (2500,))
-    assert_same(made.launch_one(x), by_torch(x))
+    assert_same(made.one(x), expected_row(x))
 
 
 @pytest.mark.sweep
@@ -117,7 +117,7 @@ def test_every_type(made, dtype):
 @pytest.mark.parametrize("dtype", EVERY, ids=str)
 def test_every_type_and_many_sizes(made, dtype, count):
     x = example(dtype, (count,))
-    assert_same(made.launch_one(x), by_torch(x))
+    assert_same(made.one(x), expected_row(x))
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_other_strides_are_read_in_order(made, monkeypatch, dtype, stride, limit
     if x.numel() > 5000:
         x = x[:100]
     dense = x.contiguous().clone(memory_format=torch.contiguous_format)
-    row = made.launch_one(x)
-    assert_same(row, by_torch(dense))
-    if x.numel() * x.element_size() <= limit:
-        assert row.tobytes() == made.launch_one(dense).tobytes()
+    row = made.one(x)
+    assert_same(row, expected_row(dense))
+    if x.numel() * x.element_size() <= limit:  # the same elements in the same order, so the same roundings
+        assert row.tobytes() == made.one(dense).tobytes()
 
 
 MATRICES = {
@@ -174,10 +174,12 @@ def test_no_other_layout_is_taken_for_matrices(made, x):
 
 
 @pytest.mark.parametrize("first", sliced([1, 16, 511, 512, 3000, (1 << 33) + 77, (1 << 40) + 512], (1, (1 << 33) + 77)))
-@pytest.mark.parametrize("dtype", sliced([torch.float32, torch.bfloat16, torch.float64], (torch.float32,)), ids=str)
+@pytest.mark.parametrize(
+    "dtype", sliced([torch.float32, torch.bfloat16, torch.float64, torch.complex64], (torch.float32,)), ids=str
+)
 def test_elements_are_keyed_by_their_index_in_the_whole(made, dtype, first):
     x = example(dtype, (1100,))
-    assert_same(made.launch_one(x, first), at(first, x))
+    assert_same(made.one(x, first), at(first, x))
 
 
 CASES = {
@@ -214,7 +216,7 @@ def test_what_comes_again_is_summarised_again_only_where_it_changed(made):
     made.engine.launch_one(2, prepared, x.data_ptr(), token=token)
     rows = made.rows.hand_over().rows()
     assert rows[1].tobytes() == rows[0].tobytes()
-    assert rows[2].tobytes() == made.launch_one(x).tobytes() != rows[0].tobytes()
+    assert rows[2].tobytes() == made.one(x).tobytes() != rows[0].tobytes()
     launched = [variant.stats for variant, _ in made.launcher.launched[-6:-1]]
     assert launched == [True, False, True, False, True], "the checksum first, where it may be the same"
 
@@ -228,7 +230,7 @@ TROUBLE = (
 @pytest.mark.parametrize("case", sliced(CASES, TROUBLE))
 def test_numbers_that_make_trouble(made, case):
     x = CASES[case]
-    mine, wanted = made.launch_one(x), by_torch(x)
+    mine, wanted = made.one(x), expected_row(x)
     assert mine[0, : r.ZEROS + 1].tolist() == wanted[0, : r.ZEROS + 1].tolist()
     a, b = mine.view(np.float64)[0], wanted.view(np.float64)[0]
     # the absolute value of a complex number may be rounded another way
@@ -245,7 +247,7 @@ def test_numbers_that_make_trouble(made, case):
 @pytest.mark.parametrize("dtype", sliced(EIGHTS, EIGHTS[:1]), ids=str)
 def test_every_byte_of_a_small_type(made, dtype):
     x = torch.arange(256, dtype=torch.uint8).view(dtype)
-    assert_same(made.launch_one(x), by_torch(x))
+    assert_same(made.one(x), expected_row(x))
 
 
 MIXED = [
@@ -262,7 +264,7 @@ MIXED = [
 
 
 def test_many_at_once_are_as_each_alone(made):
-    alone = [made.launch_one(x) for x in MIXED]
+    alone = [made.one(x) for x in MIXED]
     made.launcher.launched.clear()
     together = made.many(MIXED)
     for row, expected in zip(together, alone, strict=True):
@@ -275,7 +277,7 @@ def test_many_at_once_are_as_each_alone(made):
 
 
 def test_tables_are_cut_where_programs_run_out(made, monkeypatch):
-    alone = [made.launch_one(x) for x in MIXED]
+    alone = [made.one(x) for x in MIXED]
     monkeypatch.setattr(engines, "TABLE_PROGRAMS", 3)
     for row, expected in zip(made.many(MIXED[1:4]), alone[1:4], strict=False):
         assert row.tobytes() == expected[0].tobytes()
@@ -285,7 +287,7 @@ def test_the_row_does_not_depend_on_how_many_programs_share_it_but_for_rounding(
     x = example(torch.float32, (9_011,))
     for most in (1, 2, 64):
         monkeypatch.setattr(launch.Element, "programs", lambda _element, _count, _first, most=most: most)
-        assert_same(Made().one(x), by_torch(x))
+        assert_same(Made().one(x), expected_row(x))
 
 
 BOXES = [((0, 0), (9, 40)), ((3, 0), (5, 40)), ((2, 7), (6, 13)), ((0, 39), (9, 1))]
@@ -301,7 +303,7 @@ def test_shards_are_summarised_in_one_launch(made, box):
     runs = list(places.runs(shard, whole.shape, Part((((top, height),), ((left, width),)))))
     made.launcher.launched.clear()
     made.engine.launch_tables([(0, [made.item(run, offset) for offset, run in runs])])
-    assert_same(made.rows.hand_over().rows(), by_torch(shard, runs=runs))
+    assert_same(made.rows.hand_over().rows(), expected_row(shard, runs=runs))
     assert len(made.launcher.launched) == 1
 
 
@@ -310,8 +312,8 @@ def test_shards_add_up_to_the_whole(made):
     total = 0
     for top in range(0, 30, 7):
         shard = whole[top : top + 7].contiguous()
-        total += int(made.launch_one(shard, top * 100)[0, r.RAW])
-    assert total & checksum.MASK == int(made.launch_one(whole)[0, r.RAW])
+        total += int(made.one(shard, top * 100)[0, r.RAW])
+    assert total & checksum.MASK == int(made.one(whole)[0, r.RAW])
 
 
 @pytest.mark.parametrize("wanted", [{"stats": False}, {"sketch": False}, {"stats": False, "sketch": False}], ids=str)
@@ -319,7 +321,7 @@ def test_what_is_not_wanted_says_nothing(wanted):
     only = Made(**wanted)
     for count in (900, 9000):
         x = example(torch.float32, (count,))
-        row, every = only.one(x), by_torch(x)
+        row, every = only.one(x), expected_row(x)
         assert row[0, r.RAW] == every[0, r.RAW]
         floats, empty = row.view(np.float64)[0], r.empty(1).view(np.float64)[0]
         if not wanted.get("stats", True):
@@ -331,17 +333,17 @@ def test_what_is_not_wanted_says_nothing(wanted):
 
 def test_a_row_is_the_same_each_time(made):
     x = example(torch.float32, (9_000,))
-    assert made.launch_one(x).tobytes() == made.launch_one(x).tobytes()
+    assert made.one(x).tobytes() == made.one(x).tobytes()
     lane = next(iter(made.engine._lanes.values()))
     assert not lane.counters.any()
 
 
 def test_flipped_bits_are_seen(made):
     x = torch.randn(3000)
-    before = made.launch_one(x)[0, r.RAW]
+    before = made.one(x)[0, r.RAW]
     for place in (0, 511, 512, 2999):
         bits = x.view(torch.int32)
         bits[place] ^= 1 << (place % 32)
-        assert made.launch_one(x)[0, r.RAW] != before
+        assert made.one(x)[0, r.RAW] != before
         bits[place] ^= 1 << (place % 32)
-    assert made.launch_one(x)[0, r.RAW] == before
+    assert made.one(x)[0, r.RAW] == before

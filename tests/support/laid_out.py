@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
@@ -173,3 +175,51 @@ def write_changed(folder, layouts=("whole", "shared", "rows", "alone")):
         for change, how in CHANGES.items():
             write(folder / f"{layout} {change}", 4, LAYOUTS[layout], changed=how)
     return folder
+
+
+SMALL = Layout((4, 3), "float32", "cpu", "contiguous")
+"""Of the tensors of `write_step`."""
+
+
+def small_rows(first, number):
+    """The layout of some rows of a small tensor."""
+    return replace(SMALL, part=Part((((first, number),) if number else (), ((0, 3),))))
+
+
+def write_step(path, *ranks, world=None, left_out=()):
+    """Write a run of one step of several ranks.
+
+    Args:
+        path: where.
+        ranks: of each rank its records: site, layout, checksum, and where they are others mean, status and text.
+        world: how many ranks there were; as many as are given if None.
+        left_out: ranks that the capture left out.
+    """
+    world = world or len(ranks)
+    for rank, given in enumerate(ranks):
+        store = StoreWriter.create(path, launch=Launch("0" * 32, "0" * 32, rank, world) if world > 1 else None)
+        said = {"status": "complete", "rank": rank, "world_size": world, "steps": 1}
+        store.write_manifest(said | ({"left_out": True} if rank in left_out else {}))
+        writer = store.rank(rank, stats=True, sketch=True, sorted_stats=())
+        records = [] if rank in left_out else [(*each, *(1.0, None, "")[len(each) - 3 :]) for each in given]
+        if records:
+            sites, layouts, checksums, means, statuses, texts = zip(*records, strict=True)
+            parts = [Status.PARTIAL if layout.part else Status.OBSERVED for layout in layouts]
+            floats = {name: np.array(means, np.float64) for name, kept in STATISTICS.items() if kept.type != "<i8"}
+            counts = {name: np.zeros(len(sites), np.int64) for name, kept in STATISTICS.items() if kept.type == "<i8"}
+            batch = StepBatch(
+                site=np.array([writer.site(site, SiteInfo("Linear")) for site in sites], np.uint32),
+                sequence=np.arange(len(sites), dtype=np.uint32),
+                layout=np.array([writer.layout(layout) for layout in layouts], np.uint32),
+                status=np.array(
+                    [own if own is not None else part for own, part in zip(statuses, parts, strict=True)], np.uint8
+                ),
+                checksum=np.array(checksums, np.uint64),
+                counts=counts,
+                floats=floats | {"var": np.zeros(len(sites)), "skew": np.ones(len(sites))},
+                sketch=np.repeat(np.array(means, np.float32)[:, None], 16, axis=1),
+                text=list(texts),
+            )
+            writer.append(0, batch)
+        store.close()
+    return path

@@ -64,19 +64,13 @@ def git(repository: Path, *words: str) -> str:
     return answer.stdout.strip()
 
 
-def introspect(
-    directory: Path, *words: str, code: int | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def introspect(directory, *words, code=None, **variables):
+    """Run a command; what it printed, with each sentence in one line."""
     answer = subprocess.run(
-        [sys.executable, "-m", "introspect_cli", *words],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "200", **variables},
-    )
-    if code is not None:
-        assert answer.returncode == code, answer.stdout + answer.stderr
+        [sys.executable, "-m", "introspect_cli", *map(str, words)],
+        cwd=directory, capture_output=True, text=True, check=False, env={**os.environ, **variables},
+    )  # fmt: skip
+    assert code is None or answer.returncode == code, answer.stdout + answer.stderr
     return answer
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from introspect_cli.capture.start import PYTHON
 from introspect_cli.tensors.generators import Generators
 
 DRAWS = {
@@ -93,48 +92,3 @@ def test_accelerators_are_asked_for_seed_and_offset_and_left_alone_while_a_graph
     assert [name for name, _ in watching.take()] == ["cuda:0"]
     device.offset, device.capturing = 8, True
     assert not watching.moved()
-
-
-def swap_words():
-    version, words, spare = random.getstate()
-    random.setstate((version, (*words[:100], words[101], words[100], *words[102:]), spare))
-
-
-def other_seed_and_the_same_words():
-    state = torch.get_rng_state()
-    state[0] ^= 1
-    torch.set_rng_state(state)
-
-
-CHANGES = {
-    "torch": {
-        "a draw": lambda: torch.rand(2),
-        "a normal number, of which one stays to spare": lambda: torch.randn(1),
-        "the one to spare": lambda: torch.randn(1),
-        "the seed it tells": other_seed_and_the_same_words,
-        "a seed": lambda: torch.manual_seed(5),
-    },
-    "python": {
-        "a draw": random.random,
-        "a normal number, of which one stays to spare": lambda: random.gauss(0, 1),
-        "the one to spare": lambda: random.gauss(0, 1),
-        "words in the middle": swap_words,
-        "a seed": lambda: random.seed(5),
-    },
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_whatever_changes_a_state_makes_it_stand_otherwise_and_nothing_else_does(watching, name):
-    owner = {"torch": torch.default_generator, "python": PYTHON}[name]
-    other = random.random if name == "torch" else lambda: torch.rand(1)
-    seen = [watching.mark(name, owner)]
-    assert seen[0] is not None
-    for what, change in CHANGES[name].items():
-        change()
-        watching.look([])
-        seen.append(watching.mark(name, owner))
-        assert seen[-1] not in seen[:-1], what
-        other()
-        watching.look([])
-        assert watching.mark(name, owner) == seen[-1], what

@@ -11,33 +11,11 @@ import torch
 from summaries import taken
 from torch import distributed
 
-from introspect_cli.records import Part, Status
+from introspect_cli.records import Status
 from introspect_cli.tensors import checksum, places
 from introspect_cli.tensors.summarizer import Summarizer
 
 HAS_DTENSOR = distributed.is_available() and hasattr(importlib.import_module("torch.distributed.tensor"), "DTensor")
-
-
-def box(local, start):
-    return Part(tuple(((first, size),) if size else () for first, size in zip(start, local, strict=True)))
-
-
-@pytest.mark.parametrize(
-    ("part", "wanted"),
-    [
-        (box((4, 6), (0, 0)), [(0, 24)]),
-        (box((2, 6), (1, 0)), [(6, 12)]),
-        (box((4, 2), (0, 3)), [(3, 2), (9, 2), (15, 2), (21, 2)]),
-        (box((2, 2), (1, 4)), [(10, 2), (16, 2)]),
-        (box((1, 1), (3, 5)), [(23, 1)]),
-        (box((0, 6), (2, 0)), []),
-        (Part((((0, 1), (2, 1)), ((0, 6),))), [(0, 6), (12, 6)]),
-        (Part((((3, 1),), ((0, 1), (4, 2)))), [(18, 1), (22, 2)]),
-        (Part((((5, 9),),), source="flat"), [(5, 9)]),
-    ],
-)
-def test_a_part_is_cut_into_stretches_of_the_whole(part, wanted):
-    assert places.run_offsets(part, (4, 6)) == wanted
 
 
 def as_rank(rank, call):

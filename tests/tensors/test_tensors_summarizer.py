@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import EXPANDED_TEXT, Status
-from introspect_cli.tensors import intake, kernels, reuse
+from introspect_cli.tensors import intake, kernels
 from introspect_cli.tensors.summarizer import Summarizer
 
 warnings.filterwarnings("ignore")
@@ -64,18 +64,6 @@ def fresh(tensor):
     return found
 
 
-def test_checksums_alone_can_be_asked_for():
-    made = Summarizer(stats=False, sketch=False)
-    full = Summarizer()
-    for tensor in (torch.randn(100), torch.randn(20, 30).t(), torch.randn(20_000).half()):
-        assert one(made, tensor)["checksum"] == one(full, tensor)["checksum"]
-    made.add(torch.ones(3))
-    table = taken(made)
-    assert (table.counts, table.floats, table.sketch) == ({}, {}, None)
-    made.close()
-    full.close()
-
-
 def test_an_added_batch_is_the_same_as_one_after_the_other(summarizer):
     tensors = [
         torch.randn(10),
@@ -97,47 +85,51 @@ def test_an_added_batch_is_the_same_as_one_after_the_other(summarizer):
 
 
 SEEN = {
-    "0-dim": (lambda: torch.tensor(2.5), "contiguous", Status.OBSERVED),
-    "empty": (lambda: torch.empty(0, 3), "contiguous", Status.OBSERVED),
-    "expanded": (lambda: torch.tensor([3.0]).expand(4, 5), "expanded", Status.OBSERVED),
-    "transposed": (lambda: torch.randn(4, 5).t(), "strided", Status.OBSERVED),
-    "channels_last": (
-        lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        "channels_last",
-        Status.OBSERVED,
-    ),
-    "conjugate": (lambda: torch.randn(4, dtype=torch.complex64).conj(), "contiguous", Status.OBSERVED),
-    "parameter": (lambda: torch.nn.Parameter(torch.randn(3)), "contiguous", Status.OBSERVED),
-    "quantized": (
-        lambda: torch.quantize_per_tensor(torch.randn(9), 0.1, 2, torch.quint8),
-        "contiguous",
-        Status.OBSERVED,
-    ),
-    "sparse": (lambda: torch.eye(5).to_sparse(), "sparse_coo", Status.OBSERVED),
-    "csr": (lambda: torch.eye(5).to_sparse_csr(), "sparse_csr", Status.OBSERVED),
-    "csc": (lambda: torch.eye(5).to_sparse_csc(), "sparse_csc", Status.OBSERVED),
-    "bsr": (lambda: torch.eye(6).to_sparse_bsr((2, 2)), "sparse_bsr", Status.OBSERVED),
-    "jagged": (
-        lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged),
-        "jagged",
-        Status.OBSERVED,
-    ),
-    "nested": (lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)]), "nested", Status.OBSERVED),
-    "packed": (lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "contiguous", Status.PARTIAL),
-    "inference": (lambda: torch.inference_mode()(torch.randn)(20_000), "contiguous", Status.OBSERVED),
+    "0-dim": (lambda: torch.tensor(2.5), "contiguous"),
+    "empty": (lambda: torch.empty(0, 3), "contiguous"),
+    "expanded": (lambda: torch.tensor([3.0]).expand(4, 5), "expanded"),
+    "transposed": (lambda: torch.randn(4, 5).t(), "strided"),
+    "channels_last": (lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), "channels_last"),
+    "conjugate": (lambda: torch.randn(4, dtype=torch.complex64).conj(), "contiguous"),
+    "parameter": (lambda: torch.nn.Parameter(torch.randn(3)), "contiguous"),
+    "inference": (lambda: torch.inference_mode()(torch.randn)(20_000), "contiguous"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.randn(9), 0.1, 2, torch.quint8), "contiguous"),
+}
+WITH_A_TEXT = {
+    "sparse_coo": lambda: torch.eye(5).to_sparse(),
+    "sparse_csr": lambda: torch.eye(5).to_sparse_csr(),
+    "sparse_csc": lambda: torch.eye(5).to_sparse_csc(),
+    "sparse_bsr": lambda: torch.eye(6).to_sparse_bsr((2, 2)),
+    "jagged": lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged),
+    "nested": lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)]),
 }
 
 
-@pytest.mark.parametrize("sort", SEEN)
+@pytest.mark.parametrize("sort", [*SEEN, *WITH_A_TEXT])
 def test_every_sort_of_tensor_has_an_answer(summarizer, sort):
-    if sort == "packed" and not hasattr(torch, "float4_e2m1fn_x2"):
-        pytest.skip("this torch has no such type")
-    make, strides, status = SEEN[sort]
+    make, strides = SEEN.get(sort) or (WITH_A_TEXT[sort], sort)
     found = one(summarizer, make())
-    assert found["layout"].strides == strides
-    assert found["status"] is status
+    assert (found["layout"].strides, found["status"]) == (strides, Status.OBSERVED)
     assert found["checksum"] != 0
-    assert (found["text"] != "") == (sort in {"sparse", "csr", "csc", "bsr", "jagged", "nested", "packed"})
+    assert (found["text"] != "") == (sort in WITH_A_TEXT)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no such type")
+def test_packed_numbers_have_a_checksum_alone(summarizer):
+    found = one(summarizer, torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
+    assert found["status"] is Status.PARTIAL
+    assert found["checksum"] != 0
+    assert found["text"] != ""
+
+
+def test_checksums_alone_can_be_asked_for():
+    made = Summarizer(stats=False, sketch=False)
+    for tensor in (torch.randn(100), torch.randn(20, 30).t(), torch.randn(20_000).half()):
+        assert one(made, tensor)["checksum"] == fresh(tensor)["checksum"]
+    made.add(torch.ones(3))
+    table = taken(made)
+    assert (table.counts, table.floats, table.sketch) == ({}, {}, None)
+    made.close()
 
 
 def test_quantized_tensors_by_the_numbers_they_stand_for(summarizer):
@@ -372,16 +364,6 @@ def test_optimizers_are_seen_to_write(summarizer, optimizer, options):
         assert [read(table, row) for row in range(3)] == [fresh(parameter) for parameter in parameters]
 
 
-def test_memory_used_again_for_something_else(summarizer):
-    means = []
-    for number in range(50):
-        x = torch.full((20_000,), float(number))
-        summarizer.add(x)
-        means.append(float(number))
-        del x
-    assert taken(summarizer).floats["mean"].tolist() == means
-
-
 def test_several_threads_summarise_at_once(summarizer):
     tensors = [torch.randn(300_000 if number % 10 == 0 else 500) for number in range(100)]
     slots = {}
@@ -445,85 +427,53 @@ def test_a_forked_child_waits_for_nobody(two_threads):
     summarizer.close()
 
 
-def test_plain_values_are_kept_as_text(summarizer):
-    values = [
-        1,
-        1.0,
-        True,
-        "1",
-        None,
-        b"1",
-        np.float32(1),
-        np.int64(1),
-        (1, 2),
-        object(),
-        object(),
-        {"b", "a"},
-        {"a", "b"},
-    ]
-    for value in values:
-        summarizer.value(value)
-    table = taken(summarizer)
-    assert set(table.status) == {Status.VALUE}
-    assert table.text[:4] == ["1", "1.0", "True", "'1'"]
-    dtypes = [table.layouts[index].dtype for index in table.layout_index]
-    assert dtypes[:3] == ["python.int", "python.float", "python.bool"]
-    assert dtypes[6] == "numpy.float32"
-    assert len(set(table.checksum[:10])) == 10
-    assert table.checksum[9] == table.checksum[10]
-    assert table.checksum[11] == table.checksum[12]
-    assert "0x" not in table.text[9].replace("0x...", "")
-
-
-def test_values_that_cannot_be_shown(summarizer):
+def test_plain_values_are_kept_as_text_and_arrays_as_tensors(summarizer):
     class Bad:
         def __repr__(self):
             raise ValueError
 
-    summarizer.value(Bad())
-    summarizer.value("x" * 10_000)
-    summarizer.value("x" * 9_999)
-    table = taken(summarizer)
-    assert table.status.tolist() == [Status.NOT_OBSERVED, Status.VALUE, Status.VALUE]
-    assert [len(text) <= 200 for text in table.text] == [True] * 3
-    assert table.checksum[1] != table.checksum[2]
-
-
-def test_numpy_arrays_count_as_tensors(summarizer):
     array = np.arange(6.0).reshape(2, 3)[:, ::-1]
-    summarizer.value(array)
-    summarizer.add(torch.from_numpy(array.copy()))
+    different = [1, 1.0, True, "1", None, b"1", np.float32(1), np.int64(1), (1, 2), "x" * 10_000, "x" * 9_999]
+    alike = [object(), object(), {"b", "a"}, {"a", "b"}, array, torch.from_numpy(array.copy())]
+    for value in (*different, *alike, Bad()):
+        (summarizer.add if isinstance(value, torch.Tensor) else summarizer.value)(value)
     table = taken(summarizer)
-    assert table.checksum[0] == table.checksum[1]
-    assert table.status.tolist() == [Status.OBSERVED] * 2
+    assert table.status.tolist() == [Status.VALUE] * 15 + [Status.OBSERVED] * 2 + [Status.NOT_OBSERVED]
+    assert table.text[:4] == ["1", "1.0", "True", "'1'"]
+    assert max(map(len, table.text)) <= 200
+    dtypes = [table.layouts[index].dtype for index in table.layout_index]
+    assert (*dtypes[:3], dtypes[6]) == ("python.int", "python.float", "python.bool", "numpy.float32")
+    sums = table.checksum.tolist()
+    assert len(set(sums[:11])) == 11
+    assert sums[11:17:2] == sums[12:17:2]
 
 
-def freed():
+def freed(left):
     x = torch.randn(4, 5)
-    x.untyped_storage().resize_(40)
+    x.untyped_storage().resize_(left)
     return x
 
 
-def functional():
-    return torch._to_functional_tensor(torch.randn(4, 5))
-
-
-KNOWN_SHAPE = {
-    "again": lambda: torch.arange(20.0).view(4, 5),
-    "parameter": lambda: torch.nn.Parameter(torch.arange(20.0).view(4, 5)),
+BASE = torch.arange(20.0).view(4, 5)
+SORTS = {
+    "again": lambda: BASE,
+    "parameter": lambda: torch.nn.Parameter(BASE),
     "offset": lambda: torch.arange(50.0)[7:27].view(4, 5),
+    "a column less": lambda: BASE[:, 1:],
     "transposed": lambda: torch.arange(20.0).view(5, 4).t(),
     "expanded": lambda: torch.arange(5.0).expand(4, 5),
     "negated": lambda: torch.complex(torch.zeros(4, 5), torch.ones(4, 5)).conj().imag,
-    "other type": lambda: torch.arange(20, dtype=torch.int32).view(4, 5),
-    "bool": lambda: torch.arange(20).view(4, 5) > 3,
-    "float8": lambda: torch.arange(20.0).view(4, 5).to(torch.float8_e5m2),
+    "negated lazily": lambda: torch._neg_view(BASE),
+    "copied lazily": BASE._lazy_clone,
+    **{str(dtype): lambda dtype=dtype: BASE.to(dtype) for dtype in intake._TYPES if dtype is not None},
     "complex": lambda: torch.complex(torch.ones(4, 5), torch.ones(4, 5)),
     "meta": lambda: torch.empty(4, 5, device="meta"),
     "sparse": lambda: torch.eye(4, 5).to_sparse(),
-    "subclass": lambda: torch.randn(4, 5).as_subclass(type("Own", (torch.Tensor,), {})),
-    "freed": freed,
-    "functional": functional,
+    "of another library": BASE.to_mkldnn,
+    "subclass": lambda: BASE.as_subclass(type("Own", (torch.Tensor,), {})),
+    "cut": lambda: freed(40),
+    "freed": lambda: freed(0),
+    "functional": lambda: torch._to_functional_tensor(BASE),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(4, 5), 0.1, 2, torch.quint8),
     "scalar": lambda: torch.tensor(3.0),
     "empty": lambda: torch.empty(0, 5),
@@ -532,65 +482,71 @@ KNOWN_SHAPE = {
 }
 
 
-@pytest.mark.parametrize("sort", KNOWN_SHAPE)
-def test_the_short_way_answers_as_the_long_one(sort):
-    """Every sort of tensor after a plain one of its shape and type, which the short way then knows."""
-    tables = []
-    short, long = Summarizer(), Summarizer()
-    if intake.functions() is None:
-        pytest.skip("this torch tells no extension quickly where a tensor is")
-    assert short._intake is not None
-    long._intake = None
-    for made in (short, long):
+@pytest.fixture
+def _functions_are_asked_anew():
+    intake.functions.cache_clear()
+    yield
+    intake.functions.cache_clear()
+
+
+def answers():
+    """What is said of every sort, one by one and many at once, after plain tensors of the same shapes and types."""
+    made, found = Summarizer(), []
+    for dtype in (torch.float32, torch.int32, torch.bool, torch.complex64, torch.float8_e5m2, torch.uint8):
+        for shape in ((4, 5), (), (0, 5)):
+            made.add(torch.ones(shape).to(dtype))
+    taken(made)
+    for _ in range(2):  # a shape is learnt by the first of it
         torch.manual_seed(0)
-        for dtype in (torch.float32, torch.int32, torch.bool, torch.complex64, torch.float8_e5m2, torch.uint8):
-            for shape in ((4, 5), (), (0, 5)):
-                made.add(torch.ones(shape).to(dtype))
-        taken(made)
-        slots = [made.add(KNOWN_SHAPE[sort]()), *made.add_all([KNOWN_SHAPE[sort](), torch.ones(4, 5)])]
-        tables.append((taken(made), slots))  # of many, the short way goes first
-        made.close()
-    (one, first), (other, second) = tables
-    assert [one.layouts[at] for at in one.layout_index[first]] == [
-        other.layouts[at] for at in other.layout_index[second]
-    ]
-    assert one.checksum[first].tolist() == other.checksum[second].tolist()
-    assert one.status[first].tolist() == other.status[second].tolist()
-    assert [one.text[slot] for slot in first] == [other.text[slot] for slot in second]
-    for name, column in one.floats.items():
-        np.testing.assert_array_equal(column[first], other.floats[name][second])
-    np.testing.assert_array_equal(one.sketch[first], other.sketch[second])
+        given = [make() for make in SORTS.values()]
+        slots = [*map(made.add, given), *made.add_all([*given, torch.ones(4, 5)])]
+        table = taken(made)
+        found.append([read(table, slot) for slot in slots])
+    made.close()
+    return found
 
 
-@pytest.mark.parametrize("count", [1, 13, 1000, 5000])
-def test_a_glance_sees_both_ends_all_of_a_small_tensor_and_reads_nothing_freed(count):
-    x = torch.arange(count, dtype=torch.float32)
-    seen = {reuse.sampled_hash(x, x.data_ptr())}
-    places = {0, count - 1} if count == 5000 else range(count)
-    for place in places:
-        x[place] += 0.5
-        seen.add(reuse.sampled_hash(x, x.data_ptr()))
-    assert len(seen) == 1 + len(places)
-    assert 0 not in seen
-    assert reuse.sampled_hash(x.clone(), x.data_ptr()) == reuse.sampled_hash(x, x.data_ptr())
-    assert reuse.sampled_hash(x[::2], x.data_ptr()) == 0 or count == 1
-    tail = x[count // 2 :]
-    x.untyped_storage().resize_(0)
-    assert reuse.sampled_hash(tail, tail.data_ptr()) == 0
+@pytest.mark.usefixtures("_functions_are_asked_anew")
+def test_the_short_way_answers_as_the_long_one(monkeypatch):
+    """By functions of torch's that tell compiled code where a tensor is, and without them."""
+    if intake.functions() is None:
+        pytest.skip("this torch has none")
+    short = answers()
+    intake.functions.cache_clear()
+    monkeypatch.setattr(intake, "_functions_of_torch", lambda: torch.absent)
+    assert intake.functions() is None
+    for one_by_one, others in zip(short, answers(), strict=True):
+        for name, found, wanted in zip([*SORTS, *SORTS, "last"], one_by_one, others, strict=True):
+            assert found == wanted, name
+
+
+@pytest.mark.usefixtures("_functions_are_asked_anew")
+@pytest.mark.parametrize("attribute", ["_TYPES", "_QUESTIONS", "_place"])
+def test_functions_of_torch_that_say_anything_else_than_its_methods_are_not_used(monkeypatch, attribute):
+    if intake.functions() is None:
+        pytest.skip("this torch has none")
+    asked = intake._QUESTIONS
+    other = {
+        "_TYPES": intake._TYPES[::-1],
+        "_QUESTIONS": (*asked[:6], asked[7], asked[6], asked[8]),
+        "_place": lambda _samples: None,
+    }
+    intake.functions.cache_clear()
+    monkeypatch.setattr(intake, attribute, other[attribute])
+    assert intake.functions() is None
 
 
 @pytest.mark.parametrize(
-    ("tensor", "memory"),
+    ("tensor", "memory", "changed"),
     [
-        (torch.arange(3.0).view(3, 1).expand(3, 2**40), torch.arange(3.0)),
-        (torch.tensor(2.5).expand(2**20, 2**20, 2**20), torch.tensor([2.5])),
-        (torch.arange(2.0**20).unfold(0, 2**19, 1), torch.arange(2.0**20)),  # windows that overlap
+        (torch.arange(3.0).view(3, 1).expand(3, 2**40), torch.arange(3.0), torch.ones(3, 1).expand(3, 2**40)),
+        (torch.tensor(2.5).expand(2**20, 2**20, 2**20), torch.tensor([2.5]), torch.tensor(2.0).expand(2**40)),
+        (torch.arange(2.0**20).unfold(0, 2**19, 1), torch.arange(2.0**20), torch.ones(2**20).unfold(0, 2**19, 1)),
     ],
-    ids=["a row", "a number", "windows"],
+    ids=["a row", "a number", "windows that overlap"],
 )
-def test_work_is_bounded_by_the_memory_and_not_by_the_shape(tensor, memory):
-    summarizer = Summarizer()
-    for value in (tensor, tensor, memory):
+def test_work_is_bounded_by_the_memory_and_not_by_the_shape(summarizer, tensor, memory, changed):
+    for value in (tensor, tensor, memory, changed):
         summarizer.add(value)
     table = taken(summarizer)
     assert table.status[0] == Status.PARTIAL
@@ -598,26 +554,18 @@ def test_work_is_bounded_by_the_memory_and_not_by_the_shape(tensor, memory):
     assert "in memory" in table.text[0]
     layout = table.layouts[table.layout_index[0]]
     assert (layout.shape, layout.strides) == (tuple(tensor.shape), "expanded")
-    assert table.checksum[0] == table.checksum[1] != table.checksum[2]
+    assert table.checksum[0] == table.checksum[1]
+    assert len(set(table.checksum.tolist())) == 3
     assert table.floats["mean"][0] == table.floats["mean"][2]
 
 
-def test_zeros_without_memory_are_zeros():
+def test_zeros_without_memory_are_zeros(summarizer):
     """A constant's tangent under forward-mode differentiation has a size and no memory: reading it ends the process."""
-    summarizer = Summarizer()
     for tensor in (torch._efficientzerotensor(5), torch.zeros(5), torch._efficientzerotensor(2**40)):
         summarizer.add(tensor)
     table = taken(summarizer)
     assert table.checksum[0] == table.checksum[1]
     assert list(table.status) == [Status.OBSERVED, Status.OBSERVED, Status.PARTIAL]
-
-
-def test_a_change_in_the_memory_of_an_expanded_tensor_is_seen():
-    summarizer = Summarizer()
-    summarizer.add(torch.tensor(1.0).expand(2**40))
-    summarizer.add(torch.tensor(2.0).expand(2**40))
-    summarizer.add(torch.ones(2).view(2, 1).expand(2, 2**39))
-    assert len(set(taken(summarizer).checksum)) == 3
 
 
 def test_chunks_of_many_tensors_stay_in_the_memory_for_them():

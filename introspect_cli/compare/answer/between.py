@@ -30,7 +30,7 @@ from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.seedings import set_at
 from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import ancestors, owner_of
-from introspect_cli.store.format.sources import Sources
+from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.store.ranks.tasks import MANY, ended_unevenly, tasks_of
-from introspect_cli.store.remote.pieces import fetch
+from introspect_cli.store.remote.pieces import prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.sites import Columns, Ids
     from introspect_cli.store.ranks.tasks import Task, Work
-    from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.run import Run
+    from introspect_cli.store.read.step_reader import Reader
 
 _LEAST = 4_000
 """Records that are counted in the time that opening a step of both runs takes."""
@@ -171,7 +171,7 @@ def compare_group(task: Task) -> list[RankOutcome]:
     with task.opened() as runs:
         for run, manifest in zip(runs, manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
-        fetch(runs[0].rank(rank).ranges((0, -1)) for rank in task.ranks)
+        prefetch(runs[0].rank(rank).ranges((0, -1)) for rank in task.ranks)
         pair = replace(pair, a=runs[0], b=runs[1], noise=runs[2:])
         return [_closed(pair.compare_rank(rank, options)) for rank in task.ranks]
 
@@ -193,7 +193,7 @@ def compare_ranks(
         given = tuple(run.manifest for run in runs), less, closed
         outcomes = [outcome for done in work(compare_group, tasks_of(runs, ranks, given)) for outcome in done]
     else:
-        fetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
+        prefetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
         if not many:
             return [pair.compare_rank(rank, options) for rank in ranks]
         outcomes = [_closed(pair.compare_rank(rank, less)) for rank in ranks]

@@ -20,7 +20,7 @@ from introspect_cli.compare.terms.distance import Layouts, distances, relative
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Summary
-from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
+from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.store.read.run import Run
+    from introspect_cli.store.read.step_reader import Reader
 
 TensorName = tuple[str, str, str]
 """Kind, FQN and path."""

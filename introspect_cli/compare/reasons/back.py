@@ -24,7 +24,7 @@ from introspect_cli.compare.terms.evidence import Cause, Known, those
 from introspect_cli.compare.terms.sites import PHASES
 from introspect_cli.compare.terms.table import EQUAL, OTHER
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.format.batch import fitted
+from introspect_cli.store.format.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +115,7 @@ def _no_factor(at: View) -> bool:
     if max(ROUNDING.get(summary.layout.dtype, 1.0) for summary in (first.a, first.b)) > ROUNDING["float32"]:
         return False
     sketches = at.table.sketches(at.union)
-    return sketches is not None and fitted(*sketches)[1] > _REST
+    return sketches is not None and scale_between(*sketches)[1] > _REST
 
 
 # --- through modules

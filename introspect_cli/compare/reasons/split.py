@@ -22,7 +22,7 @@ from introspect_cli.compare.terms.sites import kind_code
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
-from introspect_cli.store.format.batch import fitted
+from introspect_cli.store.format.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ def cuts(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, root, number, rule), rule, reader.many)
+        Cut(side, microbatches(reader, root, number, rule), rule, reader.rank_count)
         for side, reader, root, number, rule in (
             ("a", comparison.a, _name_in_a(step, splits.root), table.step, splits.a),
             ("b", comparison.b, splits.root, table.step_b, splits.b),
@@ -102,7 +102,7 @@ def split_finding(step: Step, position: int) -> Finding | None:
         finding = _by_itself(step, position)
         if finding is not None:
             return finding
-    if not (splits.differ or (site.kind is Kind.LOSS and step.comparison.a.many != step.comparison.b.many)):
+    if not (splits.differ or (site.kind is Kind.LOSS and step.comparison.a.rank_count != step.comparison.b.rank_count)):
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step)
@@ -203,7 +203,7 @@ def _common_factor(step: Step) -> float | None:
     if not pairs:
         return None
     one, two = (np.stack(sketch) for sketch in zip(*pairs, strict=True))
-    factor, _ = fitted(one.ravel(), two.ravel())
+    factor, _ = scale_between(one.ravel(), two.ravel())
     rest = np.linalg.norm(two - factor * one, axis=1)
     sizes = np.linalg.norm(two, axis=1)
     fits = rest <= _CLOSE * np.maximum(sizes, _CLOSE * sizes.max())

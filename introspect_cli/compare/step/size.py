@@ -28,7 +28,7 @@ from introspect_cli.compare.terms.distance import ROUNDING, distance_of, distanc
 from introspect_cli.compare.terms.names import owner_of
 from introspect_cli.compare.terms.result import RESOLUTION, Divergence, Size
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
-from introspect_cli.store.format.batch import fitted
+from introspect_cli.store.format.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,7 +132,7 @@ def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[
 
     None where the rest exceeds rounding or c is 1.
     """
-    factor, rest = fitted(sketch_a, sketch_b)
+    factor, rest = scale_between(sketch_a, sketch_b)
     return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.read.step_reader import StepReader
+    from introspect_cli.store.read.step_reader import Reader
 
 
 class Calls:
@@ -384,5 +384,5 @@ def lines_around(step: Step, position: int) -> tuple[tuple[str, str], tuple[str,
     return found[0], found[1]
 
 
-def _line(reader: StepReader, site: int) -> str:
+def _line(reader: Reader, site: int) -> str:
     return reader.sites[site][1].source

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.step_reader import Reader
 
 Tensor = tuple[int, str, str]
 """Kind code, FQN and path of a parameter, a buffer or an optimizer's state."""

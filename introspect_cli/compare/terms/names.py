@@ -18,7 +18,7 @@ from introspect_cli.records import DRAWN_BEFORE, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.step_reader import Reader
 
 FORWARD = frozenset({Phase.FORWARD, Phase.EVAL, Phase.RECOMPUTE})
 """Phases in which modules are called."""

@@ -22,8 +22,8 @@ from introspect_cli.rerun.changes.minimise import SETTINGS, Element, command_lin
 from introspect_cli.rerun.changes.texts import encoded, opened_files, undefined
 from introspect_cli.rerun.place import Around, placed
 from introspect_cli.rerun.variant import End, Reference, Rerun, capture, end_of
-from introspect_cli.store.format.sources import Sources
 from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:

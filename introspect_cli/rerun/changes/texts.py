@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.rerun.git import Repository
-from introspect_cli.store.format.sources import Sources
+from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:

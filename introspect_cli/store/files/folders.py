@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, scarcity
-from introspect_cli.store.files.handles import Descriptor, Handle, Source, status_of, take_lock
+from introspect_cli.store.files.handles import Closing, Descriptor, Handle, Source, status_of, take_lock
 from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Appended(Handle):
 
     def append(self, *pieces: bytes | memoryview) -> None:
         """Write `pieces` at byte `length`, whatever the descriptor's position, in as few system calls as possible."""
-        self.secure()
+        self.reopen_if_closed()
         rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         check_size(self.length + sum(map(len, rest)))
         end = self.length
@@ -121,7 +121,7 @@ class Appended(Handle):
                 rest[0] = rest[0][written:]
         self.length = end
 
-    def secure(self) -> None:
+    def reopen_if_closed(self) -> None:
         """Open the file again, and lock it again, where the script closed its descriptor.
 
         Raises:
@@ -137,12 +137,12 @@ class Appended(Handle):
 
     def shorten(self, length: int) -> None:
         """Truncate the file to `length` bytes."""
-        self.secure()
+        self.reopen_if_closed()
         os.ftruncate(self.fd, length)
         self.length = length
 
 
-class Directory(ABC):
+class Directory(Closing, ABC):
     """A directory of a run, on disk or in object storage.
 
     Attributes:
@@ -205,17 +205,8 @@ class Directory(ABC):
         """Bytes of the directory's files in object storage; 0 on disk."""
         return 0
 
-    def expect(self, names: Iterable[str]) -> None:  # noqa: B027 - on disk there is nothing to do beforehand
+    def prefetch(self, names: Iterable[str]) -> None:
         """Prefetch the directories `names`, which are read next; on disk nothing is done."""
-
-    def close(self) -> None:  # noqa: B027 - of some nothing is open
-        """Close open descriptors; a second call does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
 
 class Folder(Descriptor, Directory):
@@ -226,7 +217,7 @@ class Folder(Descriptor, Directory):
         """Open the directory at `path`; a symbolic link is followed here, and nowhere below it."""
         return cls(os.open(path, _DIRECTORY), path)
 
-    def secure(self) -> Folder:
+    def reopen_if_closed(self) -> Folder:
         """This directory, opened again where the script closed its descriptor."""
         if not self.is_ours():
             self.open_again(os.O_RDONLY | os.O_DIRECTORY)

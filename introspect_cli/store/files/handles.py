@@ -12,10 +12,10 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -55,7 +55,20 @@ def _away(fd: int) -> int:
     return high
 
 
-class Source(ABC):
+class Closing:
+    """What has something open until it is closed, at the end of a `with` at the latest."""
+
+    def close(self) -> None:
+        """Close what is open; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+class Source(Closing, ABC):
     """Bytes that are read by ranges: a file, or pieces in object storage.
 
     Attributes:
@@ -81,9 +94,13 @@ class Source(ABC):
         """Whether a writer may still append."""
         return False
 
-    def place(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
+    def object_at(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
         """Path or URL of the object that holds the byte at `offset`, for messages."""
         return self.path
+
+    def ranges(self, begin: int, end: int) -> Sequence[Any]:  # noqa: ARG002 - nothing on disk is read beforehand
+        """What of object storage holds the bytes `begin` to `end`, to be given to `remote.pieces.prefetch`."""
+        return ()
 
     def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
         """The bytes from `begin` to `end` (None: the end of the source), in blocks of at most `most` bytes."""
@@ -101,17 +118,8 @@ class Source(ABC):
             file.flush()
             return Handle(os.dup(file.fileno()), self.path)
 
-    def close(self) -> None:  # noqa: B027 - of some nothing is open
-        """Close open descriptors; a second call does nothing."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-
-class Descriptor:
+class Descriptor(Closing):
     """An open file descriptor that closes with its owner, or at the end of a `with`.
 
     A script may close descriptors that are not its own (`os.closerange(3, 100)`, as daemons do) and get the numbers for
@@ -130,7 +138,7 @@ class Descriptor:
         """Whether the descriptor still refers to the file it was opened on (same device and inode)."""
         return self.fd >= 0 and _identity(self.fd) == self._file
 
-    def is_at(self, folder: Descriptor, name: str) -> bool:
+    def is_same_file(self, folder: Descriptor, name: str) -> bool:
         """Whether `name` in `folder` is this file (same device and inode)."""
         status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
         return (status.st_dev, status.st_ino) == self._file
@@ -148,12 +156,6 @@ class Descriptor:
         ours, fd, self.fd = self.is_ours(), self.fd, -1
         if ours:
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ends():  # python has begun to take modules apart; the system closes what is left

@@ -15,8 +15,19 @@ from numpy.typing import NDArray
 
 from introspect_cli.records import Given, Joined
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.format.columns import Lists, Malformed, Texts, filled, integer_lists, sparse_texts, texts
-from introspect_cli.store.format.schemas import LIMIT_TEXT, SKETCH, STATISTIC, WHOLE_COLUMNS
+from introspect_cli.store.format.columns import (
+    Column,
+    Lists,
+    Malformed,
+    Texts,
+    absent_column,
+    column_of,
+    concatenated,
+    nonempty_rows,
+    sparse_texts,
+    texts,
+)
+from introspect_cli.store.format.schemas import GIVEN_COLUMNS, LIMIT_TEXT, SKETCH, STATISTIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,19 +68,15 @@ _NOTHING = Given()
 
 def given_columns(given: Mapping[int, Given], rows: int) -> GivenColumns:
     """Columns of `rows` records from `given`, which maps a row to its inputs; rows without an entry are empty."""
-    forward = np.full(rows, -1, np.int32)
     if not given:
-        return GivenColumns(Lists(np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)), forward, sparse_texts(rows, {}))
-    inputs: list[tuple[int, ...]] = [()] * rows
-    node = [""] * rows
-    for row, each in given.items():
-        inputs[row], forward[row], node[row] = each
-    return GivenColumns(integer_lists(inputs, np.int32), forward, node)
+        return GivenColumns(*(absent_column(column, rows) for column in GIVEN_COLUMNS))
+    every = zip(*(given.get(row, _NOTHING) for row in range(rows)), strict=True)
+    columns: list[Any] = [column_of(column, values) for column, values in zip(GIVEN_COLUMNS, every, strict=True)]
+    return GivenColumns(*columns)
 
 
-_JOINED = WHOLE_COLUMNS[0].name
-_OF_WHOLES = {"ranks": 0, "calls": 1, "elements": -1}
-"""The other columns of what was put together, with what they say where nothing was."""
+_PLAIN = ("site", "sequence", "layout", "status", "checksum", "sketch", "how", "ranks", "calls", "elements")
+"""Fields of `StepBatch` that are an array, or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,62 +114,45 @@ class StepBatch:
     ranks: NDArray[np.uint32] | None = None
     calls: NDArray[np.int64] | None = None
     elements: NDArray[np.int64] | None = None
-    derived: dict[int, dict[str, Array]] = field(default_factory=dict, init=False, repr=False)
-    """Of some rows together, the statistics that follow from others; see `record_stats`."""
+    derived: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
+    """The statistics that follow from others, once they were asked for; see `record_stats`."""
 
     def __len__(self) -> int:
         return len(self.site)
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any], schema: Schema) -> StepBatch:
-        """Make the batch of a step that was read: impossible statistics become NaN, texts are bounded and cleaned."""
+    def from_columns(cls, columns: Mapping[str, Any], schema: Schema) -> StepBatch:
+        """Make the batch of a step that was read: impossible statistics become NaN, texts are bounded and cleaned.
+
+        Raises:
+            Malformed: a record was put together in a way that is not one.
+        """
         counts, floats = statistics(
             {column.name: columns[column.name] for column in schema if column.role == STATISTIC}
         )
-        sketch, given = columns.get(SKETCH.name), None
+        sketch, given, joined = columns.get(SKETCH.name), None, columns.get("joined")
         if sketch is not None and np.isinf(sketch).any():
             sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
         if "given" in columns:
             given = GivenColumns(columns["given"], columns["forward"], columns["node"].sanitized(LIMIT_TEXT))
-        joined = columns.get(_JOINED)
         if joined is not None and len(joined) and joined.max() >= len(Joined):
             raise Malformed("a record was put together in a way that is not one")
-        return cls(
-            **{name: columns[name] for name in ("site", "sequence", "layout", "status", "checksum")},
-            counts=counts,
-            floats=floats,
-            sketch=sketch,
-            text=columns["text"].sanitized(LIMIT_TEXT),
-            given=given,
-            how=joined,
-            ranks=columns.get("ranks"),
-            calls=columns.get("calls"),
-            elements=columns.get("elements"),
-        )
+        same: dict[str, Any] = {name: columns.get(name) for name in _PLAIN if name not in ("sketch", "how")}
+        text = columns["text"].sanitized(LIMIT_TEXT)
+        return cls(**same, counts=counts, floats=floats, sketch=sketch, how=joined, text=text, given=given)
 
     def columns(self, schema: Schema) -> dict[str, ColumnData]:
-        """The columns to write for `schema`; a column that the batch lacks is filled with "absent" (-1, NaN, "")."""
+        """The columns to write for `schema`; one that the batch lacks is an `absent_column`, and `calls` are 1."""
         rows = len(self)
-        columns: dict[str, ColumnData] = {
-            **{name: getattr(self, name) for name in ("site", "sequence", "layout", "status", "checksum")},
-            "text": short_texts(self.text, rows),
-        }
-        for column in schema:
-            name, values = column.name, None
-            if column.role == STATISTIC:
-                values = self.counts.get(name) if column.type == "<i8" else self.floats.get(name)
-                columns[name] = absent(column.type, rows) if values is None else values
-            elif name == SKETCH.name:
-                columns[name] = np.zeros((rows, column.width), np.float32) if self.sketch is None else self.sketch
-            elif name == _JOINED:
-                columns[name] = np.zeros(rows, np.uint8) if self.how is None else self.how
-            elif name in _OF_WHOLES:
-                values = getattr(self, name)
-                columns[name] = np.full(rows, _OF_WHOLES[name], column.type) if values is None else values
-            elif name == "given":
-                given = self.given or given_columns({}, rows)
-                columns |= {"given": given.inputs, "forward": given.forward, "node": short_texts(given.node, rows)}
-        return columns
+        columns: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN} | self.counts | self.floats
+        columns |= {"joined": self.how, "text": short_texts(self.text, rows)}
+        if self.calls is None:
+            columns["calls"] = np.ones(rows, np.int64)
+        if self.given is not None:
+            node = short_texts(self.given.node, rows)
+            columns |= {"given": self.given.inputs, "forward": self.given.forward, "node": node}
+        every = {column.name: (column, columns.get(column.name)) for column in schema}
+        return {name: absent_column(column, rows) if data is None else data for name, (column, data) in every.items()}
 
 
 def short_texts(values: Sequence[str], rows: int) -> Texts:
@@ -178,7 +168,7 @@ def short_texts(values: Sequence[str], rows: int) -> Texts:
     return texts([value and value[:LIMIT_TEXT] for value in values])
 
 
-def fitted(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
+def scale_between(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
     """The least-squares factor c of c * a to b, and |b - c a| / |b|; both NaN where one is zero or not finite.
 
     Sketches are linear: a residual near 0 means that one tensor is c times the other.
@@ -200,27 +190,23 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
         order: which of these rows, one block's after the other's, comes first, second, ...; None to leave them so.
     """
     ends = np.cumsum([0, *map(len, which)])
-    place = np.arange(ends[-1])
-    if order is not None:
-        place[order] = np.arange(ends[-1])
+    place = np.arange(ends[-1]) if order is None else np.argsort(order)
 
     def column(values: Sequence[Array | None]) -> Any:
         """One column of all batches; None where any batch lacks it."""
         kept = [column[rows] for column, rows in zip(values, which, strict=True) if column is not None]
         if len(kept) < len(values):
             return None
-        together = kept[0] if len(kept) == 1 else np.concatenate(kept)
-        return together if order is None else together[order]
+        return concatenated(kept) if order is None else concatenated(kept)[order]
 
     def by_name(columns: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
         shared = [name for name in columns[0] if all(name in each for each in columns)]
         return {name: column([each[name] for each in columns]) for name in shared}
 
-    texts = dict[int, str]()
+    texts: dict[int, str] = {}
     for batch, rows, start in zip(batches, which, ends.tolist(), strict=False):
-        to = np.full(len(batch), -1)
-        to[rows] = place[start : start + len(rows)]
-        texts |= {int(to[row]): batch.text[row] for row in filled(batch.text).tolist() if to[row] >= 0}
+        for at in np.flatnonzero(np.isin(rows, nonempty_rows(batch.text))).tolist():
+            texts[int(place[start + at])] = batch.text[int(rows[at])]
     return StepBatch(
         **{name: column([getattr(batch, name) for batch in batches]) for name in _PLAIN},
         counts=by_name([batch.counts for batch in batches]),
@@ -229,11 +215,8 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
     )
 
 
-_PLAIN = ("site", "sequence", "layout", "status", "checksum", "sketch", "how", "ranks", "calls", "elements")
-
-
-def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
-    """`batch` with rows of `other` put before its own, under other site numbers.
+def prepend_rows(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
+    """`batch` with rows of `other` put before its own, under other site numbers and without what they were given.
 
     Args:
         batch: records of a step.
@@ -241,19 +224,17 @@ def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites:
         rows: int64 (k,), the rows of `other` to put first.
         sites: int64 (k,), the site numbers they get.
     """
+    given = batch.given
+    if given is not None:
+        none = given_columns({}, len(rows))
+        inputs, node = concatenated([none.inputs, given.inputs]), [*[""] * len(rows), *given.node]
+        given = GivenColumns(inputs, np.concatenate([none.forward, given.forward]), node)
     return replace(
         rows_of([other, batch], [rows, np.arange(len(batch))]),
         site=np.concatenate([sites.astype(np.uint32), np.asarray(batch.site)]),
         sequence=np.concatenate([np.arange(len(rows), dtype=np.uint32), np.asarray(batch.sequence) + len(rows)]),
-        given=None if batch.given is None else _after(batch.given, len(rows)),
+        given=given,
     )
-
-
-def _after(given: GivenColumns, count: int) -> GivenColumns:
-    """`given` with `count` empty rows put before its own."""
-    offsets = np.concatenate([np.zeros(count, np.int32), np.asarray(given.inputs.offsets)])
-    forward = np.concatenate([np.full(count, -1, np.int32), np.asarray(given.forward)])
-    return GivenColumns(Lists(offsets, given.inputs.values), forward, [*[""] * count, *given.node])
 
 
 def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64]], dict[str, Array]]:
@@ -264,41 +245,24 @@ def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64
     """
     counts: dict[str, NDArray[np.int64]] = {}
     floats: dict[str, Array] = {}
-    if not columns:
-        return counts, floats
-    rows = len(next(iter(columns.values())))
+    rows = len(next(iter(columns.values()), ()))
     usual = [name for name, kept in STATISTICS.items() if not kept.on_request]
-    every = usual if any(name in columns for name in usual) else ()
-    for name in dict.fromkeys((*every, *columns)):
-        column = columns.get(name)
-        if column is None:
-            column = absent(STATISTICS[name].type, rows)
-        (counts if column.dtype.kind == "i" else floats)[name] = column
-    return counts, floats if _all_possible(floats) else {name: _possible(name, kept) for name, kept in floats.items()}
+    for name in dict.fromkeys((*(usual if any(name in columns for name in usual) else ()), *columns)):
+        column = columns[name] if name in columns else absent_column(Column(name, STATISTICS[name].type), rows)
+        if column.dtype.kind == "i":
+            counts[name] = column
+        else:
+            floats[name] = _possible(name, column)
+    return counts, floats
 
 
-NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
-"""Statistics that are not negative."""
-
-
-def _all_possible(floats: Mapping[str, Array]) -> bool:
-    """Whether no column has an infinite value, nor one of `NOT_NEGATIVE` a negative one; checks all at once."""
-    if not floats:
-        return True
-    first = [column for name, column in floats.items() if name in NOT_NEGATIVE]
-    with np.errstate(invalid="ignore"):  # a stranger's NaN may be one that signals
-        every = np.concatenate([*first, *(column for name, column in floats.items() if name not in NOT_NEGATIVE)])
-    return not np.isinf(every).any() and not (every[: sum(map(len, first))] < 0).any()
+_NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
 
 
 def _possible(name: str, column: Array) -> Array:
-    """The column with infinite values, and negative ones of `NOT_NEGATIVE`, replaced by NaN."""
+    """The column with infinite values, and negative ones of `_NOT_NEGATIVE`, replaced by NaN."""
     wrong = np.isinf(column)
-    if name in NOT_NEGATIVE:
-        wrong |= column < 0
-    return np.where(wrong, column.dtype.type(np.nan), column)
-
-
-def absent(kind: str, rows: int) -> Array:
-    """A statistic's column of `rows` absent values: -1 for integers, NaN for floats."""
-    return np.full(rows, -1 if np.dtype(kind).kind == "i" else np.nan, kind)
+    if name in _NOT_NEGATIVE:
+        with np.errstate(invalid="ignore"):  # a stranger's NaN may be one that signals
+            wrong |= column < 0
+    return np.where(wrong, column.dtype.type(np.nan), column) if wrong.any() else column

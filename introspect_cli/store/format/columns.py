@@ -152,7 +152,7 @@ def texts(values: Sequence[str]) -> Texts:
     return Texts(_offsets(encoded), b"".join(encoded))
 
 
-def filled(column: Sequence[str]) -> Array:
+def nonempty_rows(column: Sequence[str]) -> Array:
     """int64 row numbers of the non-empty texts of a column; decodes none."""
     if isinstance(column, Texts):
         return np.flatnonzero(np.diff(column.offsets)) if len(column.data) else np.zeros(0, np.int64)
@@ -174,42 +174,43 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def integer_lists(values: Sequence[Sequence[int]], kind: type[np.signedinteger[Any]] = np.int64) -> Lists[int]:
-    """A column of lists of integers of type `kind`."""
-    flat = [item for row in values for item in row]
-    return Lists(_offsets(values), np.array(flat, kind))
-
-
-def text_lists(values: Sequence[Sequence[str]]) -> Lists[str]:
-    """A column of lists of texts."""
-    return Lists(_offsets(values), texts([item for row in values for item in row]))
+def column_of(column: Column, values: Sequence[Any]) -> ColumnData:
+    """A column of plain values: numbers, texts, or sequences of these."""
+    if column.type == "utf8":
+        return texts(values)
+    if not column.is_variable:
+        return np.array(values, column.type)
+    inside = column_of(column.item, [item for row in values for item in row])
+    assert not isinstance(inside, Lists)  # no list is in a list
+    return Lists(_offsets(values), inside)
 
 
 def _offsets(items: Sequence[Sequence[Any] | bytes]) -> Offsets:
     return np.fromiter(accumulate(map(len, items), initial=0), np.int32, len(items) + 1)
 
 
-def concatenated(parts: Sequence[ColumnData]) -> ColumnData:
+def concatenated(parts: Sequence[Any]) -> Any:
     """One column from several of the same type, end to end."""
     first = parts[0]
     if len(parts) == 1:
         return first
     if isinstance(first, np.ndarray):
-        return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+        return np.concatenate(parts)
+    lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)])
+    offsets = np.cumsum(lengths).astype(np.int32)
     if isinstance(first, Texts):
-        each = [part for part in parts if isinstance(part, Texts)]
-        return Texts(_joined_offsets([part.offsets for part in each]), b"".join(part.data for part in each))
-    lists = [part for part in parts if isinstance(part, Lists)]
-    values = concatenated([part.values for part in lists])
-    assert not isinstance(values, Lists)
-    return Lists(_joined_offsets([part.offsets for part in lists]), values)
+        return Texts(offsets, b"".join(part.data for part in parts))
+    return Lists(offsets, concatenated([part.values for part in parts]))
 
 
-def _joined_offsets(parts: Sequence[Offsets]) -> Offsets:
-    """int32 offsets of columns put end to end: each part's are raised by the total length before it."""
-    starts = np.cumsum([0, *(int(part[-1]) for part in parts)])
-    moved = [part[1:] + start for part, start in zip(parts, starts[:-1], strict=True)]
-    return np.concatenate([np.zeros(1), *moved]).astype(np.int32)
+def absent_column(column: Column, rows: int) -> Any:
+    """A column in which nothing is said: empty texts and lists, zeros, -1 in signed integers, NaN in single numbers."""
+    if column.is_variable:
+        none = np.zeros(rows + 1, np.int32)
+        return Texts(none, b"") if column.type == "utf8" else Lists(none, absent_column(column.item, 0))
+    if column.width:
+        return np.zeros((rows, column.width), column.dtype)
+    return np.full(rows, {"i": -1, "f": np.nan}.get(np.dtype(column.type).kind, 0), column.type)
 
 
 # --- bodies

@@ -14,7 +14,7 @@ import numbers
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
@@ -107,25 +107,21 @@ def sanitized(value: Any) -> Any:
 
 def load(data: bytes, path: str) -> Any:
     """The plain data of one YAML document, its size already bounded by the caller."""
+    loader = None
     try:
-        return _document(data, path)
+        loader = _Loader(data)
+        return _Builder(loader, path).document()
+    except DamageError:
+        raise
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
         raise DamageError(path, f"it is not valid YAML{where}") from None
-    except (ValueError, OverflowError, RecursionError, UnicodeError) as error:
-        if isinstance(error, DamageError):
-            raise
+    except (ValueError, OverflowError, RecursionError, UnicodeError):
         raise DamageError(path, "it holds a value that cannot be read") from None
-
-
-def _document(data: bytes, path: str) -> Any:
-    """Parse the document with libyaml's or PyYAML's events, and free the loader."""
-    loader = _Loader(data)
-    try:
-        return _Builder(loader, path).document()
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 class _Builder:
@@ -136,16 +132,13 @@ class _Builder:
         self._path = path
         self._nodes = 0
 
-    def _events(self) -> Iterator[Any]:
-        while self._loader.check_event():
-            yield self._loader.get_event()
-
     def document(self) -> Any:
         """The stream's only document; None where the stream is empty, DamageError where it holds more than one."""
         root: list[Any] = []
         stack: list[list[Any]] = [root]
         documents = 0
-        for event in self._events():
+        while self._loader.check_event():
+            event = self._loader.get_event()
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
@@ -153,12 +146,9 @@ class _Builder:
             elif isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)):
                 self._check(event, len(stack))
                 stack.append([])
-            elif isinstance(event, yaml.SequenceEndEvent):
+            elif isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
                 done = stack.pop()
-                stack[-1].append(done)
-            elif isinstance(event, yaml.MappingEndEvent):
-                done = stack.pop()
-                stack[-1].append(self._mapping(done))
+                stack[-1].append(done if isinstance(event, yaml.SequenceEndEvent) else self._mapping(done))
             elif isinstance(event, yaml.ScalarEvent):
                 self._check(event, len(stack))
                 stack[-1].append(self._scalar(event))

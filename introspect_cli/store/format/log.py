@@ -83,20 +83,8 @@ OF_STEPS = (LABELS, TOTALS, STEP)
 SMALL = (COLUMNS, LABELS, TOTALS, DROP, DOCUMENT)
 """Frames whose bodies lie beside the log with the heads."""
 
-ENTRY = np.dtype(
-    [
-        ("step", "<i8"),
-        ("offset", "<u8"),
-        ("length", "<u8"),
-        ("rows", "<u4"),
-        ("n_sites", "<u4"),
-        ("n_layouts", "<u4"),
-        ("crc", "<u4"),
-        ("digest", "V16"),
-        ("chain", "V16"),
-    ]
-)
-"""A step as readers have it: its number, where its body lies, its records, how many sites and layouts there were."""
+ENTRY = np.dtype([*HEADS.descr, ("offset", "<u8"), ("n_sites", "<u4"), ("n_layouts", "<u4")])
+"""A step as readers have it: its head, where its body lies, how many sites and layouts there were."""
 
 CACHE = struct.Struct("<8sII")
 """What the file of heads begins with: magic, CRC-32 of what follows, heads."""
@@ -189,7 +177,7 @@ class Frames:
         source: its bytes; None of a log that is not there.
         run_id: 16 bytes; empty where a writer was killed before it could write the beginning.
         heads: array of `HEADS`.
-        at: where each frame begins, and where the next one would.
+        begins: where each frame begins, and where the next one would.
         damage: what ended it before its end, where damage is to be told and not raised; else "".
     """
 
@@ -211,7 +199,7 @@ class Frames:
         """
         self.path, self.source = path, source
         self.run_id, self.damage = b"", ""
-        self.heads, self.at, self._bodies = np.zeros(0, HEADS), np.zeros(1, np.int64), memoryview(b"")
+        self.heads, self.begins, self._bodies = np.zeros(0, HEADS), np.zeros(1, np.int64), memoryview(b"")
         self._cached, self._offsets = 0, np.zeros(0, np.int64)
         try:
             start = b"" if source is None else source.read(0, START.size)
@@ -253,16 +241,14 @@ class Frames:
         if len(cached) < CACHE.size:
             return False
         magic, crc, count = CACHE.unpack_from(cached)
-        if magic != _CACHE_MAGIC or zlib.crc32(cached[CACHE.size :]) != crc or count > LIMIT_FRAMES:
-            return False
-        if len(cached) < CACHE.size + count * HEAD.size or not count:
+        begins = magic == _CACHE_MAGIC and zlib.crc32(cached[CACHE.size :]) == crc
+        bodies = memoryview(cached)[CACHE.size + count * HEAD.size :]
+        if not begins or not 0 < count <= LIMIT_FRAMES or len(cached) < CACHE.size + count * HEAD.size:
             return False
         heads = np.frombuffer(cached, HEADS, count, CACHE.size)
-        if zlib.crc32(heads[0].tobytes()[:-4], before) != heads["crc"][0]:
-            return False
         small = np.where(_is_small(heads), heads["length"], 0).astype(np.int64)
-        bodies = memoryview(cached)[CACHE.size + count * HEAD.size :]
-        if len(bodies) != int(small.sum()) or int(_places(heads)[-1]) > size:
+        is_of_log = zlib.crc32(heads[0].tobytes()[:-4], before) == heads["crc"][0]
+        if not is_of_log or len(bodies) != int(small.sum()) or int(_places(heads)[-1]) > size:
             return False
         self._set(heads)
         self._cached, self._bodies, self._offsets = count, bodies, np.concatenate([[0], np.cumsum(small)])
@@ -274,7 +260,7 @@ class Frames:
         Raises:
             DamageError: a head's CRC-32 does not fit, unless all its bytes are 0, or there are more than LIMIT_FRAMES.
         """
-        at, chunk, first = int(self.at[-1]) or START.size, b"", 0
+        at, chunk, first = int(self.begins[-1]) or START.size, b"", 0
         heads: list[bytes] = []
         try:
             while at + HEAD.size <= size:
@@ -305,7 +291,7 @@ class Frames:
             raise DamageError(self.path, "a frame is of a kind that no version writes")
         if (heads["length"] > LIMIT_BATCH).any():
             raise DamageError(self.path, "a frame's length is not one")
-        self.heads, self.at = heads, _places(heads)
+        self.heads, self.begins = heads, _places(heads)
 
     def encoded(self, count: int | None = None) -> bytes:
         """The bytes of the file of heads, for the first `count` frames; for all where None."""
@@ -321,7 +307,7 @@ class Frames:
             DamageError: they were altered.
         """
         head = self.heads[number]
-        length, at = int(head["length"]), int(self.at[number]) + HEAD.size
+        length, at = int(head["length"]), int(self.begins[number]) + HEAD.size
         if number < self._cached and _is_small(self.heads[number : number + 1])[0]:
             begin = int(self._offsets[number])
             data = bytes(self._bodies[begin : begin + length])
@@ -335,7 +321,7 @@ class Frames:
             raise DamageError(self.path, f"a frame of kind {head['kind'].decode()} at byte {at} was altered")
         return data
 
-    def of(self, *kinds: bytes, counting: bool = True) -> list[int]:
+    def numbers_of(self, *kinds: bytes, counting: bool = True) -> list[int]:
         """Numbers of the frames of these kinds; with `counting`, only of those after the last BACK frame."""
         first = self.back if counting else 0
         found: list[int] = (np.flatnonzero(np.isin(self.heads["kind"][first:], kinds)) + first).tolist()
@@ -359,7 +345,7 @@ class Frames:
         Raises:
             DamageError: they were altered.
         """
-        described = self.of(COLUMNS, counting=False)
+        described = self.numbers_of(COLUMNS, counting=False)
         if not described:
             return Columns((*RECORD_COLUMNS, TEXT))
         if self.heads["length"][described[0]] > LIMIT_COLUMNS:
@@ -373,7 +359,7 @@ class Frames:
     def thinned(self) -> tuple[Thinned, ...]:
         """Steps that were recorded and then dropped, one entry per reason."""
         try:
-            return tuple(_thinned(row) for each in self.of(DROP)[-1:] for row in json.loads(self.body(each)))
+            return tuple(_thinned(row) for each in self.numbers_of(DROP)[-1:] for row in json.loads(self.body(each)))
         except (ValueError, TypeError, RecursionError):
             raise DamageError(self.path, "what it says of dropped steps cannot be") from None
 
@@ -383,12 +369,12 @@ class Frames:
         Raises:
             DamageError: step numbers do not rise.
         """
-        rows = self.of(STEP)
+        rows = self.numbers_of(STEP)
         heads = self.heads[rows]
         out = np.zeros(len(rows), ENTRY)
-        for name in ("step", "length", "rows", "digest", "chain"):
+        for name in HEADS.names or ():
             out[name] = heads[name]
-        out["crc"], out["offset"] = heads["body_crc"], self.at[rows] + HEAD.size
+        out["offset"] = self.begins[rows] + HEAD.size
         for name, kind in (("n_sites", SITES), ("n_layouts", LAYOUTS)):
             counts = np.where(self.heads["kind"] == kind, self.heads["rows"], 0)
             out[name] = np.minimum(np.cumsum(counts, dtype=np.int64)[rows], (1 << 32) - 1)
@@ -396,9 +382,9 @@ class Frames:
             raise DamageError(self.path, "its steps do not rise")
         return out
 
-    def small(self, kind: bytes) -> Iterator[tuple[int, bytes]]:
+    def bodies_of(self, kind: bytes) -> Iterator[tuple[int, bytes]]:
         """(step, body) of each frame of `kind` after the last BACK frame."""
-        for number in self.of(kind):
+        for number in self.numbers_of(kind):
             yield int(self.heads["step"][number]), self.body(number)
 
     def check_chain(self) -> None:

@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import STATISTICS
@@ -38,85 +40,65 @@ LIMIT_TEXT = 4096
 LIMIT_NAME = 8192
 """Characters of a name that a reader gives; a model of 2,000 levels has names of half as many."""
 
-SITE_COLUMNS: Schema = (
-    Column("key", "<u8"),
-    Column("phase", "utf8"),
-    Column("kind", "utf8"),
-    Column("fqn", "utf8"),
-    Column("call", "<u4"),
-    Column("path", "utf8"),
-    Column("module_class", "utf8"),
-    Column("op", "utf8"),
-    Column("source", "utf8"),
-)
-
-LAYOUT_COLUMNS: Schema = (
-    Column("shape", "list<i8>"),
-    Column("dtype", "utf8"),
-    Column("device", "utf8"),
-    Column("strides", "utf8"),
-    Column("part", "list<i8>"),
-    Column("part_owed", "utf8"),
-    Column("part_owing", "<i4"),
-    Column("part_source", "utf8"),
-)
-"""`part`: for each dimension how many ranges a rank holds, and each range's first index and length. `part_source` is
-empty where a rank holds the whole."""
-
-MODULE_COLUMNS: Schema = (
-    Column("fqn", "utf8"),
-    Column("module_class", "utf8"),
-    Column("source", "utf8"),
-    Column("parameters", "list<utf8>"),
-    Column("buffers", "list<utf8>"),
-    Column("aliases", "list<utf8>"),
-    Column("attribute_names", "list<utf8>"),
-    Column("attribute_values", "list<utf8>"),
-    Column("step", "<i8"),
-    Column("variable", "utf8"),
-)
-"""`step`: from which the row holds. `variable`: what the script calls a root."""
-
-RECORD_COLUMNS: Schema = (
-    Column("site", "<u4"),
-    Column("sequence", "<u4"),
-    Column("layout", "<u4"),
-    Column("status", "|u1"),
-    Column("checksum", "<u8"),
-)
-TEXT = Column("text", "utf8")
-SKETCH = Column("sketch", "vector", SKETCH_SIZE)
-GIVEN_COLUMNS: Schema = (Column("given", "list<i4>"), Column("forward", "<i4"), Column("node", "utf8"))
-"""What an operator was given, where operators are recorded."""
-
-WHOLE_COLUMNS: Schema = (
-    Column("joined", "|u1"),
-    Column("ranks", "<u4"),
-    Column("calls", "<i8"),
-    Column("elements", "<i8"),
-)
-"""How the records of several ranks became one, in a run that they were put together in; see `batch.StepBatch`."""
-
 STATISTIC, NEEDED = "statistic", "needed"
 """What a column is to a reader that does not know it: a statistic to keep, or a reason to refuse the store."""
 
+_NUMBERS = ("uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
 _TYPES = {
-    "uint8": "|u1",
-    "int32": "<i4",
-    "uint32": "<u4",
-    "int64": "<i8",
-    "uint64": "<u8",
-    "float32": "<f4",
-    "float64": "<f8",
+    **{word: np.dtype(word).newbyteorder("<").str for word in _NUMBERS},
     "utf8": "utf8",
     "list<int32>": "list<i4>",
     "list<int64>": "list<i8>",
     "list<utf8>": "list<utf8>",
 }
+"""The type of a column by the word for it in a log."""
+
 _WORDS = {kind: word for word, kind in _TYPES.items()}
 _VECTOR = re.compile(r"float32\[([1-9]\d{0,3})\]")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MOST_COLUMNS = 256
+
+
+def _column(described: list[str]) -> Column:
+    """Decode `[name, type]` or `[name, type, role]`; ValueError, KeyError or TypeError for anything else."""
+    if not isinstance(described, list):
+        raise TypeError
+    name, kind, *role = described
+    vector = _VECTOR.fullmatch(kind)
+    if not _NAME.fullmatch(name) or len(role) > 1 or (role and not _NAME.fullmatch(role[0])):
+        raise ValueError
+    return Column(name, "vector" if vector else _TYPES[kind], int(vector[1]) if vector else 0, *role)
+
+
+def _schema(described: str) -> Schema:
+    """Columns by their names and types."""
+    return tuple(_column(column.split()) for column in described.split(","))
+
+
+SITE_COLUMNS = _schema(
+    "key uint64, phase utf8, kind utf8, fqn utf8, call uint32, path utf8, module_class utf8, op utf8, source utf8"
+)
+LAYOUT_COLUMNS = _schema(
+    "shape list<int64>, dtype utf8, device utf8, strides utf8, "
+    "part list<int64>, part_owed utf8, part_owing int32, part_source utf8"
+)
+"""`part`: for each dimension how many ranges a rank holds, and each range's first index and length. `part_source` is
+empty where a rank holds the whole."""
+
+MODULE_COLUMNS = _schema(
+    "fqn utf8, module_class utf8, source utf8, parameters list<utf8>, buffers list<utf8>, aliases list<utf8>, "
+    "attribute_names list<utf8>, attribute_values list<utf8>, step int64, variable utf8"
+)
+"""`step`: from which the row holds. `variable`: what the script calls a root."""
+
+RECORD_COLUMNS = _schema("site uint32, sequence uint32, layout uint32, status uint8, checksum uint64")
+[TEXT] = _schema("text utf8")
+[SKETCH] = _schema(f"sketch float32[{SKETCH_SIZE}]")
+GIVEN_COLUMNS = _schema("given list<int32>, forward int32, node utf8")
+"""What an operator was given, where operators are recorded."""
+
+WHOLE_COLUMNS = _schema("joined uint8, ranks uint32, calls int64, elements int64")
+"""How the records of several ranks became one, in a run that they were put together in; see `batch.StepBatch`."""
 
 
 @dataclass(frozen=True)
@@ -141,61 +123,44 @@ def _described(column: Column) -> list[str]:
 
 @lru_cache(maxsize=16)
 def parse_columns(description: bytes) -> Columns:
-    """The columns that an index describes.
+    """The columns that a log describes.
 
     Raises:
         Malformed: it describes none, or not those that every store has.
         StoreError: a column is needed that this version does not know.
     """
+    every = vars(Columns((*RECORD_COLUMNS, TEXT)))
     try:
         described = json.loads(description)
-        streams = {name: tuple(map(_column, described[name])) for name in ("records", "sites", "layouts", "modules")}
+        tables = {name: tuple(map(_column, described[name])) for name in every}
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Malformed("its columns are not described") from None
-    every = vars(Columns((*RECORD_COLUMNS, TEXT)))
-    for name, columns in streams.items():
-        _check_columns(name, columns, every[name], _OPTIONAL if name == "records" else ())
-    return Columns(**streams)
+    for name, columns in tables.items():
+        _check_columns(name, columns, every[name], name == "records")
+    return Columns(**tables)
 
 
-_OPTIONAL = (SKETCH, *GIVEN_COLUMNS, *WHOLE_COLUMNS)
-
-
-def _column(described: object) -> Column:
-    """Decode `[name, type]` or `[name, type, role]`; ValueError, KeyError or TypeError for anything else."""
-    if not isinstance(described, list):
-        raise TypeError
-    name, kind, *role = described
-    vector = _VECTOR.fullmatch(kind)
-    if not _NAME.fullmatch(name) or len(role) > 1 or (role and not _NAME.fullmatch(role[0])):
-        raise ValueError
-    return Column(name, "vector" if vector else _TYPES[kind], int(vector[1]) if vector else 0, *role)
-
-
-def _check_columns(stream: str, columns: Schema, every: Schema, optional: Schema) -> None:
-    """Raise Malformed unless `columns` has all of `every`, and `optional` ones of the right type, in full groups."""
+def _check_columns(table: str, columns: Schema, every: Schema, of_records: bool) -> None:
+    """Raise Malformed unless `columns` has all of `every`, and optional ones of the right type, in full groups."""
     by_name = {column.name: column for column in columns}
+    groups = (GIVEN_COLUMNS, WHOLE_COLUMNS, (SKETCH,)) if of_records else ()
     if len(by_name) != len(columns) or len(columns) > _MOST_COLUMNS:
-        raise Malformed(f"the columns of its {stream} are too many, or one is there twice")
+        raise Malformed(f"the columns of its {table} are too many, or one is there twice")
     if any(by_name.get(column.name) != column for column in every):
-        raise Malformed(f"its {stream} have not the columns that every store has")
-    if any(by_name.get(column.name, column) != column for column in optional):
-        raise Malformed(f"a column of its {stream} has another type than it is written with")
-    groups = (GIVEN_COLUMNS, WHOLE_COLUMNS) if optional else ()
-    if any(len({column.name in by_name for column in columns}) > 1 for columns in groups):
-        raise Malformed(f"its {stream} lack a column of those that belong together")
+        raise Malformed(f"its {table} have not the columns that every store has")
+    if any(by_name.get(column.name, column) != column for group in groups for column in group):
+        raise Malformed(f"a column of its {table} has another type than it is written with")
+    if any(len({column.name in by_name for column in group}) > 1 for group in groups):
+        raise Malformed(f"its {table} lack a column of those that belong together")
     for column in columns:
         if column.role == NEEDED:
             raise StoreError(
-                f"the {stream} have a column {column.name!r}, which this version does not know and cannot leave out: "
+                f"the {table} have a column {column.name!r}, which this version does not know and cannot leave out: "
                 "install the newest introspect-cli"
             )
-        statistic = STATISTICS.get(column.name)
-        if column.role == STATISTIC and (
-            stream != "records"
-            or column.type not in ("<i8", "<f4", "<f8")
-            or (statistic and statistic.type != column.type)
-        ):
+        known = STATISTICS.get(column.name)
+        types = (known.type,) if known else ("<i8", "<f4", "<f8")
+        if column.role == STATISTIC and not (of_records and column.type in types):
             raise Malformed(f"the statistic {column.name} has a type that no version writes")
 
 

@@ -11,111 +11,12 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from introspect_cli.store.files.folders import SOURCES, DamageError
-from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from introspect_cli.store.files.folders import Directory
-
-    class Run(Protocol):
-        """What is asked of a run."""
-
-        @property
-        def settings(self) -> Mapping[str, Any]:
-            """Its settings documents, by name."""
-
-        @property
-        def kept_sources(self) -> frozenset[str]:
-            """Digests of the source files whose text is kept."""
-
-        def source(self, digest: str) -> bytes | None:
-            """A source file by the digest of what it held; None where its text is not kept."""
-
-
-_DIGEST = re.compile(r"[0-9a-f]{16}")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A source file of a run.
-
-    Attributes:
-        name: its path in the project, or that of its module where it lay elsewhere; `-c` and `<notebook>` for code that
-            no file held.
-        digest: of what it held when it was read.
-        data: what it held, without secrets.
-    """
-
-    name: str
-    digest: str
-    data: bytes
-
-    @property
-    def exact(self) -> bool:
-        """Whether this is all that the file held: no secret was taken out."""
-        return source_digest(self.data) == self.digest
-
-    @property
-    def text(self) -> str:
-        """The file as text; its encoding is the one that it declares."""
-        from importlib.util import decode_source
-
-        try:
-            return decode_source(self.data)
-        except (SyntaxError, UnicodeDecodeError):
-            return self.data.decode("utf-8", "replace")
-
-
-class Sources(Mapping[str, Source]):
-    """The source files of a run whose text it keeps, by name, each read when asked for."""
-
-    def __init__(self, run: Run) -> None:
-        listed = run.settings.get("sources")
-        self._run = run
-        self.digests: dict[str, str] = {}
-        """Digest by name of all source files, whether their text is there or not."""
-        if isinstance(listed, Mapping):
-            self.digests = {
-                name: digest
-                for name, digest in listed.items()
-                if isinstance(name, str)
-                and isinstance(digest, str)
-                and _DIGEST.fullmatch(digest)
-                and _stays_inside(name)
-            }
-        kept = run.kept_sources if self.digests else frozenset()
-        self._names = [name for name, digest in self.digests.items() if digest in kept]
-
-    def __getitem__(self, name: str) -> Source:
-        """A file.
-
-        Raises:
-            KeyError: its text is not there.
-            StoreError: it is damaged.
-        """
-        if name not in self._names:
-            raise KeyError(name)
-        digest = self.digests[name]
-        data = self._run.source(digest)
-        if data is None:
-            raise KeyError(name)
-        return Source(name, digest, data)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def _stays_inside(name: str) -> bool:
-    """Whether `name`, as a path below a directory, stays in it: relative, without `..` and NUL."""
-    return bool(name) and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
-
 
 LIMIT_FILE: Final = 1 << 20
 """Bytes of a source file that is kept."""

@@ -13,16 +13,13 @@ import math
 import mmap
 import struct
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from introspect_cli.store.files.folders import TENSORS, DamageError, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from introspect_cli.store.files.folders import Directory
@@ -34,26 +31,12 @@ _LIMIT_HEADER = 1 << 16
 _LIMIT_DATA = 1 << 36
 _PIECE = 1 << 24
 _LIMIT_DIMS = 32  # numpy 1 has no more
-CODES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
+_WIDENED = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+_NUMBERS = ("float64", "float32", "float16", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (64, 32, 16, 8)))
+CODES = {name: f"{name[0].upper()}{8 * np.dtype(name).itemsize}" for name in _NUMBERS} | _WIDENED | {"bool": "BOOL"}
 """safetensors' name of each element type that it knows, by torch's."""
 NUMPY = {
-    **{name: np.dtype(name) for name in CODES if name not in {"bfloat16", "float8_e4m3fn", "float8_e5m2"}},
+    **{name: np.dtype(name) for name in CODES if name not in _WIDENED},
     "bfloat16": np.dtype("<u2"),
     "float8_e4m3fn": np.dtype("u1"),
     "float8_e5m2": np.dtype("u1"),
@@ -64,15 +47,33 @@ NUMPY = {
 """What numpy reads each element type as."""
 
 
-@dataclass(frozen=True)
-class _Content:
+class _Content(NamedTuple):
     """The fields of a tensor file's header: checksum, dtype, shape, bytes of data, CRC-32 of header and data."""
 
     checksum: int
     dtype: str
     shape: tuple[int, ...]
     length: int
-    crc: int
+    crc: int = 0
+
+    def begin_crc(self) -> int:
+        """CRC-32 of checksum, dtype and shape, which the data's CRC-32 continues."""
+        return zlib.crc32(f"{self.checksum:016x} {self.dtype} {list(self.shape)} ".encode())
+
+    def header(self) -> bytes:
+        """The safetensors header, padded to 8 bytes; a dtype that safetensors lacks is stored as flat U8."""
+        code = CODES.get(self.dtype)
+        shape = list(self.shape) if code else [self.length]
+        entry = {"dtype": code or "U8", "shape": shape, "data_offsets": [0, self.length]}
+        about = {
+            "checksum": f"{self.checksum:016x}",
+            "dtype": self.dtype,
+            "shape": json.dumps(list(self.shape)),
+            "crc32": f"{self.crc:08x}",
+        }
+        text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return struct.pack("<Q", len(text)) + text
 
 
 def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
@@ -80,45 +81,26 @@ def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) 
 
     The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and the data's CRC-32.
     """
-    return _head(_Content(checksum, dtype, shape, len(data), zlib.crc32(data, _crc(checksum, dtype, shape))))
+    content = _Content(checksum, dtype, shape, len(data))
+    return content._replace(crc=zlib.crc32(data, content.begin_crc())).header()
 
 
-def _crc(checksum: int, dtype: str, shape: Sequence[int]) -> int:
-    """CRC-32 of checksum, dtype and shape, which the data's CRC-32 continues."""
-    return zlib.crc32(f"{checksum:016x} {dtype} {list(shape)} ".encode())
-
-
-def _head(content: _Content) -> bytes:
-    """The safetensors header, padded to 8 bytes; a dtype that safetensors lacks is stored as flat U8."""
-    code = CODES.get(content.dtype)
-    entry = {
-        "dtype": code or "U8",
-        "shape": list(content.shape) if code else [content.length],
-        "data_offsets": [0, content.length],
-    }
-    about = {
-        "checksum": f"{content.checksum:016x}",
-        "dtype": content.dtype,
-        "shape": json.dumps(list(content.shape)),
-        "crc32": f"{content.crc:08x}",
-    }
-    text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
-def check(handle: Source, checksum: int) -> None:
+def check(handle: Source, checksum: int) -> tuple[_Content, int]:
     """Check a tensor file's header and its data's CRC-32, a piece at a time.
 
+    Returns:
+        what the header says, and the byte where the data begins.
+
     Raises:
-        StoreError: it is not what `encode` would have written for the tensor with this checksum.
+        DamageError: it is not what `encode` would have written for the tensor with this checksum.
     """
     content, offset = _content(handle, checksum)
-    crc = _crc(checksum, content.dtype, content.shape)
+    crc = content.begin_crc()
     for piece in handle.blocks(offset, offset + content.length, _PIECE):
         crc = zlib.crc32(piece, crc)
     if crc != content.crc:
         raise DamageError(handle.path, "its data is not what it was written with")
+    return content, offset
 
 
 def decode(handle: Handle, checksum: int) -> Any:
@@ -126,8 +108,7 @@ def decode(handle: Handle, checksum: int) -> Any:
 
     Mapped rather than read where nothing is widened, so that a large tensor takes no memory of its own.
     """
-    check(handle, checksum)
-    content, offset = _content(handle, checksum)
+    content, offset = check(handle, checksum)
     data = np.zeros(0, np.uint8)
     if content.length:
         data = np.frombuffer(mmap.mmap(handle.fd, 0, access=mmap.ACCESS_READ), np.uint8, offset=offset)
@@ -141,36 +122,29 @@ def _content(handle: Source, checksum: int) -> tuple[_Content, int]:
     Raises:
         DamageError: the header is not exactly the one that `encode` writes.
     """
-    size = handle.size()
-    head = handle.read(0, 8)
-    length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+    size, head = handle.size(), handle.read(0, 8)
+    length = int.from_bytes(head, "little") if len(head) == 8 else 0
     if not 2 <= length <= min(_LIMIT_HEADER, size - 8):
         raise DamageError(handle.path, "its header claims more bytes than the file holds")
     if size > _LIMIT_DATA:
         raise DamageError(handle.path, "it is larger than any tensor")
     written = handle.read(0, 8 + length)
-    dtype, shape, crc = _about(written[8:], handle.path)
-    content = _Content(checksum, dtype, shape, size - 8 - length, crc)
-    if _head(content) != written:
+    try:
+        about = json.loads(written[8:])["__metadata__"]
+        shape = json.loads(about["shape"])
+        dtype, crc = str(about["dtype"]), int(about["crc32"], 16)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DamageError(handle.path, "its header is not that of a stored tensor") from None
+    sizes_ok = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
+    if not sizes_ok or len(shape) > _LIMIT_DIMS:
+        raise DamageError(handle.path, "its shape is not one")
+    content = _Content(checksum, dtype, tuple(shape), size - 8 - length, crc)
+    if content.header() != written:
         raise DamageError(handle.path, "its header is not the one this tensor is written with")
     stored = NUMPY.get(dtype)
     if stored is not None and math.prod(shape) * stored.itemsize != content.length:
         raise DamageError(handle.path, "its shape and element type need another number of bytes")
     return content, 8 + length
-
-
-def _about(header: bytes, path: str) -> tuple[str, tuple[int, ...], int]:
-    """(dtype, shape, CRC-32) from the header's metadata; DamageError where it cannot be parsed."""
-    try:
-        about = json.loads(header)["__metadata__"]
-        shape = json.loads(about["shape"])
-        dtype, crc = str(about["dtype"]), int(about["crc32"], 16)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DamageError(path, "its header is not that of a stored tensor") from None
-    sizes_ok = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
-    if not sizes_ok or len(shape) > _LIMIT_DIMS:
-        raise DamageError(path, "its shape is not one")
-    return dtype, tuple(shape), crc
 
 
 def widened(array: Any, dtype: str) -> Any:

@@ -50,7 +50,7 @@ _SECOND = np.uint64(0xD1B54A32D192ED03)
 
 
 @lru_cache(maxsize=4096)
-def place_of(layout: Layout) -> int:
+def part_hash(layout: Layout) -> int:
     """A hash of a layout's dtype, whole shape and part; 0 for a layout without a part."""
     if layout.part is None:
         return 0
@@ -59,7 +59,7 @@ def place_of(layout: Layout) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") | 1
 
 
-def keys_of(sites: Array) -> Array:
+def site_factors(sites: Array) -> Array:
     """Odd multipliers for the checksums of sites, uint64 (n, 2), derived from the sites' keys."""
     return np.asarray(np.stack([mix(sites), mix(sites ^ _SECOND)], axis=1) | np.uint64(1))
 
@@ -73,7 +73,7 @@ class _Arrangement(NamedTuple):
         status: what was seen.
         order: rows of shares that add up, share by share.
         starts: where in `order` each begins.
-        keys: uint64 (rows, 2), by what each of these is multiplied.
+        factors: uint64 (rows, 2), by what each of these is multiplied.
         heads: uint64 of each, what its checksum has beside its elements; 0 of wholes.
         mixed: rows of the other share.
         form: the shares, as they are written.
@@ -84,7 +84,7 @@ class _Arrangement(NamedTuple):
     status: Array
     order: Array
     starts: Array
-    keys: Array
+    factors: Array
     heads: Array
     mixed: Array
     form: bytes
@@ -94,47 +94,44 @@ class StepTotals:
     """Adds up the steps that a rank writes, one after the other."""
 
     def __init__(self) -> None:
-        """Start without sites and layouts."""
-        self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+        """Start without layouts."""
         self._places, self._heads = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
         self._last: _Arrangement | None = None
 
-    def name_sites(self, counted: int, keys: Array, kinds: list[str]) -> None:
-        """Set keys and kinds of the sites from number `counted` on."""
-        self._keys = np.concatenate([self._keys[:counted], keys])
-        self._kinds = np.concatenate([self._kinds[:counted], np.array([KIND_CODES[kind] for kind in kinds], np.int64)])
-
     def name_layouts(self, counted: int, layouts: list[Layout]) -> None:
         """Set the layouts from number `counted` on."""
-        places = np.array([place_of(layout) for layout in layouts], np.uint64)
+        places = np.array([part_hash(layout) for layout in layouts], np.uint64)
         heads = [0 if layout.part is None else header(layout.dtype, layout.shape) for layout in layouts]
         self._places = np.concatenate([self._places[:counted], places])
         self._heads = np.concatenate([self._heads[:counted], np.array(heads, np.uint64)])
 
-    def encoded(self, columns: dict[str, Any]) -> bytes:
-        """The bytes of a step's TOTALS frame: its shares, and the total of each, from the step's columns."""
+    def encoded(self, columns: dict[str, Any], keys: Array, kinds: Array) -> bytes:
+        """The bytes of a step's TOTALS frame: its shares, and the total of each.
+
+        Args:
+            columns: of the step's records.
+            keys: uint64, of all sites by number.
+            kinds: int64, codes of their kinds.
+        """
         site, layout, status = (np.asarray(columns[name]) for name in ("site", "layout", "status"))
         last = self._last
-        if last is None or not (
-            np.array_equal(last.site, site)
-            and np.array_equal(last.layout, layout)
-            and np.array_equal(last.status, status)
-        ):
-            self._last = last = self._arranged(site.copy(), layout.copy(), status.copy())
+        same = last is not None and map(np.array_equal, last[:3], (site, layout, status))
+        if last is None or not same or not all(same):
+            self._last = last = self._arranged(site.copy(), layout.copy(), status.copy(), keys, kinds)
         checksum = np.asarray(columns["checksum"], np.uint64)
         raw = unmix(checksum[last.order]) - last.heads
         totals = np.zeros((len(last.form) // SHARE.itemsize, 2), np.uint64)
         if len(last.order):
-            totals[: len(last.starts)] = np.add.reduceat(last.keys * raw[:, None], last.starts, axis=0)
+            totals[: len(last.starts)] = np.add.reduceat(last.factors * raw[:, None], last.starts, axis=0)
         if len(last.mixed):
             rows = last.mixed
             none = np.zeros(len(rows), np.bool_)
-            totals[-1] = struct.unpack("<QQ", step_digest(self._keys[site[rows]], checksum[rows], status[rows], none))
+            totals[-1] = struct.unpack("<QQ", step_digest(keys[site[rows]], checksum[rows], status[rows], none))
         return len(totals).to_bytes(8, "little") + last.form + totals.tobytes()
 
-    def _arranged(self, site: Array, layout: Array, status: Array) -> _Arrangement:
+    def _arranged(self, site: Array, layout: Array, status: Array, keys: Array, kinds: Array) -> _Arrangement:
         """Group the rows into shares: by kind and part for state and parts, one for settings, one for the rest."""
-        kind, place = self._kinds[site], self._places[layout]
+        kind, place = kinds[site], self._places[layout]
         counts = ~np.isin(kind, LEFT_OUT)
         adds_up = counts & (np.isin(kind, STATE) | (place > 0))
         rows, mixed = np.flatnonzero(adds_up), np.flatnonzero(counts & ~adds_up)
@@ -144,16 +141,15 @@ class StepTotals:
         starts = np.flatnonzero(new)
         settings = np.flatnonzero(np.isin(kind, SETTINGS))
         shares = np.zeros(len(starts) + bool(len(settings)) + bool(len(mixed)), SHARE)
-        seen = mix(self._keys[site] ^ mix(status.astype(np.uint64) + np.uint64(1)))
+        seen = mix(keys[site] ^ mix(status.astype(np.uint64) + np.uint64(1)))
         for number, members in enumerate(np.split(order, starts[1:]) if len(order) else ()):
             shares[number] = kind[members[0]], len(members), place[members[0]], _added(seen[members])
         if len(settings):
             shares[len(starts)] = SET, len(settings), 0, _added(seen[settings])
         if len(mixed):
             shares[-1] = MIXED, len(mixed), 0, _added(seen[mixed])
-        keys = keys_of(self._keys[site[order]])
-        heads, form = self._heads[layout[order]], shares.tobytes()
-        return _Arrangement(site, layout, status, order, starts, keys, heads, mixed, form)
+        factors, heads = site_factors(keys[site[order]]), self._heads[layout[order]]
+        return _Arrangement(site, layout, status, order, starts, factors, heads, mixed, shares.tobytes())
 
 
 def _added(values: Array) -> tuple[int, int]:

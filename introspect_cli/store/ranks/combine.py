@@ -8,291 +8,429 @@ ranks. Checksums are exact: the sums under them are integers modulo 2**64.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.records import KIND_CODES, Joined, Kind, Status
+from introspect_cli.store.format.batch import StepBatch, rows_of
+from introspect_cli.store.format.columns import nonempty_rows
 from introspect_cli.store.format.kinds import codes_that
-from introspect_cli.store.ranks.combined import NONFINITE, CombinedStep
-from introspect_cli.store.ranks.plan import UNPLACED, Plan, any_of, plan_of, starts_of
+from introspect_cli.store.ranks.plan import Plan, any_of, group_of, plan_of, starts_of
 from introspect_cli.store.ranks.stacked import batched_layout, whole_layout
 from introspect_cli.sums import mix, unmix
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.ranks.stacked import LayoutTables, Rows, StackedStep
+    from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
     from introspect_cli.store.ranks.whole_names import WholeNames
 
     Array = NDArray[Any]
 
-
 _COPIED, _STATE, _FIRSTS, _OWN = map(codes_that, ("copied", "state", "first", "own"))
+_NONFINITE = ("nans", "posinfs", "neginfs")
+_EXTREMA = {"min": np.fmin, "max": np.fmax, "absmin": np.fmin}
 
 _ROUNDING = 1e-4
 """Copies whose sketches are further apart than this share of them are different."""
 
-_PARTIAL, _VALUE, _OBSERVED = int(Status.PARTIAL), int(Status.VALUE), int(Status.OBSERVED)
-
-
-_FIRST = np.zeros(1, np.int64)
-"""Where a group begins among its own members."""
-
 
 class Combiner:
-    """Combines the records of all ranks step by step, reusing the plan of the last step where the rows are the same."""
+    """Combines the records of all ranks step by step, reusing the plan of the last step where the rows are the same.
 
-    def __init__(self, places: LayoutTables, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
-        """Start without a plan.
+    Attributes:
+        tables: the ranks' layouts.
+        names: the common site numbers.
+        lacking: why values that each rank has its own of are not all there; "" where they are.
+        complete: whether all ranks were recorded, so that a missing part of the model is an error.
+        plan: of the step that was combined last; None before the first.
+    """
 
-        Args:
-            places: the ranks' layouts.
-            names: the common site numbers.
-            lacking: why values that each rank has its own of are not all there; "" where they are.
-            complete: whether all ranks were recorded, so that a missing part of the model is an error.
-        """
-        self._places, self._names = places, names
-        self._lacking, self._complete = lacking, complete
-        self._batched: dict[bytes, int] = {}
-        self.plan: Plan | None = None  # of the step that was put together last
+    def __init__(self, tables: LayoutTables, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
+        self.tables, self.names = tables, names
+        self.lacking, self.complete = lacking, complete
+        self.plan: Plan | None = None
         self._layouts = np.zeros(0, np.uint32)
-
-    @property
-    def rows(self) -> Rows | None:
-        """`Rows` of the step that was combined last; None before the first."""
-        return None if self.plan is None else self.plan.basis
+        self._batched: dict[bytes, int] = {}
 
     def combine(self, step: StackedStep) -> StepBatch:
         """Combine a step of all ranks into one batch, one record per site."""
-        plan = self.plan
-        if plan is None or plan.basis is not step.rows:
-            self.plan = plan = plan_of(step, self._places, self._names.kinds, self._names.left_out(step))
-            numbers = plan.basis.number[plan.rows[plan.starts]].tolist()
-            wholes = {number: self._whole_number(number) for number in dict.fromkeys(numbers)}
-            self._layouts = np.array([wholes[number] for number in numbers], np.uint32)
-        result = CombinedStep(step, plan, self._layouts.copy())
-        for group, row in plan.unseen.items():
-            result.unseen(group, step.block.text[row])
-            result.row[group] = row
-            result.layout[group] = self._whole_number(int(step.rows.number[row]))
-        for group in np.flatnonzero(plan.mixed).tolist():
-            result.unseen(group, "some ranks hold parts of it and others what has no known place")
-        samples = self._put_parts(result)
-        self._put_owed(result)
-        self._put_partless(result, plan.partless | samples)
-        several = plan.flows | np.isin(plan.kind, _OWN)
-        members = np.bincount(plan.group, minlength=len(plan.starts))
-        alike = (result.how == Joined.AS_RECORDED) & (plan.flows & (plan.ranks > 1) | several & (plan.calls > 1))
-        for group in np.flatnonzero(alike).tolist():
-            if not result.text[group]:
-                result.how[group], result.ranks[group] = Joined.ALIKE, members[group]
-                where = f"on {plan.ranks[group]} ranks" if plan.ranks[group] > 1 else f"in {members[group]} calls"
-                result.text[group] = f"equal {where}"
-        return result.batch()
+        plan = self.planned(step)
+        return CombinedStep(self, step, plan, self._layouts.copy()).combined()
 
-    def _whole_number(self, part: int) -> int:
+    def planned(self, step: StackedStep) -> Plan:
+        """The plan of a step: that of the step before, where both have the same `Rows`."""
+        if self.plan is None or self.plan.basis is not step.rows:
+            self.plan = plan_of(step, self.tables, self.names.kinds, self.names.left_out(step))
+            numbers = step.rows.layout[self.plan.rows[self.plan.starts]]
+            different, which = np.unique(numbers, return_inverse=True)
+            wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
+            self._layouts = wholes[which.reshape(-1)]
+        return self.plan
+
+    def whole_number(self, part: int) -> int:
         """The number of the whole tensor's layout, given the number of a part's."""
-        return self._names.layout_number(whole_layout(self._places.layouts[part]))
+        return self.names.layout_number(whole_layout(self.tables.layouts[part]))
 
-    def _batched_number(self, numbers: Array) -> int:
+    def batched_number(self, numbers: Array) -> int:
         """The number of the layout of tensors concatenated along dimension 0, given their layouts' numbers."""
         key = numbers.tobytes()
         if key not in self._batched:
-            layouts = [self._places.layouts[number] for number in numbers.tolist()]
-            self._batched[key] = self._names.layout_number(batched_layout(layouts))
+            layouts = [self.tables.layouts[number] for number in numbers.tolist()]
+            self._batched[key] = self.names.layout_number(batched_layout(layouts))
         return self._batched[key]
 
-    def _put_parts(self, result: CombinedStep) -> Array:
+
+class CombinedStep:
+    """One row for each group of a plan, filled in while the ranks' records of a step are combined.
+
+    A row begins as the first record of its site. What stands for something else (parts of a whole, copies, different
+    values) is set, with what is then known of it; other rows stay as they were recorded. `at` are positions in the
+    plan's rows, `starts` where groups begin among them.
+    """
+
+    def __init__(self, combiner: Combiner, step: StackedStep, plan: Plan, layout: Array) -> None:
+        self.combiner, self.tables = combiner, combiner.tables
+        self.block, self.ranks_of, self.basis, self.plan, self.layout = (
+            step.block,
+            step.ranks_of,
+            step.rows,
+            plan,
+            layout,
+        )
+        self.row = plan.rows[plan.starts]
+        self.checksums = self.block.checksum[plan.rows]
+        size, block = len(self.row), self.block
+        self.status = block.status[self.row].astype(np.uint8)
+        self.checksum = block.checksum[self.row]
+        self.how = np.full(size, Joined.AS_RECORDED, np.uint8)
+        self.ranks = np.zeros(size, np.uint32)
+        self.elements = np.full(size, -1, np.int64)
+        has_texts = len(nonempty_rows(block.text)) > 0
+        self.text = [block.text[row] for row in self.row.tolist()] if has_texts else [""] * size
+        self.counts = {name: column[self.row] for name, column in block.counts.items()}
+        self.floats = {name: column[self.row].astype(np.float64) for name, column in block.floats.items()}
+        self.sketch = None if block.sketch is None else block.sketch[self.row]
+
+    def combined(self) -> StepBatch:
+        """The batch of all groups, to be given to `join_slices`."""
+        plan = self.plan
+        groups, rows = np.array(list(plan.unseen), np.int64), np.array(list(plan.unseen.values()), np.int64)
+        self._set_unseen(groups, [self.block.text[row] for row in rows.tolist()])
+        self.row[groups] = rows
+        self.layout[groups] = [self.combiner.whole_number(number) for number in self.basis.layout[rows].tolist()]
+        self._set_unseen(plan.mixed, "some ranks hold parts of it and others what has no known place")
+        samples = self._add_parts()
+        self._add_unreduced()
+        self._combine_partless(plan.partless | samples)
+        self._mark_alike()
+        return StepBatch(
+            site=plan.site,
+            sequence=self.block.sequence[self.row],
+            layout=self.layout,
+            status=self.status,
+            checksum=self.checksum,
+            counts=self.counts,
+            floats=self.floats,
+            sketch=self.sketch,
+            text=self.text,
+            how=self.how,
+            ranks=self.ranks,
+            calls=plan.calls,
+            elements=self.elements,
+        )
+
+    # --- rows
+
+    def _set(self, groups: Array, how: int, status: int, text: str | Sequence[str]) -> None:
+        """Set `how`, `status` and text of groups, and clear their statistics and sketches."""
+        self.how[groups], self.status[groups] = how, status
+        for column in (*self.counts.values(), *self.floats.values()):
+            column[groups] = -1 if column.dtype.kind == "i" else np.nan
+        if self.sketch is not None:
+            self.sketch[groups] = np.nan
+        texts = [text] * len(groups) if isinstance(text, str) else text
+        for group, each in zip(groups.tolist(), texts, strict=True):
+            self.text[group] = each
+
+    def _set_unseen(self, groups: Array, why: str | Sequence[str]) -> None:
+        """Make groups, given as numbers or as a mask, NOT_OBSERVED, with the reasons `why` as their texts."""
+        groups = np.flatnonzero(groups) if groups.dtype == np.bool_ else groups
+        self._set(groups, Joined.GATHERED, int(Status.NOT_OBSERVED), why)
+        self.checksum[groups] = 0
+
+    def _hash_checksums(self, groups: Array, at: Array, starts: Array, *, ordered: bool) -> None:
+        """Give each group a hash of its members' checksums as its checksum, with or without regard to their order."""
+        for group, members in zip(groups.tolist(), np.split(self.checksums[at], starts[1:]), strict=True):
+            data = (members if ordered else np.sort(members)).tobytes()
+            self.checksum[group] = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+    def _set_moments(self, groups: Array, rows: Array, starts: Array, sizes: Array) -> None:
+        """Fill in counts, extrema and moments over all elements of several rows.
+
+        Args:
+            groups: the groups to fill in.
+            rows: their rows, group after group.
+            starts: where in `rows` each group begins.
+            sizes: elements of each row.
+        """
+        block, group = self.block, group_of(starts, len(rows))
+        finite = sizes.astype(np.float64)
+        for name, column in block.counts.items():
+            values = column[rows]
+            counted = np.minimum.reduceat(values, starts) >= 0
+            self.counts[name][groups] = np.where(counted, np.add.reduceat(values, starts), -1)
+            if name in _NONFINITE:
+                finite -= np.maximum(values, 0)
+        used = finite > 0
+        total = np.add.reduceat(np.where(used, finite, 0.0), starts)
+
+        def values_of(name: str, unused: float = 0.0) -> Array:
+            """A statistic of the rows, `unused` for those without a finite element."""
+            return np.where(used, block.floats[name][rows].astype(np.float64), unused)
+
+        def mean(values: Array) -> Array:
+            """Mean over each group, weighted by finite elements; NaN where a group has none."""
+            sums = np.add.reduceat(finite * values, starts)
+            of_all: Array = np.divide(sums, total, out=np.full(len(starts), np.nan), where=total > 0)
+            return of_all
+
+        for name in block.floats:
+            if name in _EXTREMA:
+                self.floats[name][groups] = _EXTREMA[name].reduceat(values_of(name, np.nan), starts)
+            elif name in ("mean", "amean"):
+                self.floats[name][groups] = mean(values_of(name))
+            elif name == "var" and "mean" in block.floats:
+                means = values_of("mean")
+                self.floats[name][groups] = mean(values_of(name) + (means - mean(means)[group]) ** 2)
+
+    def _sketches(self, at: Array) -> Array:
+        """float64 (members, 16), the sketches of some members; every rank must have kept them."""
+        assert self.block.sketch is not None
+        return self.block.sketch[self.plan.rows[at]].astype(np.float64)
+
+    def _members(self, groups: Array) -> tuple[Array, Array, Array]:
+        """Positions of all members of some groups, where groups begin among them, and each one's group, from 0."""
+        wanted = np.zeros(len(self.row), np.bool_)
+        wanted[groups] = True
+        at = np.flatnonzero(wanted[self.plan.group])
+        starts = starts_of(self.plan.group[at])
+        return at, starts, group_of(starts, len(at))
+
+    def _distinct_members(self, groups: Array) -> tuple[Array, Array]:
+        """Members of some groups without a value that another rank has too, and where groups begin among them.
+
+        Equal values of one rank's calls all count.
+        """
+        at, _, group = self._members(groups)
+        sums, rank = self.checksums[at], self.basis.rank[self.plan.rows[at]]
+        order = np.lexsort((np.arange(len(at)), rank, sums, group))
+        first = _changes(group[order], sums[order], rank[order])  # of its group, checksum and rank
+        starts = np.flatnonzero(first)
+        time = np.arange(len(at)) - np.repeat(starts, np.diff(starts, append=len(at)))
+        again = np.lexsort((rank[order], time, sums[order], group[order]))
+        order, time = order[again], time[again]
+        kept = np.sort(order[_changes(group[order], sums[order], time)])
+        return at[kept], starts_of(group[kept])
+
+    def _is_equal(self) -> Array:
+        """Bool (groups,), whether all members of a group have one checksum."""
+        return ~any_of(self.checksums != self.checksums[self.plan.starts][self.plan.group], self.plan.starts)
+
+    def _holders(self, group: int) -> str:
+        """`3 ranks` that have a record in a group, or `2 calls` where one rank has them all."""
+        ranks = int(self.plan.ranks[group])
+        return f"{ranks} ranks" if ranks > 1 else f"{int(self.plan.members[group])} calls"
+
+    # --- parts
+
+    def _add_parts(self) -> Array:
         """Assemble wholes from their parts, each part counted once however many ranks hold a copy.
 
         Returns:
             bool (groups,), activations and their gradients that differ between ranks with the same part: other samples.
         """
-        step, plan = result.step, result.plan
-        unlike = plan.copies
-        if len(unlike):
-            unlike = unlike[
-                step.block.checksum[plan.rows[unlike]] != step.block.checksum[plan.rows[plan.owner[unlike]]]
-            ]
-        doubled = np.zeros(result.size, np.bool_)
+        plan = self.plan
+        unlike = plan.copies[self.checksums[plan.copies] != self.checksums[plan.owner[plan.copies]]]
+        doubled = np.zeros(len(self.row), np.bool_)
         doubled[plan.group[unlike]] = True
+        misfits, unknown = np.array(list(plan.misfits), np.int64), np.array(plan.unknown, np.int64)
         doubled &= plan.parts
-        for group, text in plan.unfit.items():
-            doubled[group] = False
-            if self._complete and plan.kind[group] in _STATE and text != UNPLACED:
-                one = np.array([group])
-                at, starts, _ = result.members(one)
-                result.set(one, Joined.INCOMPLETE, _OBSERVED)
-                result.mark(one, at, starts, ordered=True)
-                result.text[group] = f"parts are not the whole: {text}"
+        doubled[misfits] = doubled[unknown] = False
+        self._set_unseen(unknown, "where the parts of it lie could not be worked out")
+        for group, text in plan.misfits.items():
+            one = np.array([group])
+            if self.combiner.complete and plan.kind[group] in _STATE:
+                at, starts, _ = self._members(one)
+                self._set(one, Joined.INCOMPLETE, Status.OBSERVED, f"parts are not the whole: {text}")
+                self._hash_checksums(one, at, starts, ordered=True)
             else:
-                result.unseen(group, text)
+                self._set_unseen(one, text)
         for group in np.flatnonzero(doubled & ~plan.flows).tolist():
             where = int(unlike[plan.group[unlike] == group][0])
-            ranks = [step.rank_of(int(plan.rows[at])) for at in (plan.owner[where], where)]
-            result.unseen(group, f"{rank_list(ranks)} hold the same part of it with different values")
+            ranks = rank_list(self.ranks_of(plan.rows[[plan.owner[where], where]]))
+            self._set_unseen(np.array([group]), f"{ranks} hold the same part of it with different values")
         fitting = plan.parts & ~doubled
-        fitting[list(plan.unfit)] = False
+        fitting[misfits] = fitting[unknown] = False
         groups = np.flatnonzero(fitting)
         if len(groups):
             at = np.flatnonzero(fitting[plan.group] & (plan.owner == np.arange(len(plan.rows))))
-            rows, starts = plan.rows[at], starts_of(plan.group[at])
-            number = step.rows.number[rows]
-            headers = self._places.header[number]
-            result.set(groups, Joined.PARTS, _OBSERVED)
-            added = np.add.reduceat(unmix(step.block.checksum[rows]) - headers, starts)
-            result.checksum[groups] = mix(added + headers[starts])
-            if result.sketch is not None:
-                result.sketch[groups] = np.add.reduceat(_sketches(step, rows), starts)
-            result.put_moments(groups, rows, starts, self._places.local_numel[number])
-            for group in groups.tolist():
-                result.text[group] = ""
+            starts, number = starts_of(plan.group[at]), self.basis.layout[plan.rows[at]]
+            headers = self.tables.header[number]
+            self._set(groups, Joined.PARTS, Status.OBSERVED, "")
+            added = np.add.reduceat(unmix(self.checksums[at]) - headers, starts)
+            self.checksum[groups] = mix(added + headers[starts])
+            if self.sketch is not None:
+                self.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
+            self._set_moments(groups, plan.rows[at], starts, self.tables.local_numel[number])
         return doubled & plan.flows
 
-    def _put_owed(self, result: CombinedStep) -> None:
+    def _add_unreduced(self) -> None:
         """Add up the sketches of sums (or means) that ranks have not reduced yet; other statistics stay unknown."""
-        step, plan = result.step, result.plan
-        groups = np.flatnonzero(plan.owed)
-        if not len(groups):
-            return
-        at, starts, group_of_member = result.members(groups)
-        distinct = np.add.reduceat(result.distinct(at, group_of_member), starts).tolist()
-        for group, members, values in zip(groups.tolist(), np.split(at, starts[1:]), distinct, strict=True):
-            part = self._places.layouts[int(step.rows.number[result.row[group]])].part
+        plan, groups = self.plan, np.flatnonzero(self.plan.owed)
+        every, starts, _ = self._members(groups)
+        distinct, begins = self._distinct_members(groups)
+        values = np.diff(begins, append=len(distinct)).tolist()
+        for group, at, number in zip(groups.tolist(), np.split(every, starts[1:]), values, strict=False):
+            one = np.array([group])
+            part = self.tables.layouts[int(self.basis.layout[self.row[group]])].part
             assert part is not None  # so it was planned
-            if part.owed not in ("sum", "avg") or values > part.owing or result.sketch is None:
-                result.unseen(group, f"a {part.owed} over {part.owing} ranks is still owed")
+            if part.owed not in ("sum", "avg") or number > part.owing or self.sketch is None:
+                self._set_unseen(one, f"a {part.owed} over {part.owing} ranks is still owed")
                 continue
-            rows, one = plan.rows[members], np.array([group])
-            total = _sketches(step, rows).sum(axis=0) * (part.owing / len(rows))
-            result.set(one, Joined.OWED, _PARTIAL)
-            result.sketch[group] = total / part.owing if part.owed == "avg" else total
-            for name in NONFINITE:
-                if name in result.counts:
-                    result.counts[name][group] = step.block.counts[name][rows].sum()
-            result.mark(one, members, _FIRST, ordered=True)
-            result.text[group] = f"{part.owed} over {part.owing} ranks, still owed"
+            total = self._sketches(at).sum(axis=0) * (part.owing / len(at))
+            self._set(one, Joined.OWED, Status.PARTIAL, f"{part.owed} over {part.owing} ranks, still owed")
+            self.sketch[group] = total / part.owing if part.owed == "avg" else total
+            for name in _NONFINITE:
+                if name in self.counts:
+                    self.counts[name][group] = self.block.counts[name][plan.rows[at]].sum()
+            self._hash_checksums(one, at, np.zeros(1, np.int64), ordered=True)
 
-    def _put_partless(self, result: CombinedStep, partless: Array) -> None:
+    # --- values without parts
+
+    def _combine_partless(self, partless: Array) -> None:
         """Combine groups without parts: equal copies, unequal copies, or each rank's own values."""
-        step, plan = result.step, result.plan
+        plan, tables = self.plan, self.tables
         if not partless.any():
             return
-        for at in np.flatnonzero(self._places.unplaced[step.rows.number[plan.rows]] & partless[plan.group]).tolist():
-            group = int(plan.group[at])
-            if partless[group]:
-                result.unseen(group, step.block.text[int(plan.rows[at])])
-                partless[group] = False
-        if self._lacking:
-            for group in np.flatnonzero(partless & np.isin(plan.kind, _OWN)).tolist():
-                result.unseen(group, self._lacking)
-                partless[group] = False
-        cut = any_of(self._places.part[step.rows.number[plan.rows]] > 0, plan.starts)
-        differ = partless & (cut | ~result.equal())
-        for group in np.flatnonzero(differ & self._names.buffers_at_first[plan.site]).tolist():
-            result.unseen(group, "another one on each rank")
+        number = self.basis.layout[plan.rows]
+        at = np.flatnonzero(tables.unplaced[number] & partless[plan.group])
+        groups, first = np.unique(plan.group[at], return_index=True)
+        self._set_unseen(groups, [self.block.text[row] for row in plan.rows[at[first]].tolist()])
+        partless[groups] = False
+        if self.combiner.lacking:
+            own = partless & np.isin(plan.kind, _OWN)
+            self._set_unseen(own, self.combiner.lacking)
+            partless &= ~own
+        cut = any_of(tables.part[number] > 0, plan.starts)
+        differ = partless & (cut | ~self._is_equal())
+        self._set_unseen(differ & self.combiner.names.buffers_at_first[plan.site], "another one on each rank")
         differ &= ~np.isin(plan.kind, _FIRSTS)
-        random = plan.kind == KIND_CODES[Kind.RNG]
-        for group in np.flatnonzero(differ & random).tolist():
-            result.unseen(group, "each rank has its own")
-        copied = np.isin(plan.kind, _COPIED)
-        _put_copies(result, np.flatnonzero(differ & copied))
-        self._put_gathered(result, np.flatnonzero(differ & ~copied & ~random))
+        random = differ & (plan.kind == KIND_CODES[Kind.RNG])
+        self._set_unseen(random, "each rank has its own")
+        copied = differ & np.isin(plan.kind, _COPIED)
+        self._compare_copies(np.flatnonzero(copied))
+        self._gather(np.flatnonzero(differ & ~copied & ~random))
 
-    def _put_gathered(self, result: CombinedStep, groups: Array) -> None:
-        """Combine differing values of ranks: by their sum where `_are_summed`, else by extrema and moments."""
-        step, plan = result.step, result.plan
+    def _compare_copies(self, groups: Array) -> None:
+        """Leave unequal copies whose sketches are all within `_ROUNDING` of the first rank's as its record.
+
+        Of others only a hash of all checksums is kept, with a text that names the ranks that differ.
+        """
         if not len(groups):
             return
-        at, starts, _ = result.members(groups)
-        plain = any_of(step.block.status[plan.rows[at]] == _VALUE, starts)
-        for group in groups[plain].tolist():
-            result.unseen(group, "a plain value, another on each rank")
+        at, starts, group_of_member = self._members(groups)
+        near = np.zeros(len(groups), np.bool_)
+        if self.sketch is not None:
+            kept = self._sketches(at)
+            distance = np.maximum.reduceat(np.linalg.norm(kept - kept[starts][group_of_member], axis=1), starts)
+            near = distance <= _ROUNDING * np.maximum.reduceat(np.linalg.norm(kept, axis=1), starts)
+        every = np.split(at, starts[1:])
+        for place in np.flatnonzero(~near).tolist():
+            one, members = groups[place : place + 1], every[place]
+            others = members[self.checksums[members] != self.checksums[members[0]]]
+            [first, *ranks] = self.ranks_of(self.plan.rows[[members[0], *others]])
+            text = f"copies differ: {rank_list(ranks)} from rank {first}"
+            self._set(one, Joined.COPIES, int(self.status[one[0]]), text)
+            self._hash_checksums(one, members, np.zeros(1, np.int64), ordered=True)
+
+    def _gather(self, groups: Array) -> None:
+        """Combine differing values of ranks: by their sum where `_are_summed`, else by extrema and moments."""
+        if not len(groups):
+            return
+        plan, layouts = self.plan, self.basis.layout
+        at, starts, _ = self._members(groups)
+        plain = any_of(self.block.status[plan.rows[at]] == int(Status.VALUE), starts)
+        self._set_unseen(groups[plain], "a plain value, another on each rank")
         groups = groups[~plain]
-        summed = self._are_summed(result, groups)
-        _put_summed(result, groups[summed])
+        summed = self._are_summed(groups)
+        self._add_gradients(groups[summed])
         groups = groups[~summed]
         if not len(groups):
             return
-        at, starts, group_of_member = result.members(groups)
-        of_ranks = result.of_ranks(at, starts)
-        kept = result.distinct(at, group_of_member)
-        at, starts = at[kept], starts_of(group_of_member[kept])
+        at, starts = self._distinct_members(groups)
         rows = plan.rows[at]
-        result.set(groups, Joined.GATHERED, _OBSERVED)
-        result.mark(groups, at, starts, ordered=False)
-        held = self._places.local_numel[step.rows.number[rows]]
-        result.elements[groups] = np.add.reduceat(held, starts)
-        result.put_moments(groups, rows, starts, held)
-        for group, whose, members in zip(groups.tolist(), of_ranks, np.split(rows, starts[1:]), strict=True):
-            result.text[group] = f"values of {whose} together"
-            numbers = step.rows.number[members]
-            parts = self._places.part[numbers]
-            result.layout[group] = self._batched_number(numbers[parts == parts[0]])
+        held = self.tables.local_numel[layouts[rows]]
+        texts = [f"values of {self._holders(group)} together" for group in groups.tolist()]
+        self._set(groups, Joined.GATHERED, Status.OBSERVED, texts)
+        self._hash_checksums(groups, at, starts, ordered=False)
+        self.elements[groups] = np.add.reduceat(held, starts)
+        self._set_moments(groups, rows, starts, held)
+        for group, members in zip(groups.tolist(), np.split(layouts[rows], starts[1:]), strict=True):
+            parts = self.tables.part[members]
+            self.layout[group] = self.combiner.batched_number(members[parts == parts[0]])
 
-    def _are_summed(self, result: CombinedStep, groups: Array) -> Array:
+    def _are_summed(self, groups: Array) -> Array:
         """Whether each group is a gradient of a value that is equal on all ranks, so that the ranks' gradients add up.
 
         A value counts as equal only where no output of the same layout differs between ranks.
         """
-        step, equals = result.step, result.equal()
-        here, layouts = step.rows.site[result.row], step.rows.number[result.row]
-        equals &= ~np.isin(layouts, layouts[~equals & (result.plan.kind == KIND_CODES[Kind.OUTPUT])])
-        equal, whole = (
-            dict(zip(here.tolist(), mask.tolist(), strict=True)) for mask in (equals, result.how == Joined.PARTS)
-        )
-        values = self._names.value_of[here[groups]].tolist()
+        plan, equals = self.plan, self._is_equal()
+        here, layouts = self.basis.site[self.row], self.basis.layout[self.row]
+        equals &= ~np.isin(layouts, layouts[~equals & (plan.kind == KIND_CODES[Kind.OUTPUT])])
+        whole = self.how == Joined.PARTS
+        values = self.combiner.names.value_of[here[groups]]
         # of parts, the copies of each are equal where they add up to the whole
-        both = zip(values, result.plan.parts[groups].tolist(), strict=True)
-        return np.array([equal.get(site, False) or (cut and whole.get(site, False)) for site, cut in both], np.bool_)
+        return np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole]))
+
+    def _add_gradients(self, groups: Array) -> None:
+        """Add up the sketches of the ranks' gradients; not observed where no sketches were kept."""
+        if self.sketch is None:
+            self._set_unseen(groups, "each rank's share of a sum")
+        elif len(groups):
+            at, starts = self._distinct_members(groups)
+            self._set(groups, Joined.OWED, Status.PARTIAL, "gradients of several ranks, added up")
+            self.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
+            self._hash_checksums(groups, at, starts, ordered=False)
+
+    def _mark_alike(self) -> None:
+        """Mark values that each rank or call may have its own of and all have alike; a text of their own stays."""
+        plan = self.plan
+        several = plan.flows | np.isin(plan.kind, _OWN)
+        alike = (self.how == Joined.AS_RECORDED) & (plan.flows & (plan.ranks > 1) | several & (plan.calls > 1))
+        for group in np.flatnonzero(alike).tolist():
+            if not self.text[group]:
+                self.how[group], self.ranks[group] = Joined.ALIKE, plan.members[group]
+                self.text[group] = f"equal {'on' if plan.ranks[group] > 1 else 'in'} {self._holders(group)}"
 
 
-def _sketches(step: StackedStep, rows: Array) -> Array:
-    """float64 (rows, 16), the sketches of some rows; every rank must have kept them."""
-    assert step.block.sketch is not None
-    return step.block.sketch[rows].astype(np.float64)
+def _changes(*columns: Array) -> Array:
+    """Bool (n,), where any of some columns has another value than the row before; the first row is one."""
+    out = np.ones(len(columns[0]), np.bool_)
+    out[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return out
 
 
-def _put_copies(result: CombinedStep, groups: Array) -> None:
-    """Combine unequal copies into the first rank's record, where all sketches are within `_ROUNDING` of it.
-
-    Else only a hash of all checksums is kept, with a text that names the ranks that differ.
-    """
-    step = result.step
-    if not len(groups):
-        return
-    at, starts, group_of_member = result.members(groups)
-    rows = result.plan.rows[at]
-    near = np.zeros(len(groups), np.bool_)
-    if result.sketch is not None:
-        kept = _sketches(step, rows)
-        distance = np.maximum.reduceat(np.linalg.norm(kept - kept[starts][group_of_member], axis=1), starts)
-        near = distance <= _ROUNDING * np.maximum.reduceat(np.linalg.norm(kept, axis=1), starts)
-    ends = np.append(starts[1:], len(at))
-    for place in np.flatnonzero(~near).tolist():
-        span, one = slice(int(starts[place]), int(ends[place])), groups[place : place + 1]
-        first, *others = rows[span].tolist()
-        others = [row for row in others if step.block.checksum[row] != step.block.checksum[first]]
-        result.set(one, Joined.COPIES, int(result.status[one[0]]))
-        result.mark(one, at[span], _FIRST, ordered=True)
-        ranks = rank_list([step.rank_of(row) for row in others])
-        result.text[int(one[0])] = f"copies differ: {ranks} from rank {step.rank_of(first)}"
-
-
-def _put_summed(result: CombinedStep, groups: Array) -> None:
-    """Add up the sketches of what ranks hold; not observed where no sketches were kept."""
-    if result.sketch is None:
-        for group in groups.tolist():
-            result.unseen(group, "each rank's share of a sum")
-    elif len(groups):
-        at, _, group_of_member = result.members(groups)
-        kept = result.distinct(at, group_of_member)
-        at, starts = at[kept], starts_of(group_of_member[kept])
-        result.set(groups, Joined.OWED, _PARTIAL)
-        result.sketch[groups] = np.add.reduceat(_sketches(result.step, result.plan.rows[at]), starts)
-        result.mark(groups, at, starts, ordered=False)
-        for group in groups.tolist():
-            result.text[group] = "gradients of several ranks, added up"
+def join_slices(slices: Sequence[StepBatch]) -> StepBatch:
+    """Join a step's slices into one batch, sorted by site, with `sequence` renumbered from 0 without gaps."""
+    batch = slices[0]
+    if len(slices) > 1:
+        order = np.argsort(np.concatenate([each.site for each in slices]), kind="stable")
+        batch = rows_of(slices, [np.arange(len(each)) for each in slices], order)
+    return replace(batch, sequence=np.argsort(np.argsort(batch.sequence, kind="stable")).astype(np.uint32))

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import Status
-from introspect_cli.store.format.totals import FIRST, LEFT_OUT, MIXED, STATE, keys_of, place_of
+from introspect_cli.store.format.totals import FIRST, LEFT_OUT, MIXED, STATE, part_hash, site_factors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,16 +32,16 @@ _MOST_FORMS = 16
 """How many forms a run's steps may have; each costs reading a step."""
 
 
-def digests(
-    names: WholeNames, places: LayoutTables, rows: Array, sample: Callable[[int], Iterable[Plan]]
+def layout_free_digests(
+    names: WholeNames, tables: LayoutTables, rows: Array, plans_of: Callable[[int], Sequence[Plan]]
 ) -> tuple[list[bytes | None], NDArray[np.int64]]:
     """Digests of steps that are equal for equal values in any layout.
 
     Args:
         names: of all ranks, in the whole.
-        places: the ranks' layouts.
+        tables: the ranks' layouts.
         rows: (ranks, steps), position of each common step among each rank's entries.
-        sample: combines the step at a position, slice by slice, and gives the plans.
+        plans_of: gives the plans of all slices of the step at a position.
 
     Returns:
         the digest of each step, None where the ranks' totals do not tell; and int64 (steps,), a number for each
@@ -60,7 +60,7 @@ def digests(
     for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
         steps = there[group == which]
         shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
-        every_slice = [_fixed(names, places, plan, shares) for plan in sample(int(steps[0]))]
+        every_slice = [_fixed(names, tables, plan, shares) for plan in plans_of(int(steps[0]))]
         slices = [each for each in every_slice if each is not None]
         if len(slices) < len(every_slice):
             continue
@@ -103,7 +103,7 @@ def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
     return lanes, whole
 
 
-def _fixed(names: WholeNames, places: LayoutTables, plan: Plan, shares: Sequence[Array]) -> tuple[Array, Array] | None:
+def _fixed(names: WholeNames, tables: LayoutTables, plan: Plan, shares: Sequence[Array]) -> tuple[Array, Array] | None:
     """The constant parts of the digests of all steps with one plan, for a slice of their sites.
 
     Returns:
@@ -111,34 +111,34 @@ def _fixed(names: WholeNames, places: LayoutTables, plan: Plan, shares: Sequence
         steps' totals do not say how they compare.
     """
     basis, site_keys = plan.basis, np.asarray(names.sites.key, np.uint64)
-    if plan.mixed.any() or plan.owed.any() or plan.unfit:
+    if plan.mixed.any() or plan.owed.any() or plan.misfits or plan.unknown:
         return None
     kind = names.kinds[basis.site]
     counts = ~np.isin(kind, LEFT_OUT)
     rows = plan.rows[counts[plan.rows]]
     group = plan.group[counts[plan.rows]]
-    number = basis.number[rows]
-    cut = ((places.part[number] > 0) & (places.local_numel[number] > 0)) | (basis.status[rows] == int(Status.PARTIAL))
+    number = basis.layout[rows]
+    cut = ((tables.part[number] > 0) & (tables.local_numel[number] > 0)) | (basis.status[rows] == int(Status.PARTIAL))
     if (cut & ~plan.parts[group]).any():
         return None
-    headers = places.header[number]
-    if (plan.parts[group] & (headers != places.header[basis.number[plan.rows[plan.starts]]][group])).any():
+    headers = tables.header[number]
+    if (plan.parts[group] & (headers != tables.header[basis.layout[plan.rows[plan.starts]]][group])).any():
         return None
-    if not _separate(group, places.part[number], _share_of(names, places, basis, rows, shares)):
+    if not _separate(group, tables.part[number], _share_of(names, tables, basis, rows, shares)):
         return None
     groups = np.unique(group[plan.parts[group]])
-    keys = keys_of(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
-    head = places.header[basis.number[plan.rows[plan.starts[groups]]]]
+    keys = site_factors(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
+    head = tables.header[basis.layout[plan.rows[plan.starts[groups]]]]
     lanes = np.zeros(4, np.uint64)
     lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
     unseen = plan.rows[plan.starts[np.array(sorted(plan.unseen), np.int64)]]
     return site_keys[basis.site[unseen]], lanes
 
 
-def _share_of(names: WholeNames, places: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
+def _share_of(names: WholeNames, tables: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
     """For each row a number of its share, equal for shares of the same copies; -1 for values of each rank's own."""
     kind, rank = names.kinds[basis.site[rows]], basis.rank[rows]
-    place = np.array([place_of(layout) for layout in places.layouts], np.uint64)[basis.number[rows]]
+    place = np.array([part_hash(layout) for layout in tables.layouts], np.uint64)[basis.layout[rows]]
     adds_up = np.isin(kind, STATE) | (place > 0)
     numbers: dict[bytes, int] = {}
     by_rank = [

@@ -24,11 +24,11 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.files.folders import MANIFEST, reason
-from introspect_cli.store.ranks.tasks import as_one, combined_by, step_tasks
+from introspect_cli.store.ranks.tasks import as_one, combined_elsewhere
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.manifests import launch_of, read_manifest
 from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.remote.pack import files_of, from_anywhere, local, open_store
+from introspect_cli.store.remote.pack import files_of, from_anywhere, local_copy, open_store
 from introspect_cli.store.write.run_writer import StoreWriter
 from introspect_cli.texts import count
 
@@ -107,7 +107,7 @@ def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
     ids: dict[str, tuple[str, Path]] = {}
     with ExitStack() as stack:
         for source in sources:
-            path = stack.enter_context(local(source))
+            path = stack.enter_context(local_copy(source))
             for name, file in files_of(path, sources=texts):
                 match = _PLACE.fullmatch(name)
                 assert match is not None
@@ -179,8 +179,8 @@ def reduce_run(
         raise StoreError(f"{out} exists: choose another directory with -o")
     place = from_anywhere(source)
     with open_run(source) as run:
-        if run.whole_of:
-            raise StoreError(f"{source} is put together already, of {count(run.whole_of, 'rank')}")
+        if run.combined_ranks:
+            raise StoreError(f"{source} is put together already, of {count(run.combined_ranks, 'rank')}")
         if run.world_size < 2 or not run.ranks:
             raise StoreError(f"{source} is a run of one process: --whole takes a run of several ranks")
         if run.state is RunState.RUNNING:
@@ -194,8 +194,8 @@ def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool)
     """Write the combined steps, names, settings and manifest; returns the number of steps."""
     reader = as_one(run)
     assert isinstance(reader, WholeReader)  # of several ranks
-    steps = reader.steps_of_all.tolist()
-    done = combined_by(step_tasks(reader, place, range(len(steps)), {}), work, reader.layout_number)
+    steps = reader.common_steps.tolist()
+    done = combined_elsewhere(reader, place, range(len(steps)), {}, work)
     some = next(done, None)
     on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
     writer = store.rank(

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
 _NOT_SEEN = int(Status.NOT_OBSERVED)
 
-_FLOWING = codes_that("flows")
-
-UNPLACED = "where the parts of it lie could not be worked out"
-"""Why parts cannot be put together where that says nothing of them."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -57,7 +52,8 @@ class Plan:
         parts: bool (groups,), to be assembled from parts.
         partless: bool (groups,), without parts.
         owner: for each of `rows`, the position in `rows` of the first rank with the same part.
-        unfit: groups whose parts are not exactly the whole, with the reason.
+        misfits: groups whose parts leave some of the whole out or overlap, with the reason.
+        unknown: groups of which it could not be worked out where their parts lie.
     """
 
     basis: Rows
@@ -72,7 +68,8 @@ class Plan:
     parts: Array
     partless: Array
     owner: Array
-    unfit: dict[int, str]
+    misfits: dict[int, str]
+    unknown: list[int]
 
     @cached_property
     def copies(self) -> Array:
@@ -91,6 +88,11 @@ class Plan:
     def ranks(self) -> Array:
         """int64 (groups,), number of ranks with a record in each group."""
         return np.bincount(self.group[self._of_rank], minlength=len(self.starts))
+
+    @cached_property
+    def members(self) -> Array:
+        """int64 (groups,), number of records in each group."""
+        return np.bincount(self.group, minlength=len(self.starts))
 
     @cached_property
     def calls(self) -> Array:
@@ -120,12 +122,12 @@ def group_of(starts: Array, size: int) -> Array:
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
 
-def plan_of(step: StackedStep, places: LayoutTables, kinds: Array, left_out: Array) -> Plan:
+def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Array) -> Plan:
     """Plan how the sites of a step are combined.
 
     Args:
         step: of all ranks.
-        places: the ranks' layouts.
+        tables: the ranks' layouts.
         kinds: code of each site's kind.
         left_out: bool, rows that are ignored.
     """
@@ -135,24 +137,23 @@ def plan_of(step: StackedStep, places: LayoutTables, kinds: Array, left_out: Arr
     starts = starts_of(basis.site[rows])
     unseen = basis.status[rows] == _NOT_SEEN
     partly_unseen = any_of(unseen, starts)
-    number = basis.number[rows]
-    whole = places.part[number] == 0
-    holds = whole | (places.local_numel[number] > 0)
+    number = basis.layout[rows]
+    whole = tables.part[number] == 0
+    holds = whole | (tables.local_numel[number] > 0)
     placed = any_of(holds & ~whole, starts)
     partless = any_of(holds, starts) & ~placed & ~partly_unseen
     keep = holds | ~partless[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
     rows = rows[keep]
     starts = starts_of(basis.site[rows])
     group = group_of(starts, len(rows))
-    number = basis.number[rows]
-    first = number[starts]
-    part, shape = places.part[number], places.shape[number]
+    number = basis.layout[rows]
+    part, shape = tables.part[number], tables.shape[number]
     parts = ~partly_unseen & any_of(part > 0, starts)
     mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
     kind = kinds[basis.site[rows[starts]]]
-    flows = np.isin(kind, _FLOWING)  # samples beside one another may each be cut: only what fits is added up
+    flows = np.isin(kind, codes_that("flows"))  # samples beside one another may each be cut: only what fits is added up
     samples = mixed & flows & ~any_of(part == 0, starts)
-    owed = parts & ~mixed & places.owed[first]
+    owed = parts & ~mixed & tables.owed[number[starts]]
     mixed = mixed & ~samples
     parts = parts & ~mixed & ~owed & ~samples
     owner = np.arange(len(rows))
@@ -160,8 +161,8 @@ def plan_of(step: StackedStep, places: LayoutTables, kinds: Array, left_out: Arr
     new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
     if len(rows):
         owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
-    unseen = basis.status[rows] == _NOT_SEEN
-    seen_first = {int(group[at]): int(rows[at]) for at in np.flatnonzero(unseen)[::-1]}
+    unseen = np.flatnonzero(basis.status[rows] == _NOT_SEEN)[::-1]
+    reasons = _misfits(step, tables, rows, starts, parts)
     return Plan(
         basis=basis,
         rows=rows,
@@ -169,49 +170,49 @@ def plan_of(step: StackedStep, places: LayoutTables, kinds: Array, left_out: Arr
         group=group,
         kind=kind,
         flows=flows,
-        unseen=seen_first,
+        unseen=dict(zip(group[unseen].tolist(), rows[unseen].tolist(), strict=True)),
         mixed=mixed,
         owed=owed,
         parts=parts,
         partless=~(partly_unseen | mixed | owed | parts),
         owner=owner,
-        unfit=_unfit(step, places, rows, starts, parts),
+        misfits={group: reason for group, reason in reasons.items() if reason},
+        unknown=[group for group, reason in reasons.items() if reason is None],
     )
 
 
-def _unfit(step: StackedStep, places: LayoutTables, rows: Array, starts: Array, parts: Array) -> dict[int, str]:
-    """Groups whose parts leave some of the whole out or overlap, with the reason; computed once per set of layouts."""
-    by_layouts: dict[bytes, str] = {}
-    unfit = {}
+def _misfits(
+    step: StackedStep, tables: LayoutTables, rows: Array, starts: Array, parts: Array
+) -> dict[int, str | None]:
+    """`_misfit` of each group that is assembled from parts; computed once per set of layouts."""
+    by_layouts: dict[bytes, str | None] = {}
+    out = {}
     ends = np.append(starts[1:], len(rows)).tolist()
     for group in np.flatnonzero(parts).tolist():
         members = rows[starts[group] : ends[group]]
-        numbers = step.rows.number[members]
+        numbers = step.rows.layout[members]
         key = numbers.tobytes()
         if key not in by_layouts:
-            by_layouts[key] = _misfit([places.layouts[number] for number in numbers.tolist()], step, members)
-        if by_layouts[key]:
-            unfit[group] = by_layouts[key]
-    return unfit
+            layouts = [tables.layouts[number] for number in numbers.tolist()]
+            by_layouts[key] = _misfit(layouts, step.ranks_of(members))
+        out[group] = by_layouts[key]
+    return out
 
 
-def _misfit(layouts: list[Layout], step: StackedStep, rows: Array) -> str:
-    """Why the parts of one tensor are not exactly its whole; "" where they are."""
-    holders: dict[Part, int] = {}
-    for layout, row in zip(layouts, rows.tolist(), strict=True):
-        if layout.part is not None:
-            holders.setdefault(layout.part, row)
-    covered = covering(list(holders))
+def _misfit(layouts: Sequence[Layout], ranks: Sequence[int]) -> str | None:
+    """Why the parts that ranks hold of one tensor are not exactly its whole; "" where they are, None if unknown."""
+    held = [(rank, layout.part) for rank, layout in zip(ranks, layouts, strict=True)]
+    holders = {part: rank for rank, part in reversed(held) if part is not None}
+    parts = [part for part in dict.fromkeys(part for _, part in held) if part is not None]
+    covered = covering(parts)
     if covered is None:
-        return UNPLACED
+        return None
     if covered.first is not None:
-        ranks = sorted(step.rank_of(list(holders.values())[place]) for place in covered.first)
-        return f"parts of it overlap: those of {rank_list(ranks)}"
+        return f"parts of it overlap: those of {rank_list(sorted(holders[parts[place]] for place in covered.first))}"
     whole = layouts[0].numel
     if covered.covered == whole:
         return ""
-    ranks_and_parts = [(step.rank_of(row), layout.part) for layout, row in zip(layouts, rows.tolist(), strict=True)]
-    return f"the parts of it on record cover {share(covered.covered, whole)}{same_parts(ranks_and_parts)}"
+    return f"the parts of it on record cover {share(covered.covered, whole)}{same_parts(held)}"
 
 
 # --- how much of a whole its parts cover

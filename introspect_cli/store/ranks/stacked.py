@@ -65,56 +65,52 @@ class LayoutTables:
             for reader in readers
         ]
         self.layouts = list(numbers_of)
-        self.unplaced = np.array([layout.strides == UNPLACED for layout in self.layouts], np.bool_)
-        parts: dict[Part, int] = {}
+        parts: dict[Part | None, int] = {None: 0}
         shapes: dict[tuple[int, ...], int] = {}
-        self.part = np.zeros(len(numbers_of), np.int64)
-        self.local_numel, self.shape = np.zeros(len(numbers_of), np.int64), np.zeros(len(numbers_of), np.int64)
-        self.owed, self.header = np.zeros(len(numbers_of), np.bool_), np.zeros(len(numbers_of), np.uint64)
-        for number, layout in enumerate(self.layouts):
-            part = layout.part
-            self.shape[number] = shapes.setdefault(layout.shape, len(shapes))
-            self.local_numel[number] = min(layout.numel if part is None else part.numel, (1 << 62) - 1)
-            self.header[number] = header(layout.dtype, layout.shape)
-            if part is not None:
-                self.part[number] = parts.setdefault(part, len(parts) + 1)
-                self.owed[number] = bool(part.owed)
+        held = [(layout if layout.part is None else layout.part).numel for layout in self.layouts]
+        self.part = np.array([parts.setdefault(layout.part, len(parts)) for layout in self.layouts], np.int64)
+        self.local_numel = np.array([min(numel, (1 << 62) - 1) for numel in held], np.int64)
+        self.shape = np.array([shapes.setdefault(layout.shape, len(shapes)) for layout in self.layouts], np.int64)
+        self.unplaced = np.array([layout.strides == UNPLACED for layout in self.layouts], np.bool_)
+        self.owed = np.array([layout.part is not None and bool(layout.part.owed) for layout in self.layouts], np.bool_)
+        self.header = np.array([header(layout.dtype, layout.shape) for layout in self.layouts], np.uint64)
 
 
 class Rows:
     """Site, rank, layout and status of each row of a step of all ranks; shared by steps with the same rows.
 
     Attributes:
-        site: int64 (n,), numbers of the whole.
+        site: int64 (n,), common numbers.
         rank: int64 (n,), positions of ranks.
-        number: int64 (n,), numbers of layouts, as `LayoutTables` has them.
+        layout: int64 (n,), common numbers.
         status: uint8 (n,).
     """
 
-    def __init__(self, batches: Sequence[StepBatch], numbers: Sequence[Array], places: Sequence[Array]) -> None:
+    def __init__(self, batches: Sequence[StepBatch], sites: Sequence[Array], layouts: Sequence[Array]) -> None:
         """Stack a batch of each rank.
 
         Args:
             batches: of each rank.
-            numbers: for each rank, the whole's number of each of its sites.
-            places: for each rank, the common number of each of its layouts.
+            sites: for each rank, the common number of each of its sites.
+            layouts: for each rank, the common number of each of its layouts.
         """
-        sizes = [len(batch) for batch in batches]
-        self._columns = [tuple(np.array(column) for column in _columns(batch)) for batch in batches]
-        self.rank = np.repeat(np.arange(len(batches)), sizes)
-        self.site = np.concatenate([each[np.asarray(b.site)] for each, b in zip(numbers, batches, strict=True)])
-        self.number = np.concatenate([each[np.asarray(b.layout)] for each, b in zip(places, batches, strict=True)])
-        self.status = np.concatenate([np.asarray(batch.status) for batch in batches])
+        self._columns = [[np.array(column) for column in _identity(batch)] for batch in batches]
+        self.rank = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
+        own = list(zip(*self._columns, strict=True))
+        self.site = np.concatenate([common[each] for common, each in zip(sites, own[0], strict=True)])
+        self.layout = np.concatenate([common[each] for common, each in zip(layouts, own[1], strict=True)])
+        self.status = np.concatenate(own[2])
 
     def are_of(self, batches: Sequence[StepBatch]) -> bool:
         """Whether each rank's batch has the same sites, layouts and statuses, in the same order."""
         return len(batches) == len(self._columns) and all(
-            all(map(np.array_equal, columns, _columns(batch)))
+            all(map(np.array_equal, columns, _identity(batch)))
             for columns, batch in zip(self._columns, batches, strict=True)
         )
 
 
-def _columns(batch: StepBatch) -> tuple[Array, Array, Array]:
+def _identity(batch: StepBatch) -> tuple[Array, Array, Array]:
+    """The columns by which the rows of two steps are the same."""
     return batch.site, batch.layout, batch.status
 
 
@@ -127,27 +123,12 @@ class StackedStep:
         block: all records, those of a rank after those of the one before.
     """
 
-    def __init__(
-        self,
-        batches: list[StepBatch],
-        ranks: Sequence[int],
-        numbers: Sequence[Array],
-        places: Sequence[Array],
-        like: Rows | None = None,
-    ) -> None:
-        """Stack a batch of each rank.
-
-        Args:
-            batches: of each rank.
-            ranks: their numbers.
-            numbers: for each rank, the whole's number of each of its sites.
-            places: for each rank, the common number of each of its layouts.
-            like: rows of an earlier step, taken over where they are the same.
-        """
-        self.batches, self._ranks = batches, list(ranks)
-        self.rows = like if like is not None and like.are_of(batches) else Rows(batches, numbers, places)
+    def __init__(self, batches: list[StepBatch], ranks: Sequence[int], rows: Rows) -> None:
+        self.batches, self.rows = batches, rows
         self.block = rows_of(batches, [np.arange(len(batch)) for batch in batches])
+        self._ranks = np.array(ranks, np.int64)
 
-    def rank_of(self, row: int) -> int:
-        """The rank that recorded a row."""
-        return self._ranks[int(self.rows.rank[row])]
+    def ranks_of(self, rows: Array) -> list[int]:
+        """The numbers of the ranks that recorded some rows."""
+        numbers: list[int] = self._ranks[self.rows.rank[rows]].tolist()
+        return numbers

@@ -1,8 +1,7 @@
-"""Steps of all ranks combined wherever there is a processor: as tasks that name a run, some steps, and some sites.
+"""Steps of all ranks combined wherever there is a processor: as tasks that name a run and some steps.
 
-Steps depend on one another in nothing, and what becomes of a site follows from its own records. So any process that can
-read the run puts some steps together, or a slice of their sites where all would not fit into its memory, and
-gives back one record a site.
+Steps depend on one another in nothing. So any process that can read the run puts some steps together, and gives back
+one record a site.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.ranks.combined import join_slices
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
@@ -25,36 +23,32 @@ if TYPE_CHECKING:
 
     from introspect_cli.records import Layout
     from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.run import Run
+    from introspect_cli.store.read.step_reader import Reader
 
 STEPS_PER_TASK = 4
 """Steps that are put together by one task: few enough for all workers to have some to the end."""
 
-_AT_ONCE = 8
+_TASKS_AT_ONCE = 8
 """In how many tasks steps are combined that are going to be read."""
 
 Fold = Mapping[tuple[bool, str], int]
 
 
 class StepsTask(NamedTuple):
-    """One slice of the sites of some steps of a run, to be combined in any process.
+    """Some steps of a run, to be combined in any process.
 
     Attributes:
         path: the run.
         mark: `mark_of` the run; the task fails where it has changed.
         fold: as `WholeNames` takes it.
         steps: numbers of the steps.
-        which: number of the slice, from 0.
-        of: number of slices.
     """
 
     path: str
     mark: bytes
     fold: Fold
     steps: tuple[int, ...]
-    which: int
-    of: int
 
 
 Work = Callable[[Callable[[Any], Any], "Sequence[Any]"], "Iterable[Any]"]
@@ -113,8 +107,8 @@ def combine_steps(task: StepsTask) -> tuple[list[StepBatch], list[Layout]]:
     if not isinstance(reader, WholeReader) or mark_of(reader) != task.mark:
         forget()
         raise StoreError(f"{task.path} changed while it was read: wait for its end, then try again")
-    rows = np.searchsorted(reader.steps_of_all, task.steps).tolist()
-    return [reader.read_slice(row, task.which, task.of) for row in rows], list(reader.layouts)
+    rows = np.searchsorted(reader.common_steps, task.steps).tolist()
+    return [reader.read_row(row) for row in rows], list(reader.layouts)
 
 
 def forget(but: int = 0) -> None:
@@ -131,31 +125,26 @@ def mark_of(reader: WholeReader) -> bytes:
     return digest.digest()
 
 
-def step_tasks(
-    reader: WholeReader, path: str, rows: Sequence[int], fold: Fold, each: int = STEPS_PER_TASK
-) -> list[tuple[StepsTask, ...]]:
-    """Split steps (positions `rows`) into groups of `each`; for each group a tuple of tasks, one per slice."""
-    out, mark = [], mark_of(reader)
-    for at in range(0, len(rows), each):
-        those = rows[at : at + each]
-        of = max(map(reader.slices_of, those))
-        steps = tuple(reader.steps_of_all[list(those)].tolist())
-        out.append(tuple(StepsTask(path, mark, fold, steps, which, of) for which in range(of)))
-    return out
-
-
-def combined_by(
-    tasks: Sequence[tuple[StepsTask, ...]], work: Work, number_of: Callable[[Layout], int]
+def combined_elsewhere(
+    reader: WholeReader, path: str, rows: Sequence[int], fold: Fold, work: Work, each: int = STEPS_PER_TASK
 ) -> Iterator[StepBatch]:
-    """Run the tasks with `work` and yield each step's batch, its layouts renumbered by `number_of`."""
+    """Combine steps by tasks of `each` steps; yields each step's batch, its layouts numbered as the reader's.
+
+    Args:
+        reader: of the run.
+        path: the run, as workers find it.
+        rows: positions of the steps.
+        fold: as `WholeNames` takes it.
+        work: runs the tasks.
+        each: steps of a task.
+    """
+    mark, steps = mark_of(reader), reader.common_steps[list(rows)].tolist()
+    tasks = [StepsTask(path, mark, fold, tuple(steps[at : at + each])) for at in range(0, len(steps), each)]
     try:
-        done = iter(work(combine_steps, [task for slices in tasks for task in slices]))
-        for slices in tasks:
-            every = []
-            for batches, layouts in [next(done) for _ in slices]:
-                numbers = np.array([number_of(layout) for layout in layouts] or [0], np.uint32)
-                every.append([replace(batch, layout=numbers[batch.layout]) for batch in batches])
-            yield from map(join_slices, zip(*every, strict=True))
+        for batches, layouts in work(combine_steps, tasks):
+            numbers = np.array([reader.layout_number(layout) for layout in layouts] or [0], np.uint32)
+            for batch in batches:
+                yield replace(batch, layout=numbers[batch.layout])
     finally:
         forget()  # where tasks ran in this process
 
@@ -169,7 +158,7 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
         work: runs tasks.
     """
     readers = [run.rank(rank) for rank in run.recorded]
-    if run.whole_of:
+    if run.combined_ranks:
         return readers[0]
     complete = len(readers) >= run.world_size
     if len(readers) == 1 and not fold and complete and not any(layout.part for layout in readers[0].layouts):
@@ -177,8 +166,7 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
 
     def combine(reader: WholeReader, rows: Sequence[int]) -> Iterator[StepBatch]:
         assert work is not None
-        tasks = step_tasks(reader, run.address, rows, fold or {}, -(-len(rows) // _AT_ONCE))
-        return combined_by(tasks, work, reader.layout_number)
+        return combined_elsewhere(reader, run.address, rows, fold or {}, work, -(-len(rows) // _TASKS_AT_ONCE))
 
     return WholeReader(
         str(run.path),

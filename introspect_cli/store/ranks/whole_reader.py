@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import Kind, Status
+from introspect_cli.records import Kind
 from introspect_cli.store.format.batch import rows_of
 from introspect_cli.store.format.log import ENTRY
-from introspect_cli.store.ranks.combine import Combiner
-from introspect_cli.store.ranks.combined import join_slices
-from introspect_cli.store.ranks.digests import digests
-from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
+from introspect_cli.store.ranks.combine import Combiner, join_slices
+from introspect_cli.store.ranks.digests import layout_free_digests
+from introspect_cli.store.ranks.stacked import LayoutTables, Rows, StackedStep
 from introspect_cli.store.ranks.whole_names import WholeNames
 from introspect_cli.store.read.rank_reader import RankReader, read_rows
-from introspect_cli.store.read.step_reader import StepReader
+from introspect_cli.store.read.step_reader import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,13 +43,13 @@ if TYPE_CHECKING:
 MOST_ROWS = 1_000_000
 """Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
 
-_FEWEST, _MOST = 4, 64
+_FEWEST_AT_ONCE, _MOST_AT_ONCE = 4, 64
 """Steps that are combined elsewhere before they are asked for: a comparison may need no more than a few, or all."""
 
 _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 
-class WholeReader(WholeNames, StepReader):
+class WholeReader(WholeNames, Reader):
     """All ranks of a run, read as one rank.
 
     Attributes:
@@ -58,6 +57,7 @@ class WholeReader(WholeNames, StepReader):
     """
 
     is_whole = True
+    readers: list[RankReader]
 
     def __init__(
         self,
@@ -82,23 +82,22 @@ class WholeReader(WholeNames, StepReader):
             combine: combines steps at some positions in other processes; None to combine here.
         """
         super().__init__(path, readers, fold, stages)
-        self.many = len(self.readers)
-        self._lacking, self._complete = lacking, complete
+        self.rank_count = len(self.readers)
         self.rank = self.readers[0].rank
         self.running = any(reader.running for reader in self.readers)
         self.ended = all(reader.ended for reader in self.readers)
         self.thinned = tuple(dict.fromkeys(dropped for reader in self.readers for dropped in reader.thinned))
-        self._sizes: dict[int, int] = {}
-        self._forms = np.zeros(0, np.int64)
-        self._combine = combine
-        self._ahead: list[int] = []
-        self._at_once = _FEWEST
+        self._lacking, self._complete, self._combine = lacking, complete, combine
+        self._sizes: dict[tuple[int, int], int] = {}
+        self._forms = np.full(len(self.common_steps), -1, np.int64)
+        self._announced: list[int] = []
+        self._at_once = _FEWEST_AT_ONCE
         self._combined: dict[int, StepBatch] = {}
         self._last_combiner: tuple[tuple[int, int], Combiner] | None = None
         self._read = lru_cache(maxsize=3)(self._combined_row)
 
     @cached_property
-    def steps_of_all(self) -> NDArray[np.int64]:
+    def common_steps(self) -> NDArray[np.int64]:
         """int64, the numbers of the steps that every rank has, rising."""
         common = self.readers[0].entries["step"]
         for reader in self.readers[1:]:
@@ -112,12 +111,12 @@ class WholeReader(WholeNames, StepReader):
 
         Their digests are the same in any layout where the ranks' totals tell, and else are over the ranks' digests.
         """
-        out = np.zeros(len(self.steps_of_all), ENTRY)
-        out["step"] = self.steps_of_all
+        out = np.zeros(len(self.common_steps), ENTRY)
+        out["step"] = self.common_steps
         of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self._rows, strict=True)]
         every = np.stack(of_each, axis=1) if len(out) else ()
         chain, step_digests, chains = bytes(16), [], []
-        for digest, ranks in zip(self._free_digests(), every, strict=True):
+        for digest, ranks in zip(self._layout_free_digests(), every, strict=True):
             step_digests.append(digest or blake2b(ranks.tobytes(), digest_size=16).digest())
             chain = blake2b(chain + step_digests[-1], digest_size=16).digest()
             chains.append(chain)
@@ -125,22 +124,19 @@ class WholeReader(WholeNames, StepReader):
         out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
         return out
 
-    def _free_digests(self) -> list[bytes | None]:
+    def _layout_free_digests(self) -> list[bytes | None]:
         """For each step a digest that is equal in any layout; None where the ranks' totals do not tell."""
         if self._fold or self.stages or self._lacking or len(self.readers) == 1:
-            return [None] * len(self.steps_of_all)
-        step_digests, self._forms = digests(self, self._places, self._rows, self._sample)
+            return [None] * len(self.common_steps)
+        step_digests, self._forms = layout_free_digests(self, self._tables, self._rows, self._plans)
         return step_digests
 
-    def _sample(self, row: int) -> Iterator[Plan]:
-        """Combine the step at a position slice by slice, giving each slice's plan; notes the number of records."""
-        size, of = 0, self.slices_of(row)
-        for which in range(of):
-            combiner = self._combiner(which, of)
-            size += len(combiner.combine(self._stacked(row, which, of)))
-            assert combiner.plan is not None  # a step was put together just now
-            yield combiner.plan
-        self._sizes[row] = size
+    def _plans(self, row: int) -> list[Plan]:
+        """The plan of each slice of the step at a position; its number of records is noted for `rows_in`."""
+        of = self._slices_of(row)
+        plans = [self._combiner(which, of).planned(self._stacked(row, which, of)) for which in range(of)]
+        self._sizes[self._size_key(row)] = sum(len(plan.starts) for plan in plans)
+        return plans
 
     @property
     def layout_mark(self) -> str:
@@ -163,38 +159,24 @@ class WholeReader(WholeNames, StepReader):
     def rows_in(self, rows: Array) -> int:
         """Number of combined records in some steps (positions among the entries).
 
-        No index says that: a step that was not read before is read, unless one with the same forms was.
+        No index says that: a step is planned for it, unless one with the same forms of totals was planned or read.
         """
-        every = np.arange(len(self))[rows]
-        forms = self._forms[every] if len(self._forms) else np.full(len(every), -1, np.int64)
-        sizes = {int(self._forms[row]): size for row, size in self._sizes.items() if len(self._forms)}
-        total = 0
-        for row, form in zip(every.tolist(), forms.tolist(), strict=True):
-            size = self._sizes.get(row, sizes.get(form) if form >= 0 else None)
-            if size is None:
-                size = sizes[form] = len(self.read_row(row))
-            total += size
-        return total
+        every = np.arange(len(self))[rows].tolist()
+        for row in every:
+            if self._size_key(row) not in self._sizes:
+                self._plans(row)
+        return sum(self._sizes[self._size_key(row)] for row in every)
 
-    def values_of(self, step: int, site: int) -> dict[int, tuple[int, ...]]:
-        """The ranks' values of a site in a step: shape by checksum.
-
-        The shape is () for a value that is a part of a whole and for one that was not observed.
-        """
-        shapes: dict[int, tuple[int, ...]] = {}
-        for reader, numbers in zip(self.readers, self.numbers, strict=True):
-            batch = reader.read(step)
-            for row in np.flatnonzero(numbers[np.asarray(batch.site)] == site).tolist():
-                layout = reader.layouts[int(batch.layout[row])]
-                seen = batch.status[row] == int(Status.OBSERVED) and layout.part is None
-                shapes[int(batch.checksum[row])] = layout.shape if seen else ()
-        return shapes
+    def _size_key(self, row: int) -> tuple[int, int]:
+        """What tells steps of as many combined records: the ranks' forms of totals, or the position without these."""
+        form = int(self._forms[row])
+        return (form, -1) if form >= 0 else (-1, row)
 
     # --- putting together
 
-    def ahead(self, rows: Sequence[int]) -> None:
+    def prefetch(self, rows: Sequence[int]) -> None:
         """Announce the steps (positions) that will be read, in order, so that several are combined at once."""
-        self._ahead = list(rows)
+        self._announced = list(rows)
 
     def read_row(self, row: int) -> StepBatch:
         """The combined records of the `row`-th step."""
@@ -203,63 +185,58 @@ class WholeReader(WholeNames, StepReader):
     def _combined_row(self, row: int) -> StepBatch:
         """Combine the `row`-th step, with the announced steps after it where `combine` is given."""
         if self._combine is None:
-            of = self.slices_of(row)
-            batch = join_slices([self.read_slice(row, which, of) for which in range(of)])
+            of = self._slices_of(row)
+            slices = range(of)
+            batch = join_slices([self._combiner(at, of).combine(self._stacked(row, at, of)) for at in slices])
         else:
             if row not in self._combined:
                 rows = [row]
-                if row in self._ahead:
-                    at = self._ahead.index(row)
-                    rows, self._at_once = self._ahead[at : at + self._at_once], min(2 * self._at_once, _MOST)
+                if row in self._announced:
+                    at = self._announced.index(row)
+                    rows, self._at_once = (
+                        self._announced[at : at + self._at_once],
+                        min(2 * self._at_once, _MOST_AT_ONCE),
+                    )
                 self._combined = dict(zip(rows, self._combine(self, rows), strict=True))
             batch = self._combined.pop(row)
-        self._sizes[row] = len(batch)
+        self._sizes[self._size_key(row)] = len(batch)
         return batch
 
-    def slices_of(self, row: int) -> int:
+    def _slices_of(self, row: int) -> int:
         """In how many slices of sites the step is combined, so that each has at most about `MOST_ROWS` records."""
         rows = sum(int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self._rows[:, row], strict=True))
         return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
 
-    def read_slice(self, row: int, which: int, of: int) -> StepBatch:
-        """Combine slice `which` of `of` slices of the `row`-th step, to be given to `join_slices`."""
-        return self._combiner(which, of).combine(self._stacked(row, which, of))
-
     def _stacked(self, row: int, which: int, of: int) -> StackedStep:
-        """The records of a slice of the `row`-th step of all ranks."""
-        wanted = None if of == 1 else self._slices(of) == which
-        batches = []
-        read = read_rows(self.readers, self._rows[:, row].tolist())
-        for batch, numbers in zip(read, self.numbers, strict=True):
-            rows = None if wanted is None else np.flatnonzero(wanted[numbers[np.asarray(batch.site)]])
-            batches.append(batch if rows is None else rows_of([batch], [rows]))
-        ranks = [reader.rank for reader in self.readers]
-        return StackedStep(batches, ranks, self.numbers, self._places.numbers, self._combiner(which, of).rows)
+        """The records of slice `which` of `of` of the `row`-th step of all ranks.
 
-    def _slices(self, of: int) -> Array:
-        """int64 (sites,), the slice of each site: its number modulo `of`; a gradient's is that of its value."""
-        number = np.arange(len(self.sites))
-        return np.where(self.value_of < 0, number, self.value_of) % of
+        A site is in the slice of its number modulo `of`; a gradient in that of its value.
+        """
+        batches = []
+        wanted = np.where(self.value_of < 0, np.arange(len(self.sites)), self.value_of) % of == which
+        for batch, numbers in zip(read_rows(self.readers, self._rows[:, row].tolist()), self.numbers, strict=True):
+            rows_of_slice = np.flatnonzero(wanted[numbers[batch.site]])
+            batches.append(batch if of == 1 else rows_of([batch], [rows_of_slice]))
+        plan = self._combiner(which, of).plan
+        alike = plan is not None and plan.basis.are_of(batches)
+        rows = plan.basis if plan is not None and alike else Rows(batches, self.numbers, self._tables.numbers)
+        return StackedStep(batches, [reader.rank for reader in self.readers], rows)
 
     @cached_property
     def _rows(self) -> Array:
         """int64 (ranks, steps), position of each common step among each rank's entries."""
-        steps = self.steps_of_all
-        return np.stack([np.searchsorted(reader.entries["step"], steps) for reader in self.readers])
+        return np.stack([np.searchsorted(reader.entries["step"], self.common_steps) for reader in self.readers])
 
     @cached_property
-    def _places(self) -> LayoutTables:
+    def _tables(self) -> LayoutTables:
         return LayoutTables(self.readers)
 
     def _combiner(self, which: int, of: int) -> Combiner:
         """The combiner of a slice; kept until another slice is asked for."""
         if self._last_combiner is None or self._last_combiner[0] != (which, of):
-            combiner = Combiner(self._places, self, self._lacking, complete=self._complete)
+            combiner = Combiner(self._tables, self, self._lacking, complete=self._complete)
             self._last_combiner = (which, of), combiner
         return self._last_combiner[1]
 
 
 Combine = Callable[[WholeReader, "Sequence[int]"], "Iterator[StepBatch]"]
-
-Reader = RankReader | WholeReader
-"""What can be read like one rank: one, or all as one."""

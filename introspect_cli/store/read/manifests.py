@@ -126,17 +126,12 @@ def only_launch(folder: Directory) -> Directory | None:
     """The one child of a run that is a launch; None where there is none, or more than one."""
     if CHILDREN not in folder:
         return None
-    children = folder.folder(CHILDREN)
-    launches = []
-    try:
+    launches: list[Directory] = []
+    with folder.folder(CHILDREN) as children:
         for name in children.names():
             child = children.folder(name)
-            if MANIFEST in child and launch_of(read_manifest(child)) is not None:
-                launches.append(child)
-            else:
-                child.close()
-    finally:
-        children.close()
+            is_launch = MANIFEST in child and launch_of(read_manifest(child)) is not None
+            (launches.append if is_launch else Directory.close)(child)
     if len(launches) == 1:
         return launches[0]
     for child in launches:
@@ -321,24 +316,21 @@ def endings(
         if ranks:
             out.append(f"{rank_list(ranks)} of {size} {what}".replace("rank", "Rank", 1))
 
-    left = "left" if unfinished is None else "sent"
+    left, unsent = "left" if unfinished is None else "sent", unfinished or ()
     say([rank for rank in range(size) if rank not in last and rank not in left_out], f"{left} nothing")
     say([rank for rank, step in last.items() if step is None], f"{left} no step")
-    ended_with = {rank: step for rank, step in last.items() if step is not None}
-    latest = max(ended_with.values(), default=-1)
-    by_step: dict[int, list[int]] = {}
-    for rank, step in ended_with.items():
-        if step < latest or not ended[rank]:
-            by_step.setdefault(step, []).append(rank)
-    for step, ranks in sorted(by_step.items()):
-        unsent = [rank for rank in ranks if rank in (unfinished or ())]
-        if unsent:
+    latest = max((step for step in last.values() if step is not None), default=-1)
+    for step in sorted({step for step in last.values() if step is not None}):
+        ranks = [rank for rank, at in last.items() if at == step]
+        lost = [rank for rank in ranks if rank in unsent and not (step == latest and ended[rank])]
+        if lost:
             out.append(
-                f"What {rank_list(unsent)} of {size} sent ends with step {step}: its last pieces may be missing, and "
+                f"What {rank_list(lost)} of {size} sent ends with step {step}: its last pieces may be missing, and "
                 "more may lie where it was recorded"
             )
-        cut = [rank for rank in ranks if not ended[rank] and rank not in unsent]
+        cut = [rank for rank in ranks if not ended[rank] and rank not in lost]
         say(cut, f"{'was' if len(cut) == 1 else 'were'} cut off after step {step}")
-        others = f"{count(latest - step, 'step')} before the others"
-        say([rank for rank in ranks if ended[rank]], f"ended with step {step}, {others}")
+        if step < latest:
+            others = f"{count(latest - step, 'step')} before the others"
+            say([rank for rank in ranks if ended[rank]], f"ended with step {step}, {others}")
     return out

@@ -6,6 +6,7 @@ reader gives is harmless: a name comes from somebody's script, or from somebody.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,7 +16,7 @@ import numpy as np
 
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo
 from introspect_cli.store.files.folders import DamageError, Directory, read_shared, shared_name
-from introspect_cli.store.format.columns import Lists, Malformed, Texts, concatenated, decode_rows
+from introspect_cli.store.format.columns import Lists, Malformed, Texts, absent_column, concatenated, decode_rows
 from introspect_cli.store.format.log import LAYOUTS, MODULES, SITES
 from introspect_cli.store.format.schemas import LIMIT_NAME, LIMIT_NAMES
 from introspect_cli.texts import shallow
@@ -47,7 +48,7 @@ class NameTables:
         made: Callable[[dict[str, ColumnData], str], Names],
     ) -> Names:
         """The table that `made` makes of a rank's frames of `kind`; the same object for equal digests."""
-        numbers, path = frames.of(kind, counting=False), f"{frames.path} ({TABLES[kind]})"
+        numbers, path = frames.numbers_of(kind, counting=False), f"{frames.path} ({TABLES[kind]})"
         heads = frames.heads[numbers]
         key = kind, schema, tuple(heads["rows"].tolist()), heads["digest"].tobytes()
         if key not in self._tables:
@@ -71,8 +72,7 @@ def _columns(run: Directory, frames: Frames, numbers: list[int], schema: Schema,
             parts.append(decode_rows(schema, memoryview(data), int(head["rows"])))
         except Malformed as error:
             raise DamageError(path, str(error)) from None
-    if not parts:
-        return no_rows(schema)
+    parts = parts or [{column.name: absent_column(column, 0) for column in schema}]
     return {column.name: concatenated([part[column.name] for part in parts]) for column in schema}
 
 
@@ -95,22 +95,6 @@ def _part(flat: tuple[int, ...], owed: str, owing: int, source: str, path: str) 
     return Part(tuple(dims), owed, owing, source)
 
 
-def no_rows(schema: Schema) -> dict[str, ColumnData]:
-    """The columns of an empty table."""
-    none = np.zeros(1, np.int32)
-
-    def empty(kind: str) -> ColumnData:
-        if kind == "utf8":
-            return Texts(none, b"")
-        if kind.startswith("list<"):
-            inside = empty(kind[5:-1])
-            assert not isinstance(inside, Lists)
-            return Lists(none, inside)
-        return np.zeros(0, kind)
-
-    return {c.name: np.zeros((0, c.width)) if c.type == "vector" else empty(c.type) for c in schema}
-
-
 def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
     """Decode all layouts, by number.
 
@@ -129,19 +113,9 @@ def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
         _part(flat, owed, owing, source, path) for flat, owed, owing, source in zip(*columns_of_parts, strict=True)
     ]
     layouts = [Layout(*row) for row in zip(shapes.tolist(), *names, parts, strict=True)]
-    if any(_too_many(layout.shape) for layout in layouts):
+    if any(math.prod(layout.shape) > _MAX_ELEMENTS for layout in layouts):
         raise DamageError(path, "a shape has more elements than a tensor can have")
     return layouts
-
-
-def _too_many(shape: tuple[int, ...]) -> bool:
-    """Whether a shape has more than `_MAX_ELEMENTS` elements."""
-    elements = 1
-    for size in shape if 0 not in shape else ():
-        elements *= size
-        if elements > _MAX_ELEMENTS:
-            return True
-    return False
 
 
 def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:

@@ -32,8 +32,8 @@ from introspect_cli.store.format.log import COLUMNS, DOCUMENT, LABELS, LAYOUTS, 
 from introspect_cli.store.format.totals import Totals
 from introspect_cli.store.format.totals import decode as decode_totals
 from introspect_cli.store.read.name_tables import Names, NameTables, SiteTable, layouts_of, modules_of
-from introspect_cli.store.read.step_reader import StepReader
-from introspect_cli.store.remote.pieces import RemoteFile, fetch
+from introspect_cli.store.read.step_reader import Reader
+from introspect_cli.store.remote.pieces import prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,7 +62,7 @@ class Shared:
         self.tables = NameTables()
 
 
-class RankReader(StepReader):
+class RankReader(Reader):
     """One rank of a run, as it was when it was opened.
 
     Attributes:
@@ -70,7 +70,7 @@ class RankReader(StepReader):
         path: its directory, for messages.
         running: whether a process was still writing it.
         ended: whether its writer closed it properly.
-        entries: structured array of `schemas.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
+        entries: structured array of `log.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
         frames: of its log.
         cut: what is missing of its log although its writer closed it; "" for nothing.
         thinned: steps that were recorded and then dropped.
@@ -78,7 +78,7 @@ class RankReader(StepReader):
     """
 
     def __init__(
-        self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None, many: int = 1
+        self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None, rank_count: int = 1
     ) -> None:
         """Open a rank; a `damaged` one up to what is damaged, and without believing the heads beside its log.
 
@@ -87,10 +87,10 @@ class RankReader(StepReader):
             rank: its number.
             damaged: see above.
             shared: what it shares with other ranks of the run.
-            many: how many ranks were put together in this one.
+            rank_count: how many ranks were put together in this one.
         """
         self._shared = Shared() if shared is None else shared
-        self.many = many
+        self.rank_count = rank_count
         self.rank = rank
         self.path = f"{run.path}/rank{rank}"
         self._run = run
@@ -115,17 +115,17 @@ class RankReader(StepReader):
     @property
     def began(self) -> bool:
         """Whether the log has described its columns, which a writer does before the first step."""
-        return bool(self.frames.of(COLUMNS, counting=False))
+        return bool(self.frames.numbers_of(COLUMNS, counting=False))
 
     @property
-    def readers(self) -> list[RankReader]:
+    def readers(self) -> list[RankReader]:  # type: ignore[override]  # as an attribute it would be a cycle
         """The reader itself in a list, for the same interface as `WholeReader`."""
         return [self]
 
     @property
     def is_whole(self) -> bool:
         """Whether its records were combined from several ranks (`merge --whole`)."""
-        return self.many > 1
+        return self.rank_count > 1
 
     def read_file(self, name: str, limit: int) -> bytes:
         """The bytes of another file of the rank, at most `limit` of them.
@@ -178,7 +178,7 @@ class RankReader(StepReader):
     def _documents(self) -> dict[str, tuple[int, bytes]]:
         """Frame number and body of each document in the log, by name; the last one of a name counts."""
         found = {}
-        for number in self.frames.of(DOCUMENT, counting=False):
+        for number in self.frames.numbers_of(DOCUMENT, counting=False):
             data = self.body(number)
             name, _, rest = data.partition(b"\n")
             found[name.decode("ascii", "replace")] = number, rest
@@ -213,13 +213,13 @@ class RankReader(StepReader):
         """The framework's labels of each step, by step; steps without any are left out."""
         self._open()
         path = self.frames.path
-        return {step: decode_labels(data, path) for step, data in self.frames.small(LABELS) if step in self}
+        return {step: decode_labels(data, path) for step, data in self.frames.bodies_of(LABELS) if step in self}
 
     @cached_property
     def totals(self) -> Totals:
         """Totals of the records of each step, where the writer kept them; see `format.totals`."""
         self._open()
-        return decode_totals(self.frames.small(TOTALS), self.entries, self.frames.path)
+        return decode_totals(self.frames.bodies_of(TOTALS), self.entries, self.frames.path)
 
     # --- names
 
@@ -267,10 +267,10 @@ class RankReader(StepReader):
             data = log.read(offset, offset + length)
         except OSError as error:
             raise unreadable(log.path, error) from None
-        if len(data) != length or zlib.crc32(data) != entry["crc"]:
-            raise DamageError(log.place(offset), f"the records of step {step} are not those that were written")
+        if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
+            raise DamageError(log.object_at(offset), f"the records of step {step} are not those that were written")
         try:
-            out = StepBatch.of(decode_rows(self._schema, memoryview(data), int(entry["rows"])), self._schema)
+            out = StepBatch.from_columns(decode_rows(self._schema, memoryview(data), int(entry["rows"])), self._schema)
         except Malformed as error:
             raise DamageError(log.path, f"step {step}: {error}") from None
         if len(out) and (
@@ -285,19 +285,19 @@ class RankReader(StepReader):
 
     def ranges(self, rows: Iterable[int]) -> list[Range]:
         """Byte ranges of some steps (positions) in object storage; empty where the run is on disk."""
-        log = self._log() if len(self) else None
-        if not isinstance(log, RemoteFile):
+        if not len(self):
             return []
-        places = [(int(self.entries["offset"][row]), int(self.entries["length"][row])) for row in rows]
-        return [each for offset, length in places for each in log.ranges(offset, offset + length)]
+        entries, log = self.entries[list(rows)], self._log()
+        begins, ends = entries["offset"].tolist(), (entries["offset"] + entries["length"]).tolist()
+        return [each for begin, end in zip(begins, ends, strict=True) for each in log.ranges(begin, end)]
 
 
 def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> Iterator[StepBatch]:
     """Yield one step of each rank (`rows`: its position in each); from object storage many are fetched at once."""
-    there = 0
+    prefetched = 0
     for number, (reader, row) in enumerate(zip(readers, rows, strict=True)):
-        if number == there:
-            there += fetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
+        if number == prefetched:
+            prefetched += prefetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
         yield reader.read_row(row)
 
 

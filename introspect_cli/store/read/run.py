@@ -25,6 +25,7 @@ from introspect_cli.store.files.folders import (
     is_locked,
     reason,
 )
+from introspect_cli.store.files.handles import Closing
 from introspect_cli.store.format import tensorfile
 from introspect_cli.store.format.sources import kept_in, read_from
 from introspect_cli.store.read.manifests import (
@@ -62,7 +63,7 @@ class RunState(str, Enum):
     INTERRUPTED = "interrupted"
 
 
-class Run:
+class Run(Closing):
     """A run opened for reading; a context manager that closes its files.
 
     Attributes:
@@ -78,7 +79,6 @@ class Run:
         self.path = path
         self._folder = folder
         self._on_close: list[Callable[[], None]] = []
-        self._holding: list[int] | None = None
         self.load_tensor: Callable[[int], NDArray[Any] | None] | None = None
         """Gives whole tensors by their checksums that lie in no store."""
         # Asked first: a run that ends while it is opened is called running, never interrupted.
@@ -87,7 +87,7 @@ class Run:
         self._ranks = self._open_ranks(only)
         self.ranks = tuple(sorted(self._ranks))
         self.manifests: dict[int, dict[str, Any]] = {}
-        self.world_size = world_size(self.manifest) or self.whole_of or len(self.ranks)
+        self.world_size = world_size(self.manifest) or self.combined_ranks or len(self.ranks)
         if launch_of(self.manifest) is not None:
             self.manifests = read_rank_manifests(self._ranks.values(), self.manifest.get("id"))
             self.manifest = merge_manifests(self.manifest, self.manifests)
@@ -106,10 +106,10 @@ class Run:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
         shared = Shared()
-        self._folder.expect([match[0] for match in matches])
+        self._folder.prefetch([match[0] for match in matches])
         for match in matches:
             rank = int(match[1])
-            reader = readers[rank] = RankReader(self._folder, rank, shared=shared, many=self.whole_of or 1)
+            reader = readers[rank] = RankReader(self._folder, rank, shared=shared, rank_count=self.combined_ranks or 1)
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
                 raise DamageError(reader.path, "it belongs to another run than the manifest")
         return readers
@@ -151,7 +151,7 @@ class Run:
         return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
 
     @property
-    def whole_of(self) -> int:
+    def combined_ranks(self) -> int:
         """How many ranks were combined into this run's one rank (`merge --whole`); 0 for any other run."""
         whole = self.manifest.get("whole")
         size = whole.get("world_size") if isinstance(whole, dict) else None
@@ -168,7 +168,7 @@ class Run:
         return stages_in(self.manifests)
 
     @property
-    def alone(self) -> str:
+    def lone_rank(self) -> str:
         """`rank 1 of 8 alone` where one process of a larger job was captured by itself; "" otherwise."""
         alone = self.manifest.get("alone", {})
         rank, world = alone.get("rank"), alone.get("world_size")
@@ -204,7 +204,7 @@ class Run:
     @cached_property
     def lost_ranks(self) -> list[str]:
         """Sentences on ranks that left nothing or ended before the others; none while the run is being written."""
-        if self.world_size < 2 or self.whole_of or self.state is RunState.RUNNING:
+        if self.world_size < 2 or self.combined_ranks or self.state is RunState.RUNNING:
             return []
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}
@@ -253,14 +253,10 @@ class Run:
         """
         return frozenset(digest for place in self._places() for digest in kept_in(place))
 
-    @property
+    @cached_property
     def _with_tensors(self) -> list[int]:
         """Ranks whose directories hold whole tensors."""
-        if self._holding is None or self.state is RunState.RUNNING:
-            self._holding = [
-                rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place
-            ]
-        return self._holding
+        return [rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place]
 
     def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Directory]:
         """Directories that may hold whole tensors and sources: the run's, or those of `ranks` (None: all ranks)."""
@@ -290,12 +286,6 @@ class Run:
         self._folder.close()
         while self._on_close:
             self._on_close.pop()()
-
-    def __enter__(self) -> Run:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
 
 def run_state(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from introspect_cli.store.format.log import StepEntry
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from introspect_cli.records import Layout
+    from introspect_cli.labels import Labels
+    from introspect_cli.records import Layout, ModuleInfo
     from introspect_cli.store.format.batch import Array, StepBatch
-    from introspect_cli.store.format.log import Entries
+    from introspect_cli.store.format.log import Entries, Thinned
     from introspect_cli.store.read.name_tables import SiteTable
 
 
@@ -31,20 +32,33 @@ _MEASURED = (Status.OBSERVED, Status.PARTIAL)
 _MOST_ELEMENTS = (1 << 63) - 1
 
 
-class StepReader(ABC):
+class Reader(ABC):
     """Steps of one rank, or of several as one.
 
     Attributes:
         rank: its number; of several, the lowest.
         path: where it is, for messages.
-        entries: structured array of `schemas.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
-        many: how many ranks it stands for.
+        entries: structured array of `log.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
+        rank_count: how many ranks it stands for.
+        running: whether a process was still writing any of them.
+        ended: whether all of them were closed properly.
+        thinned: steps that were recorded and then dropped.
+        readers: a `RankReader` of each rank.
     """
 
     rank: int
     path: str
     entries: Entries
-    many: int
+    rank_count: int
+    running: bool
+    ended: bool
+    thinned: tuple[Thinned, ...]
+    readers: Sequence[Any]
+
+    @property
+    @abstractmethod
+    def is_whole(self) -> bool:
+        """Whether its records may stand for those of several ranks."""
 
     @property
     @abstractmethod
@@ -56,11 +70,30 @@ class StepReader(ABC):
     def layouts(self) -> list[Layout]:
         """All layouts, by number."""
 
+    @property
+    @abstractmethod
+    def modules(self) -> list[ModuleInfo]:
+        """The module tree, one row per module: its first."""
+
+    @property
+    @abstractmethod
+    def module_rows(self) -> list[ModuleInfo]:
+        """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Mapping[int, Labels]:
+        """The framework's labels of each step, by step; steps without any are left out."""
+
     @abstractmethod
     def read_row(self, row: int) -> StepBatch:
         """All records of the `row`-th step."""
 
-    def ahead(self, rows: Sequence[int]) -> None:  # noqa: B027 -- who reads one rank has nothing to do beforehand
+    @abstractmethod
+    def rows_in(self, rows: Array) -> int:
+        """Number of records in some steps (positions among the entries)."""
+
+    def prefetch(self, rows: Sequence[int]) -> None:  # noqa: B027 -- who reads one rank has nothing to do beforehand
         """Announce the steps (positions) that will be read, in order; used by readers that combine steps beforehand."""
 
     def read(self, step: int) -> StepBatch:
@@ -172,31 +205,19 @@ def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], nume
         return {name: np.where(np.isfinite(column), column, np.nan) for name, column in derived.items()}
 
 
-_BLOCK = 256
-
-
 def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]]) -> dict[str, float]:
     """All statistics of one row, stored and derived; counts are ints, absent ones are left out.
 
-    numpy takes as long for one row as for some hundred, so what is derived is derived for its neighbours, too.
-
     Args:
-        batch: the step's.
+        batch: the step's, which keeps what was derived.
         row: which.
         numels: gives how many elements tensors of some layouts have.
     """
-    block, place = divmod(row, _BLOCK)
-    derived = batch.derived.get(block)
-    if derived is None:
-        rows = slice(block * _BLOCK, (block + 1) * _BLOCK)
-        counts: dict[str, Array] = {name: column[rows] for name, column in batch.counts.items()}
-        floats = {name: column[rows] for name, column in batch.floats.items()}
-        numel = np.array(numels(batch.layout[rows]), np.int64)
-        derived = batch.derived[block] = derived_stats(counts, floats, numel)
+    if not batch.derived:
+        numel = np.array(numels(batch.layout), np.int64)
+        batch.derived.update(derived_stats(batch.counts, batch.floats, numel))
     out: dict[str, float] = {name: int(column[row]) for name, column in batch.counts.items() if column[row] >= 0}
-    numbers = {name: float(column[row]) for name, column in batch.floats.items()}
-    numbers |= {name: float(column[place]) for name, column in derived.items()}
-    for name, value in numbers.items():
-        if not math.isnan(value):
+    for name, column in (*batch.floats.items(), *batch.derived.items()):
+        if not math.isnan(value := float(column[row])):
             out[name] = int(value) if name == "infs" else value
     return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,7 +52,7 @@ from introspect_cli.store.read.run import RunState, run_state
 from introspect_cli.store.remote.pack import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     import numpy as np
@@ -108,72 +109,72 @@ def verify_run(path: str | Path) -> VerifyReport:
 
 
 class _Check:
-    """Checks every part of a run and collects the findings."""
+    """Checks every part of a run and collects the findings.
+
+    Attributes:
+        findings: what is damaged, one sentence each; beyond `_MAX_FINDINGS` they are only counted in `omitted`.
+        sound: how many `steps`, `records`, `documents` and `tensors` are sound.
+    """
 
     def __init__(self, folder: Directory, *, is_child: bool = False) -> None:
-        self._folder = folder
         self._is_child = is_child
-        self._findings: list[str] = []
-        self._omitted = 0
-        self._steps = self._records = self._documents = self._tensors = 0
+        self.findings: list[str] = []
+        self.omitted = 0
+        self.sound = Counter[str]()
+        self._folder = folder
 
     def report(self) -> VerifyReport:
         """Check the manifest, all ranks, documents, sources, tensors and child runs."""
         locked = bool(self._try(is_locked, self._folder))
         manifest: dict[str, Any] = self._try(read_manifest, self._folder) or {}
-        self._documents += bool(manifest)
-        numbers = self._top_level()
-        ranks = [reader for reader in (self._rank(number, manifest) for number in numbers) if reader is not None]
+        self.sound["documents"] += bool(manifest)
+        run_id, numbers = manifest.get("id"), self._top_level()
+        ranks = [reader for number in numbers if (reader := self._rank(number, run_id)) is not None]
         places = [self._folder]
         manifests: dict[int, dict[str, Any]] = {}
         if launch_of(manifest) is not None:
             for reader in ranks:
-                own = self._try(read_rank_manifests, [reader], manifest.get("id")) or {}
+                own = self._try(read_rank_manifests, [reader], run_id) or {}
                 manifests |= own
-                settings = self._try(rank_settings, reader, manifest.get("id"))
+                settings = self._try(rank_settings, reader, run_id)
                 found = () if settings is None else [self._try(settings.__getitem__, name) for name in settings]
-                self._documents += len(own) + sum(document is not None for document in found)
+                self.sound["documents"] += len(own) + sum(document is not None for document in found)
             manifest = merge_manifests(manifest, manifests)
             places = [self._folder.rank(number) for number in numbers]
         state = run_state(manifest, manifests, ranks, locked=locked)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._note(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
         for place in places:
-            check = functools.partial(_check_document, manifest.get("id"))
-            self._documents += self._each(place, SETTINGS, SETTINGS_NAME, check)
-            self._tensors += self._each(place, TENSORS, _TENSOR_NAME, _check_tensor)
-            self._each(place, SOURCES, SOURCE_NAME, decode)
-        self._each(self._folder, SHARED, SHARED_NAME, _check_shared)
+            self._each("documents", place, SETTINGS, SETTINGS_NAME, functools.partial(_check_document, run_id))
+            self._each("tensors", place, TENSORS, _TENSOR_NAME, _check_tensor)
+            self._each("sources", place, SOURCES, SOURCE_NAME, decode)
+        self._each("shared", self._folder, SHARED, SHARED_NAME, _check_shared)
         if not self._is_child:  # they have none themselves
-            self._children()
+            self._each("children", self._folder, CHILDREN, re.compile(".*"), self._child)
+        counts = {name: self.sound[name] for name in ("steps", "records", "documents", "tensors")}
+        last = last_common_step(ranks)
         return VerifyReport(
-            self._folder.path,
-            state,
-            len(ranks),
-            self._steps,
-            self._records,
-            self._documents,
-            self._tensors,
-            last_common_step(ranks),
-            tuple(self._findings),
-            self._omitted,
+            path=self._folder.path,
+            state=state,
+            ranks=len(ranks),
+            **counts,
+            last_step=last,
+            findings=tuple(self.findings),
+            omitted=self.omitted,
         )
 
-    def _children(self) -> None:
-        """Check the runs of processes that the script started, and take over their findings."""
-        for folder, name in self._inside(self._folder, CHILDREN):
-            child = self._try(folder.folder, name)
-            if child is not None:
-                with child:
-                    for finding in _Check(child, is_child=True).report().findings:
-                        self._note(finding)
+    def _child(self, folder: Directory, name: str) -> None:
+        """Check the run of a process that the script started, and take over its findings."""
+        with folder.folder(name) as child:
+            for finding in _Check(child, is_child=True).report().findings:
+                self._note(finding)
 
     def _note(self, sentence: str) -> None:
         """Add a finding; beyond `_MAX_FINDINGS` it is only counted."""
-        if len(self._findings) < _MAX_FINDINGS:
-            self._findings.append(sentence)
+        if len(self.findings) < _MAX_FINDINGS:
+            self.findings.append(sentence)
         else:
-            self._omitted += 1
+            self.omitted += 1
 
     def _try(self, action: Callable[..., Result], *given: Any) -> Result | None:
         """The result of `action`; None where it fails, with a finding unless the file is missing.
@@ -195,62 +196,48 @@ class _Check:
 
     def _top_level(self) -> list[int]:
         """Numbers of the ranks, sorted; any entry that is no part of a run is a finding."""
-        numbers = []
-        for name in self._folder.names():
-            match = RANK_NAME.fullmatch(name)
-            if match:
-                numbers.append(int(match[1]))
-            elif (
-                name not in {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, SHARED}
-                and not ATTEMPT_NAME.fullmatch(name)
-                and not _TEMPORARY.fullmatch(name)
-            ):
+        names = self._folder.names()
+        numbers = sorted(int(match[1]) for match in map(RANK_NAME.fullmatch, names) if match)
+        known = {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, SHARED, *(f"rank{n}" for n in numbers)}
+        for name in names:
+            if name not in known and not ATTEMPT_NAME.fullmatch(name) and not _TEMPORARY.fullmatch(name):
                 self._note(f"{self._folder.path}: {name!a} is not part of a run")
-        return sorted(numbers)
+        return numbers
 
-    def _rank(self, number: int, manifest: dict[str, Any]) -> RankReader | None:
+    def _rank(self, number: int, run_id: object) -> RankReader | None:
         """Check one rank; its reader, or None where its log cannot be opened."""
         reader = self._try(lambda: RankReader(self._folder, number, damaged=True))
         if reader is None:
             return None
         if reader.cut:
             self._note(f"{reader.frames.path}: {reader.cut}")
-        if reader.run_id and reader.run_id.hex() != manifest.get("id"):
+        if reader.run_id and reader.run_id.hex() != run_id:
             self._note(f"{reader.path}: it belongs to another run than the manifest")
         keys = self._try(_check_keys, reader)
-        self._try(lambda: len(reader.layouts))
-        self._try(lambda: len(reader.modules))
-        self._try(lambda: len(reader.labels))
-        self._try(lambda: len(reader.totals.form))
+        for table in ("layouts", "modules", "labels", "totals"):
+            self._try(getattr, reader, table)
         for row in range(len(reader)):
             rows = self._try(_check_step, reader, row, keys)
             if rows is not None:
-                self._steps += 1
-                self._records += rows
+                self.sound.update(steps=1, records=rows)
         self._try(reader.frames.check_chain)
         self._try(_check_heads, self._folder, reader)
         reader.close()
         return reader
 
     def _each(
-        self, place: Directory, name: str, pattern: re.Pattern[str], check: Callable[[Directory, str], object]
-    ) -> int:
-        """Number of sound files in a directory by `check`; a name that does not fit `pattern` is a finding."""
-        sound = 0
-        for folder, file in self._inside(place, name):
-            if pattern.fullmatch(file):
-                sound += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
-            elif not _TEMPORARY.fullmatch(file):
-                self._note(f"{folder.path}: {file!a} is not part of a run")
-        return sound
-
-    def _inside(self, place: Directory, name: str) -> Iterator[tuple[Directory, str]]:
-        """Yield the open directory `name` with each of its entries; nothing where it is missing."""
+        self, what: str, place: Directory, name: str, pattern: re.Pattern[str], check: Callable[[Directory, str], Any]
+    ) -> None:
+        """Count the sound files of the directory `name` by `check`; a name that does not fit `pattern` is a finding."""
         folder = self._try(place.folder, name)
-        if folder is not None:
-            for item in folder.names():
-                yield folder, item
-            folder.close()
+        if folder is None:
+            return
+        with folder:
+            for file in folder.names():
+                if pattern.fullmatch(file):
+                    self.sound[what] += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
+                elif not _TEMPORARY.fullmatch(file):
+                    self._note(f"{folder.path}: {file!a} is not part of a run")
 
 
 def _check_keys(reader: RankReader) -> np.ndarray[Any, Any]:

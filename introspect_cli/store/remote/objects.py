@@ -97,14 +97,12 @@ class Storage:
             listed: list[dict[str, Any]] = self.system.ls(path, detail=True)
         except Exception as error:
             raise failure("list", where, error) from None
-        by_name = {str(entry["name"]).strip("/"): entry for entry in listed}
-        only = by_name.get(path.strip("/"))
-        if only is not None and only["type"] == "file" and len(by_name) == 1:
+        own, sizes = path.strip("/"), dict[str, int]()
+        for entry in listed:
+            sizes[str(entry["name"]).strip("/")] = -1 if entry["type"] == "directory" else entry.get("size") or 0
+        if [*sizes] == [own] and sizes[own] >= 0:
             return None
-        sizes = {
-            name: -1 if entry["type"] == "directory" else entry.get("size") or 0 for name, entry in by_name.items()
-        }
-        return {name.rpartition("/")[2]: size for name, size in sizes.items() if name != path.strip("/")}
+        return {name.rpartition("/")[2]: size for name, size in sizes.items() if name != own}
 
     def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
         """Read ranges (name, first byte, byte after the last), concurrently where possible.
@@ -155,26 +153,23 @@ def failure(doing: str, url: str, error: BaseException) -> StoreError:
     RefusedError where a retry is useless, NothingThereError for a missing object.
     """
     text = " ".join((str(error) or type(error).__name__).split())[:_LONGEST]
+    refused = ""
     if isinstance(error, ImportError):
-        why = f'a package is missing ({text}): `pip install "introspect-cli[remote]"` has what s3:// needs'
-        return RefusedError(f"cannot {doing} {url}: {why}")
-    if type(error).__name__ in _NO_CREDENTIALS or "credentials" in text.lower():
-        why = (
+        refused = f'a package is missing ({text}): `pip install "introspect-cli[remote]"` has what s3:// needs'
+    elif type(error).__name__ in _NO_CREDENTIALS or "credentials" in text.lower():
+        refused = (
             "there are no credentials: set those that its client looks for (of s3:// AWS_PROFILE, or AWS_ACCESS_KEY_ID "
             "and AWS_SECRET_ACCESS_KEY)"
         )
-        return RefusedError(f"cannot {doing} {url}: {why}")
-    if isinstance(error, PermissionError):
-        return RefusedError(
-            f"cannot {doing} {url}: access is denied ({text}): check the credentials and what they allow"
-        )
-    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, OSError):
-        return StoreError(f"cannot reach {url}: {error.__cause__}")  # that is how fsspec says that nobody listens there
-    if isinstance(error, FileNotFoundError) and "bucket does not exist" in text.lower():
-        return RefusedError(f"cannot {doing} {url}: there is no such bucket: check its name")
-    if isinstance(error, FileNotFoundError):
-        return NothingThereError(f"there is nothing at {url}: check the URL")
-    return StoreError(f"cannot {doing} {url}: {text}")
+    elif isinstance(error, PermissionError):
+        refused = f"access is denied ({text}): check the credentials and what they allow"
+    elif isinstance(error, FileNotFoundError):
+        if isinstance(error.__cause__, OSError):  # that is how fsspec says that nobody listens there
+            return StoreError(f"cannot reach {url}: {error.__cause__}")
+        if "bucket does not exist" not in text.lower():
+            return NothingThereError(f"there is nothing at {url}: check the URL")
+        refused = "there is no such bucket: check its name"
+    return RefusedError(f"cannot {doing} {url}: {refused}") if refused else StoreError(f"cannot {doing} {url}: {text}")
 
 
 CATALOGUE: Final = "catalogue"

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,8 +47,7 @@ _MOST_FILES = 1_000_000
 _MOST_TIMES = 200  # that a store may be larger than its pack; records compress three to tenfold
 _SPARE = 1 << 26
 _PIECE = 1 << 20
-_KEPT = 16
-_FETCHED = "fetched"
+_MOST_CACHED = 16
 _MARKS = ("ETag", "etag", "mtime", "LastModified", "updated")  # what tells two files of one name apart
 
 
@@ -62,10 +61,11 @@ def open_store(path: str | Path) -> Directory:
         remote = None if _PACKED.search(str(path)) else open_remote(str(path))
         if remote is not None:
             return remote
-        path = fetched(str(path))
-    path = next((pack for pack in (path, os.path.join(path, GOLDEN_RUN)) if is_pack(pack)), path)  # noqa: PTH118 - as text
-    if is_pack(path):
-        path = unpacked(path)
+        path = fetch_pack(str(path))
+    for file in (path, os.path.join(path, GOLDEN_RUN)):  # noqa: PTH118 - as text
+        if is_pack(file):
+            path = unpack(file)
+            break
     try:
         folder = Folder.at(str(path))
         names = folder.names()
@@ -84,7 +84,7 @@ def open_store(path: str | Path) -> Directory:
 
 
 @contextmanager
-def local(path: str | Path) -> Iterator[Path]:
+def local_copy(path: str | Path) -> Iterator[Path]:
     """A directory on disk with the run's files; a run in object storage is fetched into a temporary one."""
     with open_store(path) as folder:
         if not isinstance(folder, RemoteFolder):
@@ -161,39 +161,46 @@ def cache() -> Path:
     return base / "introspect"
 
 
-def unpacked(path: str | Path) -> Path:
-    """The cache directory with the contents of a pack; unpacked once, named by a hash of names, CRCs and sizes."""
+def unpack(path: str | Path, *, key: str = "", source: str = "") -> Path:
+    """The cache directory with the contents of a pack, unpacked once.
+
+    Args:
+        path: the pack.
+        key: the directory's name; by default a hash of names, CRCs and sizes of what is in the pack.
+        source: where the pack came from, for messages; by default `path`.
+    """
     import zipfile
 
+    source = source or str(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            _check(path, members)
-            name = hashlib.blake2b(
-                repr([(member.filename, member.CRC, member.file_size) for member in members]).encode(), digest_size=16
-            ).hexdigest()
-            place = cache() / name
+            _check(path, members, source)
+            place = cache() / (key or _key([(member.filename, member.CRC, member.file_size) for member in members]))
             if not place.is_dir():
                 _unpack(archive, members, place)
-        os.utime(place)
-        _forget_old(cache(), place)
+        return _used(place)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
-        raise StoreError(f"{path} is a damaged pack: {str(error).lower()}; pack the run again") from None
+        raise StoreError(f"{source} is a damaged pack: {str(error).lower()}; pack the run again") from None
     except OSError as error:
-        raise StoreError(f"cannot unpack {path} into {cache()}: {reason(error)}; set XDG_CACHE_HOME") from None
-    return place
+        raise StoreError(f"cannot unpack {source} into {cache()}: {reason(error)}; set XDG_CACHE_HOME") from None
 
 
-def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
+def _key(contents: object) -> str:
+    """The name of a directory of the cache: a hash of what tells its contents from others."""
+    return hashlib.blake2b(repr(contents).encode(), digest_size=16).hexdigest()
+
+
+def _check(path: str | Path, members: list[zipfile.ZipInfo], source: str) -> None:
     """Raise StoreError unless a pack has a manifest, only a run's files, and a plausible unpacked size."""
     if len(members) > _MOST_FILES:
-        raise StoreError(f"{path} is not a packed run: it holds {len(members):,} files")
+        raise StoreError(f"{source} is not a packed run: it holds {len(members):,} files")
     unexpected = next((member.filename for member in members if not NAMES.fullmatch(member.filename)), None)
     if unexpected is not None or all(member.filename != MANIFEST for member in members):
         why = f"it has no {MANIFEST}" if unexpected is None else "it holds a file that no run has"
-        raise StoreError(f"{path} is not a packed run: {why}; name a directory that `introspect capture -o` made")
+        raise StoreError(f"{source} is not a packed run: {why}; name a directory that `introspect capture -o` made")
     if sum(member.file_size for member in members) > _MOST_TIMES * Path(path).stat().st_size + _SPARE:
-        raise StoreError(f"{path} is not unpacked: it claims to hold far more than a run of its size can")
+        raise StoreError(f"{source} is not unpacked: it claims to hold far more than a run of its size can")
 
 
 def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
@@ -224,16 +231,16 @@ def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Pat
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _forget_old(kept: Path, used: Path) -> None:
-    """Delete all but the `_KEPT` last used entries of a cache directory, and never `used`."""
+def _used(place: Path) -> Path:
+    """Mark a directory of the cache as used now, and delete all but the `_MOST_CACHED` that were used last."""
     import shutil
 
-    packs = [place for place in kept.iterdir() if _KEY.fullmatch(place.name.removesuffix(".zip"))]
-    for place in sorted(packs, key=lambda place: place.stat().st_mtime)[:-_KEPT]:
-        if place != used:
-            shutil.rmtree(place, ignore_errors=True)
-            with suppress(OSError):
-                place.unlink()
+    os.utime(place)
+    there = [other for other in place.parent.iterdir() if _KEY.fullmatch(other.name)]
+    for other in sorted(there, key=lambda other: other.stat().st_mtime)[:-_MOST_CACHED]:
+        if other != place:
+            shutil.rmtree(other, ignore_errors=True)
+    return place
 
 
 # --- elsewhere
@@ -244,32 +251,36 @@ def from_anywhere(path: str | Path) -> str:
     return str(path) if is_remote(path) else str(Path(path).absolute())
 
 
-def fetched(url: str) -> Path:
-    """The cached copy of the pack at a URL; fetched where size or version mark changed, with a line on stderr."""
+def fetch_pack(url: str) -> Path:
+    """The cache directory with the contents of the pack at a URL.
+
+    Fetched, with a line on stderr, and unpacked where its size or version mark is not that of a pack fetched before.
+    """
+    import tempfile
+
     storage = Storage(url)
     try:
         about = storage.system.info(storage.root)
         size = about.get("size") or 0
-        mark = next((str(about[key]) for key in _MARKS if key in about), "")
-        name = hashlib.blake2b(f"{url} {size} {mark}".encode(), digest_size=16).hexdigest()
-        place = cache() / _FETCHED / f"{name}.zip"
-        if not place.is_file():
-            place.parent.mkdir(parents=True, exist_ok=True)
+        key = _key([url, size, next((str(about[name]) for name in _MARKS if name in about), "")])
+        if (cache() / key).is_dir():
+            return _used(cache() / key)
+        cache().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=cache()) as folder:
             sys.stderr.write(f"introspect: fetching {url} ({size / 1e6:,.1f} MB)\n")
-            temporary = place.with_name(f".{name}.{os.getpid()}")
-            storage.system.get_file(storage.root, str(temporary))
-            temporary.replace(place)
-        os.utime(place)
-        _forget_old(place.parent, place)
+            file = Path(folder) / "run.zip"
+            storage.system.get_file(storage.root, str(file))
+            return unpack(file, key=key, source=url)
+    except StoreError:
+        raise
     except Exception as error:
         failed = failure("fetch", url, error)
         raise (
             NoRunError(f"there is no run at {url}: check the URL") if isinstance(failed, NothingThereError) else failed
         ) from None
-    return place
 
 
-def sent(file: Path, url: str) -> None:
+def upload(file: Path, url: str) -> None:
     """Upload `file` to `url`, with a line on stderr."""
     storage = Storage(url)
     sys.stderr.write(f"introspect: sending {file.stat().st_size / 1e6:,.1f} MB to {url}\n")

@@ -22,7 +22,7 @@ from introspect_cli.store.remote.objects import (
     below,
     decode_catalogue,
 )
-from introspect_cli.store.remote.pieces import RemoteFile, Sent
+from introspect_cli.store.remote.pieces import RemoteFile, SentFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from introspect_cli.store.files.handles import Source
 
 _FOLDER = re.compile(r"(rank|attempt)(0|[1-9]\d{0,5})|shared")
-_TORN = 3
 _PAUSE = 0.1
 
 
@@ -42,62 +41,51 @@ class RemoteFolder(Directory):
         sent: where its files are; None where a catalogue of each directory in it says so.
     """
 
-    def __init__(
-        self, storage: Storage, place: str, sent: Sent | None, inside: dict[str, Any], waiting: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, storage: Storage, place: str, sent: SentFolder | None, inside: dict[str, Any]) -> None:
         """Take the directory's contents.
 
         Args:
             storage: of the run.
             place: the directory's path below it.
             sent: pieces and catalogue of its files; None where each directory in it has its own catalogue.
-            inside: by name, the extents of a file, or a dict of this kind for a directory.
-            waiting: names of directories whose catalogue was not read yet.
+            inside: by name, the extents of a file; of a directory a dict of this kind, a `RemoteFolder`, or None until
+                its catalogue is read.
         """
         self.path = f"{storage.url}/{place}".rstrip("/")
-        self._storage = storage
-        self._place = place
         self.sent = sent
-        self._inside = inside
-        self._waiting = set(waiting)
-        self._ranks: dict[str, RemoteFolder] = {}
+        self._storage, self._place, self._inside = storage, place, inside
 
     @property
     def remote_size(self) -> int:
         """Bytes of all files whose catalogues were read."""
         here = sum(map(self.sent.catalogue.size, self.sent.catalogue.files)) if self.sent else 0
-        return here + sum(rank.remote_size for rank in self._ranks.values())
+        return here + sum(each.remote_size for each in self._inside.values() if isinstance(each, RemoteFolder))
 
     def names(self) -> list[str]:
         """Names of all entries of the directory, sorted."""
-        return sorted({*self._inside, *self._waiting, *self._ranks})
+        return sorted(self._inside)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._inside or name in self._waiting or name in self._ranks
+        return name in self._inside
 
-    def expect(self, names: Iterable[str]) -> None:
+    def prefetch(self, names: Iterable[str]) -> None:
         """Read the catalogues of the rank directories among `names` concurrently."""
-        wanted = sorted(name for name in self._waiting.intersection(names) if name.startswith("rank"))
+        wanted = [name for name in names if name.startswith("rank") and self._inside.get(name, name) is None]
         places = [below(self._place, name) for name in wanted]
         for name, place, catalogue in zip(wanted, places, catalogues(self._storage, places), strict=True):
-            self._waiting.discard(name)
-            self._ranks[name] = _folder(self._storage, place, catalogue)
+            self._inside[name] = _folder(self._storage, place, catalogue)
 
     def folder(self, name: str) -> RemoteFolder:
         """The directory `name` inside this one."""
-        if name in self._waiting and name.startswith("attempt"):
-            return _attempt(self._storage, name)
-        if name == SHARED and name in self._waiting:
-            return _shared(self._storage, below(self._place, name))
-        self.expect([name])
-        if name in self._ranks:
-            return self._ranks[name]
-        inside = self._inside.get(name)
-        if inside is None:
+        self.prefetch([name])
+        if name not in self._inside:
             raise FileNotFoundError(name)
-        if not isinstance(inside, dict):
+        inside, place = self._inside[name], below(self._place, name)
+        if inside is None:
+            self._inside[name] = inside = (_shared if name == SHARED else _attempt)(self._storage, place)
+        if isinstance(inside, list):
             raise DamageError(f"{self.path}/{name}", "it is a file where a directory belongs")
-        return RemoteFolder(self._storage, below(self._place, name), self.sent, inside)
+        return RemoteFolder(self._storage, place, self.sent, inside) if isinstance(inside, dict) else inside
 
     def file(self, name: str) -> Source:
         """The file `name` inside this directory, for reading."""
@@ -108,9 +96,9 @@ class RemoteFolder(Directory):
 
     def files(self) -> Iterator[tuple[str, Source]]:
         """(path, file) of all files in it and in its directories."""
-        self.expect(list(self._waiting))
+        self.prefetch(self.names())
         for name in self.names():
-            if isinstance(self._inside.get(name), list):
+            if isinstance(self._inside[name], list):
                 yield name, self.file(name)
             else:
                 yield from ((f"{name}/{path}", file) for path, file in self.folder(name).files())
@@ -154,15 +142,15 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteF
     [manifest] = storage.read([(path, 0, size)])
     if isinstance(manifest, StoreError):
         raise manifest
-    sent = Sent(storage, place, Catalogue(over=True, inline=manifest))
-    waiting = [name for name in entries if _FOLDER.fullmatch(name)]
-    return RemoteFolder(storage, place, sent, {MANIFEST: [Extent(INLINE, 0, len(manifest))]}, waiting)
+    sent = SentFolder(storage, place, Catalogue(over=True, inline=manifest))
+    folders = dict.fromkeys(name for name in entries if _FOLDER.fullmatch(name))
+    return RemoteFolder(storage, place, sent, {**folders, MANIFEST: [Extent(INLINE, 0, len(manifest))]})
 
 
 def _shared(storage: Storage, place: str) -> RemoteFolder:
     """The directory of files that ranks share, each file an object of its own."""
     entries = storage.entries(place) or {}
-    sent = Sent(storage, f"{place}/", Catalogue(over=True, pieces=list(entries.items())))
+    sent = SentFolder(storage, f"{place}/", Catalogue(over=True, pieces=list(entries.items())))
     inside = {name: [Extent(at, 0, size)] for at, (name, size) in enumerate(entries.items())}
     return RemoteFolder(storage, place, sent, inside)
 
@@ -178,34 +166,28 @@ def _folder(storage: Storage, place: str, catalogue: Catalogue | None) -> Remote
         for folder in folders:
             into = into.setdefault(folder, {})
         into[last] = extents
-    return RemoteFolder(storage, place, Sent(storage, f"{place}/".lstrip("/"), catalogue), inside)
+    return RemoteFolder(storage, place, SentFolder(storage, f"{place}/".lstrip("/"), catalogue), inside)
 
 
-def catalogues(storage: Storage, places: list[str]) -> list[Catalogue | None]:
+def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> list[Catalogue | None]:
     """Read the catalogues of some places concurrently; None for a place without one.
 
-    One that fails its check may be about to be replaced, where storage does not replace an object at once.
+    One that fails its check may be about to be replaced, where storage does not replace an object at once: all are
+    read again, up to `attempts` times in all.
     """
-    read: dict[str, Catalogue | None] = {}
-    for again in range(_TORN):
-        left = [place for place in places if place not in read]
-        if not left:
-            break
-        if again:
-            time.sleep(_PAUSE)
-        names = [below(place, CATALOGUE) for place in left]
-        for place, name, data in zip(left, names, storage.read([(name, 0, LIMIT) for name in names]), strict=True):
-            if isinstance(data, NothingThereError):
-                read[place] = None
-            elif isinstance(data, StoreError):
+    names = [below(place, CATALOGUE) for place in places]
+    read: list[Catalogue | None] = []
+    try:
+        for name, data in zip(names, storage.read([(name, 0, LIMIT) for name in names]), strict=True):
+            if isinstance(data, StoreError) and not isinstance(data, NothingThereError):
                 raise data
-            else:
-                try:
-                    read[place] = decode_catalogue(data, f"{storage.url}/{name}", NAMES)
-                except DamageError:
-                    if again == _TORN - 1:
-                        raise
-    return [read[place] for place in places]
+            read.append(decode_catalogue(data, f"{storage.url}/{name}", NAMES) if isinstance(data, bytes) else None)
+    except DamageError:
+        if attempts < 2:
+            raise
+        time.sleep(_PAUSE)
+        return catalogues(storage, places, attempts=attempts - 1)
+    return read
 
 
 def copy_of(folder: RemoteFolder, target: Path) -> None:

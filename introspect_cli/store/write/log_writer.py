@@ -161,7 +161,7 @@ class LogWriter:
             StoreError: too many frames, or a forked child.
         """
         with self._lock:
-            self.guard()
+            self.undo_uncounted()
             pieces: Pieces = []
             written = self.written
             for frame in frames:
@@ -189,7 +189,7 @@ class LogWriter:
             OSError: it cannot be written.
             StoreError: too many frames, or a forked child.
         """
-        self.guard()
+        self.undo_uncounted()
         digest = bytes.fromhex(content_digest(data))
         shared = name != "manifest" and self._is_shared(name, data, digest, _LEAST_DOCUMENT, _MOST_DOCUMENTS)
         body: Pieces = [f"{name}\n".encode(), *(() if shared else (data,))]
@@ -203,7 +203,7 @@ class LogWriter:
         if not self._shared or len(data) < least:
             return False
         named = shared_name(name, digest)
-        with launch_of_rank(self.folder.secure()) as launch, launch.make_folder(SHARED, 0o700) as shared:
+        with launch_of_rank(self.folder.reopen_if_closed()) as launch, launch.make_folder(SHARED, 0o700) as shared:
             there = shared.names()
             if named not in there and sum(other.startswith(f"{name}-") for other in there) < most:
                 shared.replace(named, [data], 0o600, durable=self._durable)
@@ -218,22 +218,22 @@ class LogWriter:
         """
         with self._lock:
             try:
-                self.guard()
-                self._file.secure()
+                self.undo_uncounted()
+                self._file.reopen_if_closed()
                 self._torn = True
                 self._write_without(frozenset(steps), why)
-                self.guard()
+                self.undo_uncounted()
             except (OSError, StoreError) as error:
                 with suppress(OSError, StoreError):  # else before the next step
-                    self.guard()
+                    self.undo_uncounted()
                 raise StoreError(f"cannot drop steps from {self.folder.path}: {reason(error)}") from None
 
     def _write_without(self, dropped: frozenset[int], why: str) -> None:
         """Write a new log without the steps `dropped` beside the old one, and rename it over that."""
-        folder = self.folder.secure()
+        folder = self.folder.reopen_if_closed()
         with folder.file(LOG) as old:
             frames = Frames(old, self.rank, old.path)
-            gone = {int(frames.heads["step"][number]) for number in frames.of(STEP)} & dropped
+            gone = {int(frames.heads["step"][number]) for number in frames.numbers_of(STEP)} & dropped
             if not gone:
                 return
             with suppress(FileNotFoundError):
@@ -265,7 +265,7 @@ class LogWriter:
     def _temporary(self) -> str:
         return f".{LOG}.{self._pid}"
 
-    def guard(self) -> None:
+    def undo_uncounted(self) -> None:
         """Truncate the log to what counts as written, where a write may have failed; StoreError in a forked child.
 
         The file is looked at once more when it is written to: whether its descriptor is still its own, and it still
@@ -276,8 +276,8 @@ class LogWriter:
         if not self._torn:
             return
         if self._fresh is not None:
-            folder, (fresh, written) = self.folder.secure(), self._fresh
-            if fresh.is_at(folder, LOG):
+            folder, (fresh, written) = self.folder.reopen_if_closed(), self._fresh
+            if fresh.is_same_file(folder, LOG):
                 before, fresh.path = self._file, f"{folder.path}/{LOG}"
                 self._file, self.written = fresh, written
                 if before is not fresh:
@@ -304,7 +304,7 @@ class LogWriter:
     def close(self) -> None:
         """Close the file; a log with an END frame and `_LEAST_CACHED` frames or more gets its file of heads."""
         if self._ended and self._file.fd >= 0 and self.written.frames >= _LEAST_CACHED:
-            with suppress(OSError, StoreError), self.folder.secure().file(LOG) as log:
+            with suppress(OSError, StoreError), self.folder.reopen_if_closed().file(LOG) as log:
                 frames = Frames(log, self.rank, log.path)
                 self.folder.replace(HEADS, [frames.encoded()], 0o666, durable=self._durable)
         self.abandon()

@@ -9,25 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-import numpy as np
-
 from introspect_cli.errors import StoreError
-from introspect_cli.records import Part
-from introspect_cli.store.format.columns import (
-    ColumnData,
-    Schema,
-    encode_rows,
-    integer_lists,
-    storable,
-    text_lists,
-    texts,
-)
-from introspect_cli.store.format.schemas import LIMIT_NAMES
+from introspect_cli.records import ModuleInfo, Part
+from introspect_cli.store.format.columns import ColumnData, Schema, column_of, encode_rows, storable
+from introspect_cli.store.format.schemas import LAYOUT_COLUMNS, LIMIT_NAMES, MODULE_COLUMNS, SITE_COLUMNS
 
 if TYPE_CHECKING:
-    from introspect_cli.records import Layout, ModuleInfo, Site, SiteInfo
+    from introspect_cli.records import Layout, Site, SiteInfo
 
 Row = TypeVar("Row")
 Encoded = Mapping[str, ColumnData]
@@ -65,7 +56,7 @@ class Interner(Generic[Row]):
             return number
 
     @property
-    def waits(self) -> bool:
+    def has_unwritten(self) -> bool:
         """Whether any row may still have to be written."""
         return bool(self._waiting)
 
@@ -83,23 +74,20 @@ class Interner(Generic[Row]):
 
 
 def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
-    """The columns of sites."""
-    sites = [site if site.fqn.isascii() and site.path.isascii() else _storable(site) for site, _ in rows]
-    return {
-        "key": np.array([site.key() for site in sites], np.uint64),  # of what is stored: it can be computed again
-        **_texts(sites, "phase", "kind", "fqn", "path"),
-        "call": np.array([site.call for site in sites], np.uint32),
-        **_texts([info for _, info in rows], "module_class", "op", "source"),
+    """The columns of sites; the key is that of the texts as they are stored, so that it can be computed again."""
+    sites = [
+        site
+        if site.fqn.isascii() and site.path.isascii()
+        else replace(site, fqn=storable(site.fqn), path=storable(site.path))
+        for site, _ in rows
+    ]
+    infos = [info for _, info in rows]
+    values = {
+        "key": [site.key() for site in sites],
+        **{name: [getattr(site, name) for site in sites] for name in ("phase", "kind", "fqn", "call", "path")},
+        **{name: [getattr(info, name) for info in infos] for name in ("module_class", "op", "source")},
     }
-
-
-def _texts(rows: Sequence[object], *names: str) -> dict[str, ColumnData]:
-    """A text column for each of the attributes `names` of `rows`."""
-    return {name: texts([getattr(row, name) for row in rows]) for name in names}
-
-
-def _storable(site: Site) -> Site:
-    return replace(site, fqn=storable(site.fqn), path=storable(site.path))
+    return {column.name: column_of(column, values[column.name]) for column in SITE_COLUMNS}
 
 
 _WHOLE = Part((), "", 1, "")
@@ -109,30 +97,19 @@ _WHOLE = Part((), "", 1, "")
 def encode_layouts(rows: Sequence[Layout]) -> Encoded:
     """The columns of layouts."""
     parts = [row.part or _WHOLE for row in rows]
-    return {
-        "shape": integer_lists([row.shape for row in rows]),
-        **_texts(rows, "dtype", "device", "strides"),
-        "part": integer_lists([_flat(part) for part in parts]),
-        "part_owed": texts([part.owed for part in parts]),
-        "part_owing": np.array([part.owing for part in parts], np.int32),
-        "part_source": texts([part.source for part in parts]),
+    values = {
+        **{name: [getattr(row, name) for row in rows] for name in ("shape", "dtype", "device", "strides")},
+        "part": [[n for ranges in part.ranges for n in (len(ranges), *chain(*ranges))] for part in parts],
+        **{f"part_{name}": [getattr(part, name) for part in parts] for name in ("owed", "owing", "source")},
     }
-
-
-def _flat(part: Part) -> list[int]:
-    """A part as integers: for each dimension the number of ranges, then start and size of each."""
-    out: list[int] = []
-    for ranges in part.ranges:
-        out += [len(ranges), *(number for span in ranges for number in span)]
-    return out
+    return {column.name: column_of(column, values[column.name]) for column in LAYOUT_COLUMNS}
 
 
 def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
     """The columns of modules."""
-    return {
-        **_texts(rows, "fqn", "module_class", "source", "variable"),
-        **{name: text_lists([getattr(row, name) for row in rows]) for name in ("parameters", "buffers", "aliases")},
-        "attribute_names": text_lists([[name for name, _ in row.attributes] for row in rows]),
-        "attribute_values": text_lists([[value for _, value in row.attributes] for row in rows]),
-        "step": np.array([row.step for row in rows], np.int64),
+    values = {
+        **{name: [getattr(row, name) for row in rows] for name in ModuleInfo.__dataclass_fields__},
+        "attribute_names": [[name for name, _ in row.attributes] for row in rows],
+        "attribute_values": [[value for _, value in row.attributes] for row in rows],
     }
+    return {column.name: column_of(column, values[column.name]) for column in MODULE_COLUMNS}

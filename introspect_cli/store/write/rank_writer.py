@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Site, SiteInfo
+from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Site, SiteInfo
 from introspect_cli.store.files.folders import reason
 from introspect_cli.store.format.columns import Message, Pieces, Schema
 from introspect_cli.store.format.documents import encode_labels
@@ -31,7 +31,7 @@ from introspect_cli.store.format.log import (
     step_digest,
 )
 from introspect_cli.store.format.schemas import LIMIT_BATCH, Columns
-from introspect_cli.store.format.totals import StepTotals
+from introspect_cli.store.format.totals import SETTINGS, StepTotals
 from introspect_cli.store.write.log_writer import Frame, LogWriter
 from introspect_cli.store.write.names import Encoded, Interner, encode_layouts, encode_modules, encode_sites
 
@@ -61,7 +61,7 @@ class RankWriter:
         self.compiled: Any = None
         self._log = log
         self._totals = StepTotals() if totals else None
-        self._keys = np.zeros(0, np.uint64)
+        self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
         self._setting = np.zeros(0, np.bool_)
         columns = Columns(schema)
         self._sites: Interner[tuple[Site, SiteInfo]] = Interner(columns.sites, self._encode_sites)
@@ -137,7 +137,7 @@ class RankWriter:
 
     def _append(self, step: int, batch: StepBatch | Message, labels: Labels | None) -> None:
         """Write names not yet written, labels, totals and the step in one commit."""
-        self._log.guard()
+        self._log.undo_uncounted()
         frames = self._take_names()
         rows = dict(zip(NAMED, self._log.written.names, strict=True))
         for frame in frames:
@@ -153,7 +153,7 @@ class RankWriter:
         if labels:
             frames.append(Frame(LABELS, [encode_labels(labels)], step=step))
         if self._totals is not None:
-            frames.append(Frame(TOTALS, [self._totals.encoded(columns)], step=step))
+            frames.append(Frame(TOTALS, [self._totals.encoded(columns, self._keys, self._kinds)], step=step))
         crc = _crc(self.compiled, data, message.address)
         self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest, crc)])
         self.digest = digest
@@ -184,7 +184,7 @@ class RankWriter:
     def _take_names(self) -> list[Frame]:
         """Frames of the sites, layouts and modules that were not written yet."""
         written = dict(zip(NAMED, self._log.written.names, strict=True))
-        taken = {kind: each.rest(written[kind]) for kind, each in self._interners.items() if each.waits}
+        taken = {kind: each.rest(written[kind]) for kind, each in self._interners.items() if each.has_unwritten}
         return [self._log.names(kind, data, rows) for kind, (data, rows) in taken.items() if rows]
 
     def _filled(self, batch: StepBatch) -> Message:
@@ -200,7 +200,7 @@ class RankWriter:
         ends = f"step {step}" if step is not None else "its beginning: no step was written"
         self.failure = f"cannot write to {self._log.folder.path}: {why}; the store ends at {ends}"
         with suppress(OSError, StoreError):  # what follows the last whole frame is not read anyway
-            self._log.guard()
+            self._log.undo_uncounted()
         raise StoreError(self.failure)
 
     def close(self) -> None:
@@ -218,14 +218,13 @@ class RankWriter:
             self._fail(reason(error))
 
     def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
-        """Encode sites, and keep their keys for digests and totals."""
+        """Encode sites, and keep their keys and kinds for digests and totals."""
         encoded = encode_sites(rows)
-        setting = np.array([site.kind in SETTING_KINDS for site, _ in rows])
         counted = self._log.written.names[0]  # beyond it, what an append encoded that did not end
+        kinds = np.array([KIND_CODES[site.kind] for site, _ in rows], np.int64)
         self._keys = np.concatenate([self._keys[:counted], np.asarray(encoded["key"])])
-        self._setting = np.concatenate([self._setting[:counted], setting])
-        if self._totals is not None:
-            self._totals.name_sites(counted, np.asarray(encoded["key"]), [site.kind for site, _ in rows])
+        self._kinds = np.concatenate([self._kinds[:counted], kinds])
+        self._setting = np.isin(self._kinds, SETTINGS)
         return encoded
 
     def _encode_layouts(self, rows: Sequence[Layout]) -> Encoded:

@@ -27,7 +27,7 @@ from introspect_cli.store.files.folders import (
     Folder,
     reason,
 )
-from introspect_cli.store.files.handles import Handle, take_lock
+from introspect_cli.store.files.handles import Closing, Handle, take_lock
 from introspect_cli.store.format import documents
 from introspect_cli.store.format.sources import encode
 from introspect_cli.store.write.launch import join_launch, lock_file, refuse_unless, set_aside
@@ -35,7 +35,6 @@ from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
     from introspect_cli.store.write.launch import Launch
     from introspect_cli.store.write.log_writer import LogWriter
@@ -45,7 +44,7 @@ _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 
 
-class StoreWriter:
+class StoreWriter(Closing):
     """A run's directory, locked for writing until closed.
 
     Where several processes write one run, it is that of a rank, whose log holds its documents and is what is locked.
@@ -176,7 +175,7 @@ class StoreWriter:
 
     def _locked(self) -> Folder:
         """The run's directory; locks it again where the script closed the lock's descriptor."""
-        folder = self._folder.secure()
+        folder = self._folder.reopen_if_closed()
         if isinstance(self._lock, Handle) and not self._lock.is_ours():
             self._lock.open_again(os.O_RDWR)
             take_lock(self._lock.fd)
@@ -206,7 +205,7 @@ class StoreWriter:
         with self._writing("a tensor to {}"):
             if self._tensors is None:
                 self._tensors = self._locked().make_folder(TENSORS)
-            if name in self._tensors.secure():
+            if name in self._tensors.reopen_if_closed():
                 return 0
             data = memoryview(array).cast("B")
             from introspect_cli.store.format import tensorfile
@@ -222,7 +221,7 @@ class StoreWriter:
             name = f"{checksum:016x}.safetensors"
             with suppress(OSError):
                 if self._tensors is not None and checksum in self._stored:
-                    size = os.stat(name, dir_fd=self._tensors.secure().fd).st_size
+                    size = os.stat(name, dir_fd=self._tensors.reopen_if_closed().fd).st_size
                     os.unlink(name, dir_fd=self._tensors.fd)
                     self._stored.remove(checksum)
                     self.tensor_bytes -= size
@@ -278,14 +277,6 @@ class StoreWriter:
             self._lock.abandon()
         else:
             self._lock.close()
-
-    def __enter__(self) -> StoreWriter:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def ignored(runs: Path) -> None:

@@ -1,0 +1,365 @@
+"""What a module is apart from its tensors, where it was called, by what it is known, and values inside of values."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import yaml
+from opcapture import captured, compared, records
+from torch import nn
+
+import introspect_cli
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.inspect.module_tree import module_tree
+from introspect_cli.records import Kind, Phase
+from introspect_cli.store.read.run import open_run
+
+
+class Strange:
+    """An object of the script's that must not be looked into."""
+
+    def __getattribute__(self, name):
+        raise AssertionError(name)
+
+    def __eq__(self, other):
+        raise AssertionError
+
+    __hash__ = None
+
+
+class Net(nn.Module):
+    def __init__(self, eps=1e-5, p=0.1):
+        super().__init__()
+        self.norm, self.drop, self.conv = nn.LayerNorm(4, eps=eps), nn.Dropout(p), nn.Conv1d(2, 2, 3, padding=1)
+        self.scale, self.label, self.ratio = 2, "wide", None
+        self.api_key, self.num_tokens = "hunter2", 12
+        self.calls, self.act = 0, nn.functional.gelu
+        vars(self)["odd"] = Strange()
+
+    @property
+    def heads(self):
+        raise AssertionError("a property was read")
+
+    def extra_repr(self):
+        raise AssertionError("extra_repr was called")
+
+    def forward(self, x):
+        self.calls += 1
+        return self.drop(self.norm(self.act(self.conv(x)))) * self.scale
+
+
+def seen_hook(_module, _args, _output):
+    pass
+
+
+def trained(steps=4, *, before=(), **options):
+    """Train a net; `before` maps a step to what is done to the net before it."""
+
+    def work():
+        torch.manual_seed(0)
+        net = Net(**options)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(steps):
+            dict(before).get(step, lambda _: None)(net)
+            net(torch.randn(3, 2, 4)).sum().backward()
+            optimizer.step()
+
+    return work
+
+
+def rows(path, fqn):
+    with open_run(path) as run:
+        return [(row.step, dict(row.attributes)) for row in run.rank(0).module_rows if row.fqn == fqn]
+
+
+def changed(net):
+    net.drop.p = 0.5
+    net.norm.eval()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    hooked = {2: changed, 3: lambda net: net.conv.register_forward_hook(functools.partial(seen_hook))}
+    return captured(tmp_path_factory.mktemp("attributes") / "run", trained(12, before=hooked))
+
+
+def test_plain_attributes_are_written_with_the_tree(path):
+    (step, net), *_ = rows(path, "Net")
+    assert step == 0
+    assert net == {
+        "training": "True",
+        "scale": "2",
+        "label": "'wide'",
+        "ratio": "None",
+        "api_key": "<redacted>",
+        "num_tokens": "12",
+        "calls": "0",
+        "act": "torch._C._nn.gelu",
+    }
+    assert rows(path, "Net.conv")[0][1]["kernel_size"] == "(3,)"
+
+
+def test_changes_are_written_with_their_step(path):
+    assert [(step, found["p"]) for step, found in rows(path, "Net.drop")] == [(0, "0.1"), (2, "0.5")]
+    assert [(step, found["training"]) for step, found in rows(path, "Net.norm")] == [(0, "True"), (2, "False")]
+    assert [(step, found.get("hooks")) for step, found in rows(path, "Net.conv")] == [
+        (0, None),
+        (3, "forward functools.partial"),
+    ]
+
+
+class Fresh(nn.Module):
+    """A module that makes another one in each forward."""
+
+    def __init__(self, eps):
+        super().__init__()
+        self.linear, self.eps = nn.Linear(4, 4), eps
+
+    def forward(self, x):
+        return nn.LayerNorm(4, eps=self.eps)(self.linear(x))
+
+
+def test_a_module_that_is_made_in_each_forward_has_its_attributes_on_record(tmp_path):
+    for name, eps in (("a", 1e-5), ("b", 1e-2)):
+        torch.manual_seed(0)
+        net = Fresh(eps)
+        with introspect_cli.recording(net, tmp_path / name):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for _ in range(3):
+                net(torch.ones(2, 4)).square().sum().backward()
+                optimizer.step()
+    with open_run(tmp_path / "a") as run:
+        rows = [row for row in run.rank(0).modules if row.fqn == "Fresh.LayerNorm" and row.attributes]
+    assert len(rows) == 1  # as it is the same each time
+    assert ("eps", "1e-05") in rows[0].attributes
+    sentence = introspect_cli.diff(tmp_path / "a", tmp_path / "b").sentence
+    assert "the output of Fresh.LayerNorm (LayerNorm)" in sentence
+    assert sentence.endswith("Likely: eps 1e-05 -> 0.01.")
+
+
+# --- a model that is only called by `.forward()` shows no inputs and outputs; the last word of a capture says so
+
+
+@pytest.mark.parametrize("call", ["net", "net.forward"])
+def test_the_last_word_tells_of_a_model_that_was_not_called(tmp_path, introspect, call):
+    (tmp_path / "train.py").write_text(
+        "import torch\nnet = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        f"{call}(torch.ones(2, 4)).sum().backward()\noptimizer.step()\n"
+    )
+    said = introspect("capture", "-o", "run", "train.py").stderr
+    assert "recorded 1 step" in said
+    assert ("no module was called, so no inputs and outputs are in it" in said) == (call == "net.forward")
+
+
+def train_resumed(model):
+    """Train as a script that resumes from a checkpoint: its optimizer makes its state before the model is called."""
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        if step == 0:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        else:
+            model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)), "Sequential.1.bias"),
+        (lambda: nn.Linear(4, 1), "Linear.bias"),
+    ],
+)
+def test_parameters_have_the_names_of_their_model_where_the_optimizer_steps_first(tmp_path, build, name):
+    """A model is found by its parts, or is alone."""
+    with open_run(captured(tmp_path / "run", lambda: train_resumed(build()))) as run:
+        for step in range(3):
+            for kind in ("grad", "param", "optimizer_state"):
+                found = [r.site.fqn for r in run.rank(0).records(step) if r.site.kind.value == kind]
+                assert name in found
+                assert not any("Adam.group" in fqn for fqn in found)
+        assert name in run.settings["optimizers"][0]["groups"][0]["params"]
+        assert not any("no module was called" in said for said in run.manifest["not_observed"])
+
+
+def test_parameters_have_their_names_though_the_model_only_runs_with_others_in_their_place(tmp_path):
+    def work():
+        net = nn.Sequential(nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def loss(weights, x):
+            return torch.func.functional_call(net, weights, (x,)).square().sum()
+
+        torch.func.vmap(loss, (None, 0))(dict(net.named_parameters()), torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+
+    found = {r.site.fqn for r in records(captured(tmp_path / "run", work)) if r.site.kind is Kind.GRAD}
+    assert found == {"Sequential.0.weight", "Sequential.0.bias"}
+
+
+# --- each record's site has the line of the user's code that ran it
+
+
+LINES_OF = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        return self.b(
+            h
+        ) if len(x) else self.a(x)
+
+
+net = Net()
+optimizer = torch.optim.Adam(net.parameters())
+for x in torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4):
+    loss = net(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+LINES = {
+    (Phase.DATA, Kind.BATCH, "DataLoader"): "train.py:19",
+    (Phase.FORWARD, Kind.INPUT, "Net"): "train.py:20",
+    (Phase.FORWARD, Kind.OUTPUT, "Net.a"): "train.py:11",
+    (Phase.FORWARD, Kind.INPUT, "Net.b"): "train.py:12",
+    (Phase.LOSS, Kind.LOSS, "loss"): "train.py:21",
+    (Phase.BACKWARD, Kind.GRAD_OUTPUT, "Net.a"): "",
+    (Phase.OPTIMIZER, Kind.GRAD, "Net.a.weight"): "train.py:22",
+    (Phase.OPTIMIZER, Kind.PARAM, "Net.a.weight"): "train.py:22",
+    (Phase.START, Kind.PARAM, "Net.a.weight"): "",
+}
+
+
+def test_a_site_has_the_line_that_ran_it(introspect, tmp_path):
+    (tmp_path / "train.py").write_text(LINES_OF)
+    assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 0
+    with open_run(tmp_path / "run") as run:
+        sites = run.rank(0).sites
+        found = [sites[number] for number in range(len(sites))]
+    said = {}
+    for site, info in found:
+        said.setdefault((site.phase, site.kind, site.fqn), set()).add(info.source)
+    assert {place: said[place] for place in LINES} == {place: {line} for place, line in LINES.items()}
+
+
+# --- `show tree`: nested inputs and outputs by path, to any depth, with the classes of what holds them, and a limit
+
+
+class State(NamedTuple):
+    hidden: torch.Tensor
+    cell: torch.Tensor
+
+
+@dataclass
+class Result:
+    logits: torch.Tensor
+    cache: Any = None
+
+
+class ModelOutput(OrderedDict):
+    """What a library's outputs are: a dictionary with attributes."""
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, state, *, extra):
+        new = State(self.fc(state.hidden), state.cell + extra["scale"])
+        return ModelOutput(state=new, seen=[new.hidden] * 5)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Layer()
+
+    def forward(self, x):
+        state, cache = State(x, x), []
+        for _ in range(2):
+            given = self.layer(state, extra={"scale": torch.ones(())})
+            state = given["state"]
+            cache.append({"key": (state.hidden, {"deep": [{"deeper": state.cell}]})})
+        return Result(state.hidden, cache)
+
+
+def work(steps=2):
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.randn(2, 3)).logits.sum().backward()
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def nested_run(tmp_path_factory):
+    return captured(tmp_path_factory.mktemp("nested") / "run", work)
+
+
+def values_of(path, fqn, **options):
+    with open_run(path) as opened:
+        rows = {row.info.fqn: row for row in module_tree(opened, **options)}
+    return [(row.depth, row.name, row.value_class, row.folded) for row in rows[fqn].values]
+
+
+def test_every_level_has_its_class_and_every_leaf_its_place(nested_run):
+    assert values_of(nested_run, "Model") == [
+        (1, "output", "Result", 0),
+        (2, ".logits", "", 0),
+        (2, ".cache", "list", 0),
+        (3, "[0]", "dict", 0),
+        (4, "['key']", "tuple", 0),
+        (5, "[0]", "", 0),
+        (5, "[1]", "dict", 0),
+        (6, "['deep']", "list", 0),
+        (7, "[0]", "dict", 0),
+        (8, "['deeper']", "", 0),
+        (3, "[1]", "dict", 0),
+        *[(4, "['key']", "tuple", 0), (5, "[0]", "", 0), (5, "[1]", "dict", 0)],
+        *[(6, "['deep']", "list", 0), (7, "[0]", "dict", 0), (8, "['deeper']", "", 0)],
+    ]
+
+
+def test_inputs_are_there_too_and_neighbours_that_look_alike_are_folded(nested_run):
+    assert values_of(nested_run, "Model.layer") == [
+        (1, "input", "", 0),
+        (2, "[0]", "State", 0),
+        (3, ".hidden", "", 0),
+        (3, ".cell", "", 0),
+        (2, "['extra']", "dict", 0),
+        (3, "['scale']", "", 0),
+        (1, "output", "ModelOutput", 0),
+        (2, "['state']", "State", 0),
+        (3, ".hidden", "", 0),
+        (3, ".cell", "", 0),
+        (2, "['seen']", "list", 0),
+        (3, "[0]", "", 3),
+        (3, "[4]", "", 0),
+    ]
+    assert values_of(nested_run, "Model.layer.fc") == [], "what is no more than a tensor needs no tree"
+
+
+def test_classes_are_kept_once_a_run_and_equal_runs_stay_equal(nested_run, tmp_path):
+    document = yaml.safe_load((nested_run / "settings" / "nested.yaml").read_text(encoding="utf-8"))
+    assert document["Model"]["output"][""] == "Result"
+    assert set(document) == {"Model", "Model.layer"}
+    again = captured(tmp_path / "again", work)
+    assert compared(nested_run, again).verdict is Verdict.SAME

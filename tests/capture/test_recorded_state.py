@@ -1,0 +1,421 @@
+"""What of parameters, buffers and optimizers is recorded, and when; of plain tensors, evaluations and children too."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from lit import fit
+from neutrality import watched
+from opcapture import captured, compared, records
+from torch import multiprocessing, nn
+from torch.utils.data import DataLoader
+
+from introspect_cli.capture.probes.held import Plan
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.records import Kind, Phase
+from introspect_cli.store.read.run import open_run
+
+TENSORS = {Kind.PARAM, Kind.BUFFER}
+
+
+def network():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def fit_around(between, steps=4):
+    """Train; before step 2 something is done to the model."""
+
+    def work():
+        torch.manual_seed(0)
+        net = network()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        first = copy.deepcopy(net.state_dict())
+        for step in range(steps):
+            if step == 2:
+                between(net, first)
+            for _ in range(2):
+                net(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return work
+
+
+def found(path, step):
+    """FQNs and calls of what was recorded at the start of a step."""
+    return {
+        (r.site.fqn, r.site.call) for r in records(path, step) if r.site.phase is Phase.START and r.site.kind in TENSORS
+    }
+
+
+ALL = {f"Sequential.{name}" for name in network().state_dict()}
+
+
+@pytest.mark.parametrize(
+    ("between", "changed"),
+    [
+        (lambda net, first: None, set()),
+        (lambda net, first: net.load_state_dict(first), ALL),
+        (lambda net, first: net.load_state_dict(first, assign=True), ALL),
+        (lambda net, first: net[0].bias.detach().add_(1), {"Sequential.0.bias"}),
+        (lambda net, first: net[1].reset_running_stats(), {name for name in ALL if "running" in name or "num" in name}),
+        (lambda net, first: setattr(net[2].weight, "data", torch.ones(2, 4)), {"Sequential.2.weight"}),
+        (lambda net, first: net[2].weight.sum().item(), set()),
+    ],
+    ids=["nothing", "loaded", "assigned", "in place", "buffers", "new memory", "looked at"],
+)
+def test_what_changed_since_it_was_recorded_is_recorded_again(tmp_path, between, changed):
+    path = captured(tmp_path / "run", fit_around(between))
+    assert {name for name, _ in found(path, 0)} == ALL
+    assert found(path, 1) == set()
+    assert found(path, 2) == {(name, 0) for name in changed}
+    assert found(path, 3) == set()
+
+
+def idle(*_):
+    """What the children of these tests do."""
+
+
+class Idle(multiprocessing.get_context("fork").Process):
+    def run(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("start", "answered"),
+    [(lambda fork: fork.Process(target=idle), ["idle"]), (lambda fork: Idle(), ["Idle"]), (lambda fork: None, [])],
+    ids=["function", "class", "none"],
+)
+def test_processes_that_the_script_starts_are_reported(tmp_path, start, answered):
+    def work():
+        process = start(multiprocessing.get_context("fork"))
+        if process is not None:
+            process.start()
+            process.join()
+        list(DataLoader(torch.arange(4), num_workers=1, multiprocessing_context="fork"))
+        nn.Linear(1, 1)(torch.ones(1, 1))
+
+    with open_run(captured(tmp_path / "run", work)) as run:
+        assert run.manifest["children"] == answered
+        said = [text for text in run.manifest["not_observed"] if "in a process of its own" in text]
+    assert [text.split()[3] for text in said] == answered
+
+
+def test_spawned_ranks_are_reported_by_their_function(tmp_path):
+    def work():
+        multiprocessing.start_processes(idle, nprocs=2, start_method="fork")
+        nn.Linear(1, 1)(torch.ones(1, 1))
+
+    with open_run(captured(tmp_path / "run", work)) as run:
+        assert run.manifest["children"] == ["idle"]
+
+
+# --- scripts of plain tensors and custom functions: what is recorded of them, and what is said where nothing was
+
+
+FIVE = 5
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x**2
+
+
+def train_plainly(how):
+    torch.manual_seed(0)
+    w = torch.randn(4, 3, requires_grad=True)
+    others = {"b": torch.zeros(3, requires_grad=True)}
+    x, y = torch.randn(16, 4), torch.randn(16, 3)
+    tensors = [w, others["b"]]
+    optimizer = torch.optim.SGD(tensors, lr=0.1) if how == "optimizer" else None
+    for _ in range(FIVE):
+        loss = ((Cube.apply(torch.tanh(x @ w + others["b"])) - y) ** 2).mean()
+        if how == "autograd.grad":
+            found = torch.autograd.grad(loss, tensors)
+        else:
+            loss.backward()
+            found = [tensor.grad for tensor in tensors]
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+            continue
+        with torch.no_grad():
+            for tensor, gradient in zip(tensors, found, strict=True):
+                tensor.sub_(0.1 * gradient)
+                tensor.grad = None
+
+
+HOWS = ("by hand", "optimizer", "autograd.grad")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    paths = {}
+    for how in HOWS:
+        paths[how] = tmp_path_factory.mktemp("plain") / "run"
+        with watched(paths[how]):
+            train_plainly(how)
+    return paths
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_steps_leaves_and_gradients_are_recorded_under_the_scripts_own_names(plain, how):
+    with open_run(plain[how]) as run:
+        assert run.manifest["steps"] == FIVE
+        found = {(r.site.kind, r.site.fqn) for r in run.rank(0).records(FIVE - 1)}
+    assert {(Kind.PARAM, "w"), (Kind.PARAM, "others['b']"), (Kind.GRAD, "w"), (Kind.LOSS, "loss")} <= found
+    assert {(Kind.GRAD, "others['b']")} <= found
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_twins_are_the_same_and_what_was_not_seen_is_said(tmp_path, plain, how):
+    with watched(tmp_path / "run"):
+        train_plainly(how)
+    result = compared(plain[how], tmp_path / "run")
+    assert result.verdict is Verdict.SAME
+    assert any("no module was called, so nothing between" in note for note in result.notes)
+
+
+def test_looking_for_names_keeps_no_tensor_alive(tmp_path):
+    def step():
+        w = torch.ones(3, requires_grad=True)
+        big = torch.ones(1000)
+        reference = weakref.ref(big)
+        (w * big[:3]).sum().backward()
+        del big
+        gc.collect()
+        return reference() is None
+
+    with watched(tmp_path / "run"):
+        assert step()
+
+
+# --- evaluation never shifts training: the same training with and without it is the same run
+
+
+STEPS = 3
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)))
+
+
+def places_of(run):
+    sites = run.rank(0).sites
+    return set(zip(sites.phase, sites.fqn, sites.kind, sites.call.tolist(), strict=True))
+
+
+def test_a_forward_before_the_optimizer_whose_graph_is_used_is_training(tmp_path):
+    torch.manual_seed(3)
+    net, criterion = Net(), nn.CrossEntropyLoss()
+    with watched(tmp_path / "run"):
+        loss = criterion(net(torch.ones(2, 4)), torch.zeros(2, dtype=torch.long))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        loss.backward()
+        optimizer.step()
+    with open_run(tmp_path / "run") as run:
+        assert run.manifest["steps"] == 1
+        found = {(record.site.phase.value, record.site.fqn) for record in run.rank(0).records(0)}
+        assert {("forward", "Net"), ("loss", "loss")} <= found
+
+
+def test_lightnings_sanity_check_is_evaluation(tmp_path):
+    for name, checks in (("a", 0), ("b", 2)):
+        torch.manual_seed(3)
+        net = Net()
+        with watched(tmp_path / name):
+            fit(net, tmp_path, STEPS, sanity_checks=checks, validation_batches=checks)
+    result = compared(tmp_path / "a", tmp_path / "b")
+    assert (result.verdict, result.counts.steps_compared) == (Verdict.SAME, STEPS), result.sentence
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["its own", "frozen in the optimizer"])
+def test_a_teacher_belongs_to_training(tmp_path, held):
+    def distill():
+        torch.manual_seed(1)
+        net, teacher, criterion = Net(), Net().eval().requires_grad_(not held), nn.MSELoss()
+        optimizer = torch.optim.SGD([*net.parameters(), *(teacher.parameters() if held else ())], lr=0.1)
+        for x in DataLoader(torch.randn(8, 4), batch_size=4):
+            with torch.no_grad():
+                wanted = teacher(x)
+            criterion(net(x), wanted).backward()
+            optimizer.step()
+
+    with watched(tmp_path / "run"):
+        distill()
+    with open_run(tmp_path / "run") as run:
+        found = {(fqn, phase) for phase, fqn, kind, _ in places_of(run) if fqn in ("Net", "Net#2") and kind == "output"}
+    assert found == {("Net", "forward"), ("Net#2", "forward")}
+
+
+def test_a_script_that_only_runs_a_model_is_recorded_without_being_asked_to(tmp_path):
+    torch.manual_seed(0)
+    net = Net().eval()
+    with watched(tmp_path / "run"), torch.no_grad():
+        for x in DataLoader(torch.ones(6, 4), batch_size=2):
+            net(x)
+    with open_run(tmp_path / "run") as run:
+        assert run.manifest["steps"] == 3
+        assert {("data", "batch"), ("forward", "output")} <= {(phase, kind) for phase, _, kind, _ in places_of(run)}
+
+
+# --- what an optimizer keeps is recorded by a plan while it stays the same, and records the same as without one
+
+
+def nothing(net, optimizer):
+    pass
+
+
+def freeze(net, optimizer):
+    net[0].bias.requires_grad_(requires_grad=False)
+    net[0].bias.grad = None
+
+
+def forget_one(net, optimizer):
+    del optimizer.state[net[0].weight]
+
+
+def add_key(net, optimizer):
+    optimizer.state[net[0].weight]["seen"] = torch.ones(2)
+
+
+def swap_keys(net, optimizer):
+    state = optimizer.state[net[0].weight]
+    state["exp_avg"] = state.pop("exp_avg")
+
+
+def put_number(net, optimizer):
+    optimizer.state[net[0].weight]["note"] = 7.0
+
+
+def put_other_mapping(net, optimizer):
+    class Own(dict):
+        pass
+
+    optimizer.state[net[0].weight] = Own(optimizer.state[net[0].weight])
+
+
+def add_group(net, optimizer):
+    optimizer.add_param_group({"params": [net[2].weight]})
+
+
+CHANGES = (nothing, freeze, forget_one, add_key, swap_keys, put_number, put_other_mapping, add_group)
+
+
+def train_and_change(change):
+    def work():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2, bias=False))
+        held = [*net[0].parameters(), *net[1].parameters()]
+        optimizer = torch.optim.AdamW(held, lr=0.1, foreach=False)
+        for step in range(6):
+            if step == 3:
+                change(net, optimizer)
+            net(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return work
+
+
+def contents(path):
+    with open_run(path) as run:
+        rank = run.rank(0)
+        return [
+            [repr((str(record.site), record.summary)) for record in rank.records(entry.step)] for entry in rank.steps
+        ]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_same_records_with_a_plan_and_without(change, tmp_path, monkeypatch):
+    used, is_recorded = [], Plan.is_recorded
+    monkeypatch.setattr(Plan, "is_recorded", lambda *given: used.append(is_recorded(*given)) or used[-1])
+    planned = contents(captured(tmp_path / "planned", train_and_change(change)))
+    monkeypatch.setattr(Plan, "is_recorded", lambda *_: False)
+    alone = contents(captured(tmp_path / "alone", train_and_change(change)))
+    assert planned == alone
+    assert len(planned) == 6
+    assert used[0]
+
+
+class Container(torch.optim.Optimizer):
+    """Steps others inside its own step, as torchtitan does; the rate that a schedule changes is theirs."""
+
+    def __init__(self, *optimizers):
+        self.optimizers = list(optimizers)
+        groups = [group["params"] for each in optimizers for group in each.param_groups]
+        decay = optimizers[0].param_groups[0]["weight_decay"]
+        super().__init__([one for params in groups for one in params], {"lr": 0.1, "weight_decay": decay})
+
+    def step(self, *args, **kwargs):
+        for optimizer in self.optimizers:
+            optimizer.step(*args, **kwargs)
+
+
+def test_an_optimizer_that_is_made_of_others_shows_what_they_keep_and_step_with(tmp_path):
+    def work():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        inner = [torch.optim.AdamW(part.parameters(), lr=0.1, foreach=False) for part in net]
+        optimizer = Container(*inner)
+        for step in range(2):
+            inner[1].param_groups[0]["lr"] = 0.01 * (step + 1)
+            net(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    captured(tmp_path / "run", work)
+    with open_run(tmp_path / "run") as run:
+        records = list(run.rank(0).records(1))
+    rates = {(r.site.fqn, r.site.path): float(r.summary.text) for r in records if r.site.path.endswith("['lr']")}
+    assert rates == {("Container", "[0]['lr']"): 0.1, ("AdamW", "[0]['lr']"): 0.1, ("AdamW#2", "[0]['lr']"): 0.02}
+    kept = {(r.site.fqn, r.site.path) for r in records if r.site.kind.value == "optimizer_state"}
+    names = [f"Sequential.{number}.{name}" for number in (0, 1) for name in ("weight", "bias")]
+    assert kept == {(name, f"['{key}']") for name in names for key in ("step", "exp_avg", "exp_avg_sq")}
+
+
+def test_hyperparameters_are_recorded_where_they_change_and_the_rate_always(tmp_path):
+    odd = float("nan")
+    settings = [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1}, {"lr": 0.5}, {"own": odd}, {}, {"betas": (0.5, 0.9)}]
+
+    def work():
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, foreach=False)
+        for changed in settings:
+            optimizer.param_groups[0].update(changed)
+            net(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+
+    captured(tmp_path / "run", work)
+    with open_run(tmp_path / "run") as run:
+        found = [
+            {
+                r.site.path[3:]: r.summary.text
+                for r in run.rank(0).records(step)
+                if r.site.kind.value == "hyperparameter"
+            }
+            for step in range(len(settings))
+        ]
+    assert len(found[0]) > 5
+    rate = [{"['lr']": "0.1"}] * 3 + [{"['lr']": "0.5"}] * 4
+    more = {1: {"['weight_decay']": "0.1"}, 4: {}, 5: {}, 6: {"['betas']": "[0.5, 0.9]"}}
+    nan = {"['own']": "nan"}  # equal to nothing, itself included
+    assert found[1:] == [rate[step] | more.get(step, {}) | (nan if step >= 4 else {}) for step in range(1, 7)]

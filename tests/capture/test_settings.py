@@ -1,0 +1,188 @@
+"""Settings on record beside the steps: of accelerators, of draws before the first step, of loaders that are built."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import introspect_cli
+from introspect_cli.capture.environment import settings
+from introspect_cli.compare.settings.beginning import _events
+
+
+def test_switches_are_those_of_the_moment():
+    before = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
+    answered = settings.runtime()
+    assert (answered["cudnn_benchmark"], answered["flash_sdp"]) == before
+    try:
+        torch.backends.cudnn.benchmark = not before[0]
+        torch.backends.cuda.enable_flash_sdp(not before[1])
+        answered = settings.runtime()
+        assert (answered["cudnn_benchmark"], answered["flash_sdp"]) == (not before[0], not before[1])
+    finally:
+        torch.backends.cudnn.benchmark = before[0]
+        torch.backends.cuda.enable_flash_sdp(before[1])
+
+
+def test_tf32_is_reported_whichever_way_it_was_set():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        matmul.allow_tf32 = True
+        assert settings.switches()["matmul_allow_tf32"] is True
+    finally:
+        matmul.allow_tf32 = before
+
+
+def test_nothing_wakes_a_device():
+    settings.switches()
+    settings.libraries()
+    assert settings.devices() == []
+    assert not torch.cuda.is_initialized()
+
+
+def test_the_drivers_version_is_read_from_its_module(tmp_path):
+    said = tmp_path / "version"
+    said.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build\nGCC version: 12.3.0\n"
+    )
+    assert settings.driver(said) == "570.86.10"
+    assert settings.driver(tmp_path / "none") is None
+
+
+# --- what seeds and draws before the first step is on record, and the answer names the first of it that differs
+
+
+def test_what_a_deep_model_draws_before_the_first_step_is_folded(tmp_path):
+    with introspect_cli.recording(None, tmp_path / "run"):
+        torch.manual_seed(0)
+        for _ in range(1200):
+            net = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    document = yaml.safe_load((tmp_path / "run/settings/beginning.yaml").read_text())
+    counts = [len(document["events"]), len(document["last"]), document["left_out"]]
+    assert (counts, sum(counts)) == ([2000, 200, 201], 1 + 2 * 1200)
+    assert re.fullmatch(r"seed torch.manual_seed 0 \S+:\d+", document["events"][0])
+    assert re.fullmatch(r"draw torch \w+ uniform_\(.*\) Linear.bias \S+", document["last"][-1])
+
+
+def begun(events):
+    """A run whose document of what drew before the first step has these events."""
+    return SimpleNamespace(settings_of=lambda _rank: SimpleNamespace(document={"beginning": {"events": events}}.get))
+
+
+@pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])
+def test_lines_that_are_no_events_are_passed_over(lines):
+    assert not _events(begun(lines), 0, "")
+
+
+@pytest.mark.parametrize("drawn", ["torch.randn(())", "random.random()"])
+def test_workers_that_draw_instead_of_the_main_process_are_named(tmp_path, introspect, drawn):
+    script = f"""
+import random, sys, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.full((4,), float(index)) + {drawn}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    random.seed(0)
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for batch in DataLoader(Noisy(), batch_size=2, num_workers=int(sys.argv[1])):
+        optimizer.zero_grad()
+        net(batch).sum().backward()
+        optimizer.step()
+"""
+    (tmp_path / "train.py").write_text(script)
+    for name, workers in (("a", 0), ("b", 2)):
+        introspect("capture", "-q", "-o", name, "train.py", workers)
+    answer = introspect("diff", "a", "b").stdout.split("\n\n")[0]
+    assert "DataLoader (train.py:16): num_workers 0 -> 2" in answer.partition("likely")[2], answer
+    assert "prefetch_factor" not in answer
+
+
+# --- what loaders, schedulers and gradient scalers are built with is on record, and the answer names what differs
+
+
+HOSTILE = """
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+class Meta(type):
+    def __getattr__(cls, name):
+        print("asked the class for", name)
+        raise AttributeError(name)
+
+class Rows(Dataset, metaclass=Meta):
+    def __init__(self):
+        self.token = "hf_abcdefghijklmnopqrstuvwxyz"
+        self.api_key = "12345"
+        self.me = self
+        self.deep = [[[[[[1]]]]]]
+        self.many = list(range(100_000))
+        self.number = 10 ** 5000
+    def __len__(self):
+        print("length")
+        return 4
+    def __getattr__(self, name):
+        print("asked for", name)
+        raise AttributeError(name)
+    def __repr__(self):
+        print("repr")
+        return "rows"
+    @property
+    def __class__(self):
+        print("class")
+        return int
+    def __eq__(self, other):
+        print("eq")
+        return True
+    def __hash__(self):
+        print("hash")
+        return 1
+    def __getitem__(self, index):
+        return torch.ones(2)
+
+class Slots(Sampler):
+    __slots__ = ("size",)
+    def __init__(self):
+        self.size = 4
+    def __iter__(self):
+        return iter(range(4))
+    def __len__(self):
+        print("sampler's length")
+        return 4
+
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for number in range(70):
+    for x in DataLoader(Rows(), sampler=Slots(), batch_size=2):
+        net(x).sum().backward()
+        optimizer.step()
+print(DataLoader.__init__.__qualname__, torch.optim.lr_scheduler.LRScheduler.__init__.__name__)
+"""
+
+
+def test_nothing_of_the_script_runs_to_describe_its_objects(tmp_path, introspect, forks):
+    (tmp_path / "train.py").write_text(HOSTILE)
+    bare = forks.python("train.py", cwd=tmp_path)
+    run = introspect("capture", "-q", "-o", "run", "train.py")
+    assert (run.stdout, run.stderr) == (bare.stdout, bare.stderr)
+    (found,) = yaml.safe_load((tmp_path / "run/settings/built.yaml").read_text())["loaders"].values()
+    assert found["dataset"] == "Rows"
+    assert found["sampler"] == "Slots"
+    assert found["dataset.many"] == "list of 100,000"
+    assert found["dataset.token"] == found["dataset.api_key"] == "<redacted>"
+    assert "not_observed: []" in (tmp_path / "run/manifest.yaml").read_text()
