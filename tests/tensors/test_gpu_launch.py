@@ -12,8 +12,8 @@ from kernel_values import expected_row
 from summaries import taken
 
 from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
+from introspect_cli.capture.recording.step_policy import StepPolicy
 from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.format.columns import Message
@@ -223,7 +223,7 @@ class Rank:
 def recording(monkeypatch):
     cuda, rank, summarizer = Cuda(), Rank(), Summarizer()
     on_a_device(summarizer, monkeypatch, cuda)
-    recorder = Recorder(summarizer, rank, None, Keeping(CaptureOptions(steps=Schedule.parse("0:99")), rank, None))
+    recorder = Recorder(summarizer, rank, None, StepPolicy(CaptureOptions(steps=Schedule.parse("0:99")), rank, None))
     yield cuda, rank, recorder
     summarizer.close()
 

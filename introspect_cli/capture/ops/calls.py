@@ -194,7 +194,7 @@ class Calls:
 
     def _accumulating_call(self, node: Any) -> OpCall | None:
         """The parameter's module as a call, for a node that accumulates its gradient; None where unwatched."""
-        name = self._names.parameters.of(node.variable) if hasattr(node, "variable") else None
+        name = self._names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
         if name is None or not name.watched:
             return None
         return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)

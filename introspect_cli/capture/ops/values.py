@@ -87,7 +87,7 @@ class Writers:
         memory = memory_of(value)
         site = self.sites.get(memory, -1)
         if site < 0 and is_parameter(value):
-            name = self.names.of(value)
+            name = self.names.name_of(value)
             if name is not None:
                 site = self.sites[memory] = self._context.site(name, Phase.START, Kind.PARAM)
         return site

@@ -98,6 +98,7 @@ class GradientProbe(GuardedProbe):
             return
 
         def recorded(gradients: tuple[torch.Tensor | None, ...]) -> None:
+            """Record the gradient as the part that it is, or whole where its size is not that of the part."""
             gradient = gradients[at]
             if self._guarded.on and self._recorder.wanted and gradient is not None:
                 with self._guarded:
