@@ -150,14 +150,8 @@ def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
         UsageError: it has no kind, and none is given; or nothing after it.
     """
     parts = [part for part in words.split("/") if part not in ("", ".")]
-    step = rank = call = 0
+    step, rank = _take_number(parts, 0, _STEP), _take_number(parts, 0, _RANK)
     order = phase = None
-    if parts and (match := _STEP.fullmatch(parts[0])):
-        step = int(match[1])
-        parts.pop(0)
-    if parts and (match := _RANK.fullmatch(parts[0])):
-        rank = int(match[1])
-        parts.pop(0)
     if parts and (match := _NUMBERED.match(parts[0])):
         order = int(match[1])
         parts[0] = parts[0][match.end() :]
@@ -174,9 +168,7 @@ def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
             f"the name {words!r} does not say what the array is: put a kind before it ({kinds}), as in output/{words}, "
             "or give --kind for names without one"
         )
-    if len(parts) > 1 and (match := _CALL.fullmatch(parts[-1])):
-        call = int(match[1])
-        parts.pop()
+    call = _take_number(parts, -1, _CALL) if len(parts) > 1 else 0
     name, bracket, path = ".".join(parts).partition("[")
     if named is Kind.INPUT and not bracket:
         bracket, path = "[", "0]"  # the first argument, as a capture names it
@@ -185,6 +177,15 @@ def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
     if not name:
         raise UsageError(f"the name {words!r} ends with its kind: put the module or tensor after it")
     return Named(step, rank, order, Site(phase or USUAL_PHASES[named], named, name, call, shallow(bracket + path)))
+
+
+def _take_number(parts: list[str], at: int, pattern: re.Pattern[str]) -> int:
+    """Take the word at a place out of `parts` if it is a number of this kind, and return the number; else 0."""
+    match = pattern.fullmatch(parts[at]) if parts else None
+    if match is None:
+        return 0
+    del parts[at]
+    return int(match[1])
 
 
 def _natural_key(site: Site) -> tuple[object, ...]:

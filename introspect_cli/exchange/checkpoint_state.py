@@ -236,7 +236,7 @@ def _given_names(groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any]) -
         given = group.get("param_names")
         if not isinstance(given, list) or len(given) != len(group["params"]):
             return None
-        names |= {key: str(name) for key, name in zip(group["params"], given, strict=True)}
+        names |= zip(group["params"], map(str, given), strict=True)
     return names or None
 
 
