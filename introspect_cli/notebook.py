@@ -114,12 +114,20 @@ class RunView:
 
 
 class _Shown:
-    """Base of results that are printed as blocks of text."""
+    """Base of results that are printed as blocks of text, and shown as the same in HTML."""
 
     def _blocks(self) -> list[Block]:
+        """Lines and tables of the result."""
         raise NotImplementedError
 
+    def _repr_html_(self) -> str:
+        """The blocks in HTML."""
+        from introspect_cli.render.markup import fragment, html_of
+
+        return fragment(html_of(self._blocks()))
+
     def __str__(self) -> str:
+        """The blocks as text of at most 120 columns."""
         from introspect_cli.render.blocks import lines_of
 
         return "\n".join((" " * line.indent + line.text).rstrip() for line in lines_of(self._blocks(), 120))
@@ -147,14 +155,8 @@ class Findings(_Shown):
         return len(self.result.findings)
 
     def __repr__(self) -> str:
-        return (
-            f"<{count(len(self), 'finding')}: {', '.join(finding.rule for finding in self.result.findings) or 'none'}>"
-        )
-
-    def _repr_html_(self) -> str:
-        from introspect_cli.render.markup import fragment, html_of
-
-        return fragment(html_of(self._blocks()))
+        rules = ", ".join(finding.rule for finding in self.result.findings)
+        return f"<{count(len(self), 'finding')}: {rules or 'none'}>"
 
 
 class Comparison(_Shown):
@@ -201,6 +203,7 @@ class Comparison(_Shown):
         return f"<{self.verdict}: {self.sentence}>"
 
     def _repr_html_(self) -> str:
+        """The first screen of the report, and the table of the first divergence, what it rests on and settings."""
         from introspect_cli.render.cards import first_screen, first_table, rests_on
         from introspect_cli.render.findings import settings_blocks
         from introspect_cli.render.markup import fragment, html_of

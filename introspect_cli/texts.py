@@ -32,7 +32,7 @@ def clean(text: str, limit: int = 0) -> str:
 def bounded(text: str, limit: int) -> str:
     """Text cleaned and cut to about `limit` characters, with length and checksum so that longer ones still differ."""
     if len(text) > limit:
-        text = f"{text[:limit]}...({len(text)} characters, {_mark(text)})"
+        text = f"{text[:limit]}...({len(text)} characters, {_crc32(text)})"
     return clean(text)
 
 
@@ -40,11 +40,11 @@ def shallow(path: str) -> str:
     """A path cut to 64 levels, with a checksum of the whole."""
     for level, match in enumerate(_LEVEL.finditer(path)):
         if level == _DEEPEST:
-            return f"{path[: match.start()]}['...{_mark(path)}']"
+            return f"{path[: match.start()]}['...{_crc32(path)}']"
     return path
 
 
-def _mark(text: str) -> str:
+def _crc32(text: str) -> str:
     """CRC-32 of a text, 8 hex digits."""
     return f"{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from introspect_cli.capture.options.capture_options import CaptureOptions, described
-from introspect_cli.capture.options.option import AGAIN, HEADINGS, HOW, SHORT, WHEN, Option
+from introspect_cli.capture.options.option import AGAIN, HEADINGS, HOW, SHORT, WHEN
 from introspect_cli.capture.options.parse import options_of
 from introspect_cli.capture.processes import command_of
-from introspect_cli.commands.shared import RunType
+from introspect_cli.commands.shared import GroupedOption, compared_as, declare
 from introspect_cli.errors import UsageError
 from introspect_cli.script.target import Target, check
 
@@ -26,14 +27,6 @@ _SHORT = (
     "The first N steps, beside those asked for otherwise.",
     "The last N steps, beside those: older ones are dropped as the run goes on.",
 )
-
-
-class GroupedOption(click.Option):
-    """An option that says under which heading its help stands."""
-
-    def __init__(self, *args: Any, heading: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
 
 
 class CaptureCommand(click.Command):
@@ -63,30 +56,11 @@ def _declared(heading: str, text: str, *names: str, **settings: Any) -> Callable
     return click.option(*names, cls=GroupedOption, heading=heading, help=text, **settings)
 
 
-def from_field(name: str, option: Option, default: object) -> Callable[[Any], Any]:
-    """One field of `CaptureOptions` as an option of the command line."""
-    settings: dict[str, Any] = {"metavar": option.metavar}
-    if option.metavar == "RUN":
-        settings |= {"type": RunType()}
-    if option.repeated:
-        settings |= {"multiple": True}
-    elif isinstance(default, float):
-        settings |= {"type": click.FloatRange(min=0), "default": default}
-    elif option.choices is not None:
-        settings |= {"type": click.Choice(option.choices), "default": default}
-    elif option.least is not None:
-        settings |= {"type": click.IntRange(min=option.least, max=option.most), "default": default}
-    elif option.metavar == "DIR":
-        settings |= {"type": click.Path(path_type=Path)}
-    elif option.metavar is None:
-        settings |= {"default": default} if "/" in option.flags[-1] else {"is_flag": True}
-    return _declared(option.heading, option.help, *option.flags, name, **settings)
-
-
 def _declarations() -> Iterable[Callable[[Any], Any]]:
     """All options: those that are fields, and those that steer this command only."""
+    annotations = {item.name: str(item.type) for item in fields(CaptureOptions)}
     for name, option in described():
-        yield from_field(name, option, getattr(CaptureOptions, name))
+        yield declare(name, option, getattr(CaptureOptions, name), annotations[name])
         if name == "steps":
             for word, text in zip(SHORT, _SHORT, strict=True):
                 yield _declared(WHEN, text, f"--{word}", metavar="N", type=int)
@@ -106,22 +80,9 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
 
 def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Declare the options on a command."""
-    for declare in reversed(list(_declarations())):
-        command = declare(command)
+    for add in reversed(list(_declarations())):
+        command = add(command)
     return command
-
-
-def split_words(command: click.Command, line: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Capture options and, apart, the script with its arguments (or `-m`, a module and its arguments).
-
-    Raises:
-        click.UsageError: the options are not those of `capture`.
-    """
-    context = command.make_context("capture", list(line))
-    options, rest = context.meta["before script"], context.params["words"]
-    if context.params["module"]:
-        return tuple(word for word in options if word != "-m"), ("-m", *rest)
-    return options, rest
 
 
 @click.command(
@@ -159,8 +120,6 @@ def capture(
         raise UsageError("nothing to run: give a script, or -m and a module (`introspect capture --help`)")
     options = options_of(values)
     if options.diff:
-        from introspect_cli.commands.shared import compared_as
-
         compared_as(shlex.split(options.diff))
     first, args = words[0], words[1:]
     target = Target(module=first, args=args) if module else Target(script=first, args=args)
@@ -200,3 +159,16 @@ def capture(
     from introspect_cli.capture.follow.launcher import follow_children
 
     return partial(run_capture, target, options, partial(follow_children, options))
+
+
+def split_words(line: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Capture options and, apart, the script with its arguments (or `-m`, a module and its arguments).
+
+    Raises:
+        click.UsageError: the options are not those of `capture`.
+    """
+    context = capture.make_context("capture", list(line))
+    options, rest = context.meta["before script"], context.params["words"]
+    if context.params["module"]:
+        return tuple(word for word in options if word != "-m"), ("-m", *rest)
+    return options, rest

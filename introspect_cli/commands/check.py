@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import click
 
-from introspect_cli.commands.shared import RunType, answer, engine_option, formats, last_runs
+from introspect_cli.commands.shared import RunType, Working, Written, answer, last_runs, option, takes
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+
+
+@dataclass(frozen=True)
+class CheckOptions(Written, Working):
+    """Which rules are applied, and from which level on the exit status is 1."""
+
+    rule: tuple[str, ...] = option((), "Check only these rules; repeatable.", metavar="GLOB")
+    ignore: tuple[str, ...] = option((), "Leave these rules out; repeatable.", metavar="GLOB")
+    fail_on: str = option(
+        "warning", "Exit with 1 from this level on [default: warning].", choices=("error", "warning", "info")
+    )
+    copies: bool = option(False, "Only find the rank whose copies differ, without reading records.")
+    list_: bool = option(False, "List the rules: when each finds something.")
 
 
 @click.command(
@@ -19,34 +34,8 @@ Examples:
 Exit status: 0 nothing found, 1 a finding at the level of --fail-on or worse, 2 no rule had the data it needs.""",
 )
 @click.argument("run", type=RunType(), required=False)
-@click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Check only these rules; repeatable.")
-@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave these rules out; repeatable.")
-@click.option(
-    "--fail-on",
-    type=click.Choice(["error", "warning", "info"]),
-    default="warning",
-    show_default=True,
-    help="Exit with 1 from this level on.",
-)
-@formats()
-@click.option(
-    "--copies",
-    is_flag=True,
-    help="Only find the rank whose copies differ, without reading records.",
-)
-@engine_option
-@click.option("--list", "listed", is_flag=True, help="List the rules: when each finds something.")
-def check(
-    run: str | None,
-    rules: tuple[str, ...],
-    ignore: tuple[str, ...],
-    fail_on: str,
-    format_: str,
-    *,
-    copies: bool,
-    engine: str,
-    listed: bool,
-) -> int:
+@takes(CheckOptions)
+def check(run: str | None, asked: CheckOptions) -> int:
     """Look for what usually goes wrong in training, in RUN, or in the last run.
 
     Rules that lack data are listed as not checked.
@@ -61,15 +50,15 @@ def check(
     from introspect_cli.render.check_text import check_blocks, rules_blocks
     from introspect_cli.render.json import check_document, rules_document
 
-    chosen = choose(rules, ignore)
-    if listed:
-        answer(format_, lambda: rules_document(chosen), lambda: rules_blocks(chosen))
+    chosen = choose(asked.rule, asked.ignore)
+    if asked.list_:
+        answer(asked.format_, lambda: rules_document(chosen), lambda: rules_blocks(chosen))
         return SAME
-    if copies and (rules or ignore):
+    if asked.copies and (asked.rule or asked.ignore):
         raise UsageError("--copies applies no rules: leave out --rule and --ignore.")
-    with open_any(run or last_runs(1)[0]) as opened, engine_of(engine) as at_work:
-        result = minority_ranks(opened, at_work.total) if copies else check_run(opened, chosen, at_work.elsewhere)
-    answer(format_, lambda: check_document(result), lambda: check_blocks(result))
-    if result.reaches(Level(fail_on)):
+    with open_any(run or last_runs(1)[0]) as opened, engine_of(asked.engine) as engine:
+        result = minority_ranks(opened, engine.total) if asked.copies else check_run(opened, chosen, engine.elsewhere)
+    answer(asked.format_, lambda: check_document(result), lambda: check_blocks(result))
+    if result.reaches(Level(asked.fail_on)):
         return DIVERGED
     return SAME if result.checked else UNDECIDED

@@ -10,15 +10,14 @@ import click
 
 from introspect_cli.commands.shared import (
     Comparing,
+    Linking,
     RunType,
+    Working,
     answer,
-    comparing,
-    engine_option,
     exit_code,
-    formats,
-    gathered,
-    link_option,
+    option,
     pair_of,
+    takes,
     tell,
 )
 from introspect_cli.exit_codes import CANNOT_TEST, UNDECIDED
@@ -26,43 +25,41 @@ from introspect_cli.exit_codes import CANNOT_TEST, UNDECIDED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.result import Verdict
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Working):
     """The options that change what is shown of a comparison."""
 
-    format_: str
-    everything: bool
-    limit: int | None
-    settings_only: bool
-    changes_only: bool
-    level: str
-    output: str | None
-    want_map: bool
-    verbose: bool
-    values: bool
-    engine: str
+    format_: str = option("table", "How the answer is written [default: table].", choices=("table", "json", "yaml"))
+    all_: bool = option(False, "List every divergence and every setting that differs.")
+    limit: int | None = option(None, "List N divergences one by one [default: the first; json: 12].", least=0)
+    settings: bool = option(False, "Show only what differs besides numbers.")
+    changes: bool = option(False, "List changed statements, the likeliest cause first.")
+    level: str = option("module", "op: show the operators of the first diverging step, too.", choices=("module", "op"))
+    output: str | None = option(None, "Draw these operators into a file, .svg or .html.", "-o", metavar="FILE")
+    map_: bool = option(False, "Show modules by steps, shaded by distance.")
+    verbose: bool = option(False, "Show what differs in each listed divergence.", "-v")
+    values: bool = option(False, "Show the stored values of the first divergence.")
+    bisect: bool = option(False, "Exit with 0, 1 or 125, for `git bisect run`.")
 
     @property
-    def grouped(self) -> bool:
+    def is_grouped(self) -> bool:
         """Whether what follows from the first divergence is shown by kind."""
-        return self.format_ == "table" and self.limit is None and not (self.everything or self.verbose)
+        return self.format_ == "table" and self.limit is None and not (self.all_ or self.verbose)
 
-    def options(self, compared: Comparing, *, grouped: bool = False) -> DiffOptions:
-        """The options of the comparison, checked."""
-        limit = None if self.everything else 12 if self.limit is None else self.limit
-        return compared.options(limit=limit, whole_step=grouped, want_map=self.want_map)
+    @property
+    def most(self) -> int | None:
+        """Divergences that are listed; None for all."""
+        return None if self.all_ else 12 if self.limit is None else self.limit
 
 
 @dataclass(frozen=True)
-class Again:
+class Again(Linking):
     """The options that belong to revisions."""
 
-    fresh: bool
-    links: tuple[str, ...]
+    fresh: bool = option(False, "With revisions: capture again what was captured before.")
 
 
 class DiffCommand(click.Command):
@@ -86,7 +83,6 @@ class DiffCommand(click.Command):
     epilog="""\b
 Examples:
   introspect diff                         (the last two below introspect-runs/)
-  introspect diff runA runB
   introspect diff runA runB --noise runA2 --map
   introspect diff runA runB --modules 'blocks.*' --kinds output,grad -v
   introspect diff runA runB --values      (captured with --save-tensors)
@@ -98,33 +94,9 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.argument("a", type=click.Path(), required=False)
 @click.argument("b", type=click.Path(), required=False)
 @click.argument("more", type=RunType(), nargs=-1)
-@formats("yaml")
-@click.option("--all", "everything", is_flag=True, help="List every divergence and every setting that differs.")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    help="List N divergences one by one [default: the first; json: 12].",
-    metavar="N",
-)
-@click.option("--settings", "settings_only", is_flag=True, help="Show only what differs besides numbers.")
-@click.option("--changes", "changes_only", is_flag=True, help="List changed statements, the likeliest cause first.")
-@comparing
-@click.option(
-    "--level",
-    type=click.Choice(["module", "op"]),
-    default="module",
-    help="op: show the operators of the first diverging step, too.",
-)
-@click.option("-o", "--output", type=click.Path(), help="Draw these operators into a file, .svg or .html.")
-@click.option("--map/--no-map", "want_map", default=False, help="Show modules by steps, shaded by distance.")
-@click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
-@click.option("--values", is_flag=True, help="Show the stored values of the first divergence.")
-@click.option("--fresh", is_flag=True, help="With revisions: capture again what was captured before.")
-@link_option
-@engine_option
-@click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, for `git bisect run`.")
-@gathered(Shown, "shown")
-@gathered(Again, "again")
+@takes(Shown, "shown")
+@takes(Comparing, "compared")
+@takes(Again, "again")
 @click.pass_context
 def diff(
     ctx: click.Context,
@@ -132,11 +104,9 @@ def diff(
     a: str | None,
     b: str | None,
     more: tuple[str, ...],
-    compared: Comparing,
     shown: Shown,
+    compared: Comparing,
     again: Again,
-    *,
-    bisect: bool,
 ) -> int:
     """Find where runs A and B first diverge, and why. Of more runs, say which agree with which.
 
@@ -153,7 +123,7 @@ def diff(
     command = ctx.meta.get("command")
     if command and a is None:  # `--` stands before runs, as it may where a name begins with a dash
         a, b, more, command = command[0], next(iter(command[1:]), None), command[2:], None
-    if command is None and any(vars(again).values()):
+    if command is None and again != Again():
         raise UsageError("--fresh and --link belong to revisions: name what to run after `--`.")
     if command is not None and more:
         raise UsageError("give two revisions: leave the rest out.")
@@ -166,36 +136,35 @@ def diff(
     except IntrospectError as error:
         named = [] if command is not None else _revisions(a, b)
         told = UsageError(f"{error}. {named[0]} is a git revision: name what to run after `--`.") if named else error
-        if bisect:
+        if shown.bisect:
             told.exit_code = CANNOT_TEST
         raise told from None
     code = exit_code(verdict)
-    return CANNOT_TEST if bisect and code == UNDECIDED else code
+    return CANNOT_TEST if shown.bisect and code == UNDECIDED else code
 
 
 def _captured(
     a: str | None, b: str | None, command: tuple[str, ...], compared: Comparing, shown: Shown, again: Again
 ) -> tuple[str, str]:
     """Capture what of a and b is a revision; both runs."""
-    from introspect_cli.commands.capture import capture, split_words
+    from introspect_cli.commands.capture import split_words
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
-    from introspect_cli.rerun.commits import Question, captured
+    from introspect_cli.rerun.commits import Command, Pair, capture_pair
 
     if a is None or b is None:
         raise UsageError("name two revisions before `--`, such as `introspect diff HEAD . -- train.py`.")
     if not command:
         raise UsageError("nothing to run: name a script after `--`.")
-    runs = [_run_of(word) for word in (a, b)]
-    if None not in runs:
+    one, two = _run_of(a), _run_of(b)
+    if one is not None and two is not None:
         tell(f"{a} and {b} are runs, so {' '.join(command)} is not run")
-        return str(runs[0]), str(runs[1])
-    options, words = split_words(capture, command)
+        return one, two
     # what the process that compares while b runs does not know of is asked of the whole of it
     known = Comparing(rtol=compared.rtol, noise=compared.noise)
-    whole = compared != known or shown.everything or shown.want_map or is_checkpoint(runs[0] or "")
-    question = Question(options, words, stop=not whole, rtol=compared.rtol, noise=compared.noise, **vars(again))
-    return captured(a, b, runs, question, tell)
+    stop = compared == known and not (shown.all_ or shown.map_ or is_checkpoint(one or ""))
+    pair = Pair((a, b), (one, two), again.fresh, stop, compared.rtol, compared.noise)
+    return capture_pair(pair, Command(*split_words(command), again.link), tell)
 
 
 def _revisions(*words: str | None) -> list[str]:
@@ -230,17 +199,18 @@ def _group(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Verdict
     from introspect_cli.render.diff_text import groups_blocks
     from introspect_cli.render.json import groups_document
 
-    of_two = (shown.values, shown.settings_only, shown.changes_only, shown.want_map, shown.output)
+    of_two = (shown.values, shown.settings, shown.changes, shown.map_, shown.output)
     if any(of_two) or shown.level == "op":
         raise UsageError("--values, --settings, --changes, --map, --level op and -o show two runs; name two.")
-    options = shown.options(compared)
-    with opened(*compared.noise) as noise, engine_of(shown.engine) as at_work, opened(*paths) as runs:
-        groups = group_runs(runs, options, noise, at_work.elsewhere)
+    options = compared.options(limit=shown.most)
+    with opened(*compared.noise) as noise, engine_of(shown.engine) as engine, opened(*paths) as runs:
+        groups = group_runs(runs, options, noise, engine.elsewhere)
     answer(shown.format_, lambda: groups_document(groups), lambda: groups_blocks(groups))
     return groups.verdict
 
 
 def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
+    """Compare two runs and show what was asked for."""
     from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.closeup import closeup
     from introspect_cli.compare.diff import compare_runs
@@ -254,12 +224,12 @@ def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
 
-    options = shown.options(compared, grouped=shown.grouped)
-    with opened(a, b, *compared.noise) as (run_a, run_b, *noise), engine_of(shown.engine) as at_work:
+    options = compared.options(limit=shown.most, whole_step=shown.is_grouped, want_map=shown.map_)
+    with opened(a, b, *compared.noise) as (run_a, run_b, *noise), engine_of(shown.engine) as engine:
         one, two = as_moments(run_a, run_b, written)
         if shown.level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
-        result = compare_runs(one, two, options, noise, at_work.elsewhere)
+        result = compare_runs(one, two, options, noise, engine.elsewhere)
         first, graph = result.first, None
         if shown.level == "op" and first is not None:
             from introspect_cli.commands.page import graph_at
@@ -272,15 +242,16 @@ def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
         draw(graph, shown.output, f"{a} against {b}: operators")
 
     def blocks() -> Iterator[Any]:
-        if shown.settings_only or shown.changes_only:
-            yield from settings_blocks(result) if shown.settings_only else changes_blocks(result.code)
+        """The answer as drawn: only settings or changed statements where asked, else the comparison and its extras."""
+        if shown.settings or shown.changes:
+            yield from settings_blocks(result) if shown.settings else changes_blocks(result.code)
             return
-        yield from diff_blocks(result, everything=shown.everything, verbose=shown.verbose, grouped=shown.grouped)
+        yield from diff_blocks(result, everything=shown.all_, verbose=shown.verbose, grouped=shown.is_grouped)
         if seen is not None:
             from introspect_cli.render.values_text import closeup_blocks
 
             yield from (line(), *closeup_blocks(seen))
-        if shown.want_map:
+        if shown.map_:
             from introspect_cli.render.plots_text import map_blocks
 
             yield from map_blocks(result)

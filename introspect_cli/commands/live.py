@@ -8,89 +8,78 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
-import subprocess
 import sys
 import threading
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.commands.shared import Comparing
     from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.rerun.live import LiveReference
-    from introspect_cli.store.read.run import Run
 
 _NICE = 10
 
 
 def main() -> NoReturn:
-    """Compare as the first argument says, an object in JSON: `reference`, `run`, `asked` (as for diff), `command`."""
+    """Compare as the first argument says, an object in JSON: `reference`, `run`, `asked` (as for diff)."""
     from introspect_cli.errors import IntrospectError, abridged, scarcity
 
     asked = json.loads(sys.argv[1])
     os.nice(_NICE)
-    begun: list[subprocess.Popen[bytes]] = []
-    threading.Thread(target=_end_with_reader, args=(begun,), daemon=True).start()
-    run, command = Path(asked["run"]), asked["command"]
+    threading.Thread(target=_end_with_reader, daemon=True).start()
+    run = Path(asked["run"])
 
     def first(result: DiffResult) -> None:
+        """Answer with the first divergence, and start the command of `--on-divergence`."""
         step = result.first.step_b if result.first is not None else None
         _answer(first=step, place=_place(result), said=result.sentence)
-        if command:
-            settings = {**os.environ, "INTROSPECT_RUN": str(run), "INTROSPECT_STEP": "" if step is None else str(step)}
-            ways: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": 2, "start_new_session": True}
-            begun.append(subprocess.Popen(command, shell=True, env=settings, **ways))  # noqa: S602 - the user's own
 
     try:
-        result = compared_live(asked["reference"], run, asked["asked"], first, lambda step: _answer(agreed=step))
+        result = compare_live_as(asked["reference"], run, asked["asked"], first, lambda step: _answer(agreed=step))
         _answer(verdict=result.verdict.value, place=_place(result), said=result.sentence)
     except IntrospectError as error:
         _answer(failed=abridged(str(error)))
     except Exception as error:  # whatever it is, training goes on, and one line says what is lost
         _answer(failed=scarcity(error) or f"{type(error).__name__}: {error}")
-    for process in begun:
-        process.wait()
     sys.exit(0)
 
 
-def compared_live(
+def compare_live_as(
     reference: str,
     run: Path,
-    asked: Sequence[str],
+    words: Sequence[str],
     first: Callable[[DiffResult], None],
     agreed: Callable[[int], None],
 ) -> DiffResult:
-    """Compare a run with a reference until it is over, `asked` as `diff` would be.
+    """Compare a run with a reference until it is over; `words` are options of `diff`.
 
     Raises:
         StoreError: one of them cannot be read.
         UsageError: the two cannot be compared.
     """
     from introspect_cli.commands.shared import compared_as
-    from introspect_cli.exchange.checkpoints import opened
     from introspect_cli.rerun.live import compare_live
 
-    options, noise = compared_as(asked)
-    with opened(*noise) as others:
-        return compare_live(against(reference, run, others, options), run, first, agreed)
+    with reference_of(reference, run, compared_as(words)) as against:
+        return compare_live(against, run, first, agreed)
 
 
-def against(reference: str, run: Path, noise: Sequence[Run], options: DiffOptions) -> LiveReference:
-    """The comparison of a run with a reference; with a golden run, by its tolerance.
+@contextmanager
+def reference_of(reference: str, run: Path, compared: Comparing, **more: Any) -> Iterator[LiveReference]:
+    """The comparison of a run with a reference, open for a block; with a golden run, by its tolerance.
 
     Raises:
         StoreError: a golden run cannot be read.
         UsageError: the reference is a checkpoint, or a golden run that is to be compared otherwise than it says.
     """
-    from dataclasses import replace
-
+    from introspect_cli.commands.shared import Comparing
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.errors import UsageError
-    from introspect_cli.exchange.checkpoints import is_checkpoint, open_any
+    from introspect_cli.exchange.checkpoints import is_checkpoint, open_any, opened
     from introspect_cli.rerun import golden
     from introspect_cli.rerun.live import LiveReference
 
@@ -98,31 +87,36 @@ def against(reference: str, run: Path, noise: Sequence[Run], options: DiffOption
         raise UsageError(f"{reference} is a checkpoint, which has one step: a run is compared with a run as it goes")
     kept = Path(reference)
     if (kept / golden.ABOUT).is_file():
-        if noise or replace(options, want_map=False) != DiffOptions():
+        if compared != Comparing():
             raise UsageError(f"{reference} is a golden run, which has its own options: leave these out")
-        about = golden.read(kept)
-        return LiveReference(
-            lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compared(kept, about, run)
+        about = golden.read_golden(kept)
+        made = LiveReference(
+            lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compare_golden(kept, about, run)
         )
-    return LiveReference(lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise))
+        with closing(made):
+            yield made
+        return
+    options = compared.options(**more)
+    with opened(*compared.noise) as noise:
+        made = LiveReference(lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise))
+        with closing(made):
+            yield made
 
 
 def _place(result: DiffResult) -> list[Any] | None:
-    """What tells whether two answers name the same divergence."""
+    """Steps of a and b, rank and site of the first divergence, by which answers name the same one; None for none."""
     first = result.first
     return None if first is None else [first.step, first.step_b, first.rank, first.site.key()]
 
 
 def _answer(**facts: Any) -> None:
+    """Write one object in JSON, on a line, to standard output."""
     os.write(1, json.dumps(facts).encode() + b"\n")
 
 
-def _end_with_reader(begun: list[subprocess.Popen[bytes]]) -> None:
-    """End this process, and the commands it has started, once nobody reads its answers any more."""
+def _end_with_reader() -> None:
+    """End this process once nobody reads its answers any more."""
     waits = select.poll()
     waits.register(1, 0)  # an end that was closed is told whatever is asked for
     waits.poll()
-    for process in begun:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
     os._exit(0)

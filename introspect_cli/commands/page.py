@@ -82,6 +82,7 @@ def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tupl
 
 
 def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
+    """The dataflow of a rank's step; None where the step has no operators."""
     try:
         return graph_at(runs, step, DiffOptions(ranks=(rank,)), rank)
     except UsageError:  # it has no operators

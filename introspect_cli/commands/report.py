@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import tempfile
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import Comparing, RunType, comparing, force_option, last_runs, say
+from introspect_cli.commands.shared import Comparing, RunType, last_runs, option, say, takes
 from introspect_cli.exit_codes import SAME
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Where the page goes."""
+
+    output: Path | None = option(None, "File to write.", "-o", metavar="FILE")
+    open_: bool = option(False, "Open it in the browser; without -o, a temporary file.")
+    force: bool = option(False, "Replace a file that is there.")
 
 
 @click.command(
     epilog="""\b
 Examples:
   introspect report --open                      (the last run, in the browser)
-  introspect report runA runB --noise runA2 -o report.html
-  introspect report runA runB -o report.html""",
+  introspect report runA runB --noise runA2 -o report.html""",
 )
 @click.argument("run", type=RunType(), required=False)
 @click.argument("run_b", type=RunType(), required=False)
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
-@click.option("--open", "browse", is_flag=True, help="Open it in the browser; without -o, a temporary file.")
-@force_option("a file")
-@comparing
-def report(
-    run: str | None,
-    run_b: str | None,
-    output: Path | None,
-    *,
-    browse: bool,
-    force: bool,
-    compared: Comparing,
-) -> int:
+@takes(ReportOptions)
+@takes(Comparing, "compared")
+def report(run: str | None, run_b: str | None, asked: ReportOptions, compared: Comparing) -> int:
     """Make a page about RUN, or about RUN and RUN_B; without them, about the last run below introspect-runs/.
 
     The page is one file that needs no network. The options of `diff` narrow the comparison, not the curves; --noise is
@@ -46,9 +45,10 @@ def report(
     from introspect_cli.render.blocks import write_whole
     from introspect_cli.texts import human_size
 
-    if output is None and not browse:
+    output = asked.output
+    if output is None and not asked.open_:
         raise UsageError("say where the page goes: -o report.html, or --open to see it in the browser")
-    if output is not None and output.exists() and not force:
+    if output is not None and output.exists() and not asked.force:
         raise UsageError(f"{output} exists: choose another name with -o, or --force to replace it")
     if run_b is None and compared != Comparing(noise=compared.noise):
         raise UsageError("the options of diff say how to compare: name two runs with them")
@@ -65,6 +65,6 @@ def report(
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; choose another name with -o") from None
     say(f"wrote {output} ({human_size(len(text.encode()))})")
-    if browse and not webbrowser.open(output.resolve().as_uri()):
+    if asked.open_ and not webbrowser.open(output.resolve().as_uri()):
         say(f"no browser could be opened here: open {output} in one", err=True)
     return SAME

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import RunType, answer, formats, say
+from introspect_cli.commands.shared import DefaultGroup, RunType, Written, answer, option, say, takes
 from introspect_cli.exit_codes import SAME
 
-
-class _Runs(click.Group):
-    """`runs` alone lists; words that are no subcommand are directories to look in."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not any(word in ("-h", "--help") for word in args[:1]) and (not args or args[0] not in self.commands):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
+_directories = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 
 
 @click.group(
-    cls=_Runs,
+    cls=DefaultGroup,
     subcommand_metavar="[list|label|prune] [DIR]...",
     epilog="""\b
 Examples:
@@ -35,9 +29,9 @@ def runs() -> None:
 
 
 @runs.command("list")
-@click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
-@formats()
-def list_(directories: tuple[Path, ...], format_: str) -> int:
+@_directories
+@takes(Written)
+def list_(directories: tuple[Path, ...], asked: Written) -> int:
     """List runs, the latest first."""
     from introspect_cli.inspect.runs import find_runs
     from introspect_cli.render.json import runs_document
@@ -45,7 +39,7 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
 
     places = _places(directories)
     search = find_runs(places)
-    answer(format_, lambda: runs_document(search), lambda: runs_blocks(search, [str(place) for place in places]))
+    answer(asked.format_, lambda: runs_document(search), lambda: runs_blocks(search, [str(place) for place in places]))
     return SAME
 
 
@@ -69,12 +63,19 @@ def label(run: str, text: str) -> int:
     return SAME
 
 
+@dataclass(frozen=True)
+class PruneOptions:
+    """Which runs go: those that each option lets go."""
+
+    keep: int = option(0, "Keep the N latest runs.", least=0)
+    older_than: str | None = option(None, "Remove only runs that started longer ago: 7d, 12h, 30m, 2w.", metavar="AGE")
+    dry_run: bool = option(False, "Only say what would be removed.")
+
+
 @runs.command("prune")
-@click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--keep", type=click.IntRange(min=0), default=0, metavar="N", help="Keep the N latest runs.")
-@click.option("--older-than", metavar="AGE", help="Remove only runs that started longer ago: 7d, 12h, 30m, 2w.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, dry_run: bool) -> int:
+@_directories
+@takes(PruneOptions)
+def prune(directories: tuple[Path, ...], asked: PruneOptions) -> int:
     """Remove old runs.
 
     Give --keep, --older-than or both: a run goes if each of them lets it go.
@@ -85,23 +86,24 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     from introspect_cli.store.write.launch import remove_run
     from introspect_cli.texts import count, human_size
 
-    if not keep and older_than is None:
+    if not asked.keep and asked.older_than is None:
         raise UsageError("say which runs to remove: --keep N keeps the N latest, --older-than 7d spares recent ones.")
-    age = parse_age(older_than) if older_than is not None else None
+    age = None if asked.older_than is None else parse_age(asked.older_than)
     search = find_runs(_places(directories))
-    going = prunable(search.rows, keep=keep, older_than=age, now=dt.datetime.now(dt.timezone.utc))
+    going = prunable(search.rows, keep=asked.keep, older_than=age, now=dt.datetime.now(dt.timezone.utc))
     for row in going:
-        if not dry_run:
+        if not asked.dry_run:
             remove_run(row.path)
-        say(f"{'would remove' if dry_run else 'removed'} {row.path} ({human_size(row.size)})")
+        say(f"{'would remove' if asked.dry_run else 'removed'} {row.path} ({human_size(row.size)})")
     for sentence in unseen_sentences(search):
         say(sentence, err=True)
     freed = human_size(sum(row.size for row in going))
-    click.echo(f"{count(len(going), 'run')}, {freed}{' would be freed' if dry_run else ' freed'}")
+    click.echo(f"{count(len(going), 'run')}, {freed}{' would be freed' if asked.dry_run else ' freed'}")
     return SAME
 
 
 def _places(directories: tuple[Path, ...]) -> list[Path]:
+    """The directories to look in: those named, or `introspect-runs/`."""
     from introspect_cli.errors import UsageError
     from introspect_cli.store.files.folders import RUNS
 

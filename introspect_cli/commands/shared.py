@@ -1,13 +1,15 @@
-"""What several verbs have in common: options, and answers written as they were asked for."""
+"""What several verbs have in common: options as fields of dataclasses, and answers written as they were asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from introspect_cli.capture.options.option import Option
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 if TYPE_CHECKING:
@@ -18,30 +20,8 @@ if TYPE_CHECKING:
     from introspect_cli.render.blocks import Block
     from introspect_cli.selection import Selection
 
-_SELECTING: dict[str, Callable[[Any], Any]] = {
-    "steps": click.option(
-        "--steps", metavar="STEPS", help="Only these steps: 0,5,10:20,100::50, or a framework's: epoch=3,batch=12."
-    ),
-    "kinds": click.option(
-        "--kinds",
-        "--record",
-        "kinds",
-        metavar="KINDS",
-        multiple=True,
-        help="Only these kinds of values: grad,loss.",
-    ),
-    "modules": click.option(
-        "--modules",
-        metavar="GLOB",
-        multiple=True,
-        help="Only these modules and what is inside, such as blocks.0 or '*.attn'; repeatable.",
-    ),
-    "ranks": click.option(
-        "--ranks",
-        metavar="RANKS",
-        help="Only these ranks: 0,3, one-per-replica, all.",
-    ),
-}
+TO_CAPTURE = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Context settings of verbs that hand on what they do not know to `capture`."""
 
 
 class RunType(click.Path):
@@ -52,6 +32,197 @@ class RunType(click.Path):
         from introspect_cli.inspect.runs import chosen
 
         return super().convert(chosen(value), param, ctx)
+
+
+class DefaultGroup(click.Group):
+    """A group whose first command is meant where no command is named, or where a run has the name of that command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the first command first where none is named."""
+        default = next(iter(self.commands))
+        is_run = not any(not word.startswith("-") for word in args[1:]) and Path(default).exists()
+        has_command = bool(args) and args[0] in self.commands and not (args[0] == default and is_run)
+        if not has_command and args[:1] not in (["-h"], ["--help"]):
+            args = [default, *args]
+        return super().parse_args(ctx, args)
+
+
+# --- options
+
+
+class GroupedOption(click.Option):
+    """An option that says under which heading its help stands; "" for none."""
+
+    def __init__(self, *args: Any, heading: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+
+
+def option(default: object, text: str, *flags: str, **details: Any) -> Any:
+    """A field of a dataclass of options: its default, its help, flags beside its name, and more fields of `Option`."""
+    return field(default=default, metadata={"option": Option("", flags, text, **details)})
+
+
+def declare(name: str, described: Option, default: object, annotation: str = "") -> Callable[[Any], Any]:
+    """Declare a field of a dataclass as an option of a command.
+
+    Its type follows from the metavar `RUN`, a collection as default (repeatable), a number as default or least,
+    choices, a `Path` in the annotation; without a metavar it is a flag.
+    """
+    settings: dict[str, Any] = {"metavar": described.metavar, "help": described.help, "heading": described.heading}
+    if described.metavar == "RUN":
+        settings["type"] = RunType()
+    elif "Path" in annotation:
+        settings["type"] = click.Path(path_type=Path)
+    elif isinstance(default, float):
+        settings["type"] = click.FloatRange(min=0)
+    elif described.choices is not None:
+        settings["type"] = click.Choice(described.choices)
+    elif described.least is not None:
+        settings |= {"type": click.IntRange(described.least, described.most), "metavar": described.metavar or "N"}
+    elif "int" in annotation:
+        settings["type"] = int
+    elif described.metavar is None and "/" not in described.flags[-1]:
+        settings["is_flag"] = True
+    settings |= {"multiple": True} if described.repeated else {"default": default}
+    return click.option(*described.flags, name, cls=GroupedOption, **settings)
+
+
+def takes(kind: type[Any], name: str = "asked", only: Sequence[str] = ()) -> Callable[[Any], Any]:
+    """Declare the fields of a dataclass (those named in `only`, if any) as options of a verb.
+
+    The verb gets them as one value of the dataclass, by the keyword `name`.
+    """
+    chosen = [item for item in fields(kind) if not only or item.name in only]
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        """The command with these options declared."""
+
+        @wraps(command)
+        def call(*args: Any, **given: Any) -> Any:
+            """Call the command with the values of these options as one."""
+            asked = kind(**{item.name: given.pop(item.name) for item in chosen})
+            return command(*args, **{name: asked}, **given)
+
+        for item in reversed(chosen):
+            described = item.metadata["option"].named(item.name.strip("_"), item.default)
+            call = declare(item.name, described, item.default, str(item.type))(call)
+        return call
+
+    return add
+
+
+@dataclass(frozen=True)
+class Written:
+    """How an answer is written."""
+
+    format_: str = option("table", "How the answer is written [default: table].", choices=("table", "json"))
+
+
+@dataclass(frozen=True)
+class Working:
+    """Where the work on many ranks is done."""
+
+    engine: str = option(
+        "here", "Where many ranks are read: here, processes:N or dask:ADDRESS [default: here].", metavar="ENGINE"
+    )
+
+
+@dataclass(frozen=True)
+class Linking:
+    """What of the project is linked where it is rebuilt."""
+
+    link: tuple[str, ...] = option((), "Link this data instead of copying it; repeatable.", metavar="PATH")
+
+
+@dataclass(frozen=True)
+class Selecting:
+    """The options that select a part of a run."""
+
+    steps: str | None = option(
+        None, "Only these steps: 0,5,10:20,100::50, or a framework's: epoch=3,batch=12.", metavar="STEPS"
+    )
+    kinds: tuple[str, ...] = option((), "Only these kinds of values: grad,loss.", "--record", metavar="KINDS")
+    modules: tuple[str, ...] = option(
+        (), "Only these modules and what is inside, such as blocks.0 or '*.attn'; repeatable.", metavar="GLOB"
+    )
+    ranks: str | None = option(None, "Only these ranks: 0,3, one-per-replica, all.", metavar="RANKS")
+
+    def read(self) -> Selection:
+        """The selection.
+
+        Raises:
+            UsageError: an option cannot be read.
+        """
+        from introspect_cli.selection import read_selection
+
+        return read_selection(self.steps, self.kinds, self.modules, self.ranks)
+
+
+@dataclass(frozen=True)
+class Tolerating:
+    """Which differences are accepted."""
+
+    rtol: float = option(0.0, "Accept relative RMS differences up to X.", metavar="X")
+    atol: float = option(0.0, "Accept absolute RMS differences up to X.", metavar="X")
+
+
+@dataclass(frozen=True)
+class Comparing(Tolerating, Selecting):
+    """The options that change the answer of a comparison."""
+
+    noise: tuple[str, ...] = option(
+        (), "A repeat of A: accept differences as large as between these two.", metavar="RUN"
+    )
+    rename: tuple[str, ...] = option((), "Rename FQNs of A by a regular expression.", metavar="OLD=NEW")
+    match: str = option(
+        "value", "Recognise renamed modules by their values, or not [default: value].", choices=("name", "value")
+    )
+    strict: bool = option(False, "Count every difference, in structure and random states, too.")
+    offset: int | None = option(None, "Compare step K of B with step K+N of A; resumed runs need none.", metavar="N")
+
+    def options(self, **more: Any) -> DiffOptions:
+        """What a comparison is asked with, and more of its fields.
+
+        Raises:
+            UsageError: an option cannot be read.
+        """
+        from introspect_cli.compare.terms.names import parse_rename
+        from introspect_cli.compare.terms.options import DiffOptions
+
+        return DiffOptions(
+            **vars(self.read()),
+            offset=self.offset,
+            rtol=self.rtol,
+            atol=self.atol,
+            strict=self.strict,
+            by_value=self.match == "value",
+            rename=tuple(parse_rename(text) for text in self.rename),
+            **more,
+        )
+
+
+def compared_as(words: Sequence[str]) -> Comparing:
+    """What a comparison is asked with, written as for `diff`.
+
+    Raises:
+        UsageError: that is no option that changes the answer of `diff`, or cannot be meant.
+    """
+    from introspect_cli.errors import UsageError
+
+    command = click.command("--diff", add_help_option=False)(takes(Comparing)(lambda asked: asked))
+    try:
+        with command.make_context("--diff", list(words)) as context:
+            asked: Comparing = command.invoke(context)
+    except click.ClickException as error:
+        raise UsageError(
+            f"--diff takes options that change the answer of `introspect diff`: {error.format_message()}"
+        ) from None
+    asked.options()
+    return asked
+
+
+# --- runs
 
 
 def last_runs(count: int) -> list[str]:
@@ -82,172 +253,7 @@ def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
     return a, b
 
 
-_TOLERATED: dict[str, Any] = {"type": click.FloatRange(min=0), "default": 0.0, "metavar": "X"}
-rtol_option = click.option("--rtol", **_TOLERATED, help="Accept relative RMS differences up to X.")
-atol_option = click.option("--atol", **_TOLERATED, help="Accept absolute RMS differences up to X.")
-
-
-_COMPARED = (
-    rtol_option,
-    atol_option,
-    click.option(
-        "--noise",
-        multiple=True,
-        type=RunType(),
-        metavar="RUN",
-        help="A repeat of A: accept differences as large as between these two.",
-    ),
-    click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression."),
-    click.option(
-        "--match",
-        type=click.Choice(["name", "value"]),
-        default="value",
-        show_default=True,
-        help="Recognise renamed modules by their values, or not.",
-    ),
-    click.option("--strict", is_flag=True, help="Count every difference, in structure and random states, too."),
-    click.option(
-        "--offset", type=int, metavar="N", help="Compare step K of B with step K+N of A; resumed runs need none."
-    ),
-)
-
-engine_option = click.option(
-    "--engine",
-    metavar="ENGINE",
-    default="here",
-    show_default=True,
-    help="Where many ranks are read: here, processes:N or dask:ADDRESS.",
-)
-
-
-link_option = click.option(
-    "--link",
-    "links",
-    multiple=True,
-    metavar="PATH",
-    help="Link this data instead of copying it; repeatable.",
-)
-
-
-def force_option(what: str) -> Callable[[Any], Any]:
-    """Declare `--force`."""
-    return click.option("--force", is_flag=True, help=f"Replace {what} that is there.")
-
-
-def formats(*more: str) -> Callable[[Any], Any]:
-    """Declare `--format`: a table, JSON, and more."""
-    choice = click.Choice(["table", "json", *more])
-    return click.option(
-        "--format", "format_", type=choice, default="table", show_default=True, help="How the answer is written."
-    )
-
-
-def gathered(kind: type[Any], name: str) -> Callable[[Any], Any]:
-    """Hand those options that are fields of a dataclass to a verb as one value of it, under a name."""
-
-    def declare(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def call(*args: Any, **given: Any) -> Any:
-            asked = kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})
-            return command(*args, **{name: asked}, **given)
-
-        return call
-
-    return declare
-
-
-@dataclass(frozen=True)
-class Selecting:
-    """The options that select a part of a run."""
-
-    steps: str | None = None
-    kinds: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    ranks: str | None = None
-
-    def read(self) -> Selection:
-        """The selection.
-
-        Raises:
-            UsageError: an option cannot be read.
-        """
-        from introspect_cli.selection import read_selection
-
-        return read_selection(self.steps, self.kinds, self.modules, self.ranks)
-
-
-@dataclass(frozen=True)
-class Comparing(Selecting):
-    """The options that change the answer of a comparison."""
-
-    rtol: float = 0.0
-    atol: float = 0.0
-    noise: tuple[str, ...] = ()
-    rename: tuple[str, ...] = ()
-    match: str = "value"
-    strict: bool = False
-    offset: int | None = None
-
-    def options(self, **more: Any) -> DiffOptions:
-        """What a comparison is asked with, and more of its fields.
-
-        Raises:
-            UsageError: an option cannot be read.
-        """
-        from introspect_cli.compare.terms.names import parse_rename
-        from introspect_cli.compare.terms.options import DiffOptions
-
-        return DiffOptions(
-            **vars(self.read()),
-            offset=self.offset,
-            rtol=self.rtol,
-            atol=self.atol,
-            strict=self.strict,
-            by_value=self.match == "value",
-            rename=tuple(parse_rename(text) for text in self.rename),
-            **more,
-        )
-
-
-def selecting(*names: str) -> Callable[[Any], Any]:
-    """Declare options that select a part of a run, of `steps`, `kinds`, `modules`, `ranks`; they come as `selected`."""
-
-    def declare(command: Any) -> Any:
-        command = gathered(Selecting, "selected")(command)
-        for name in reversed(names):
-            command = _SELECTING[name](command)
-        return command
-
-    return declare
-
-
-def comparing(command: Any) -> Any:
-    """Declare the options that change the answer of a comparison; they come as `compared`."""
-    return _comparing(gathered(Comparing, "compared")(command))
-
-
-def _comparing(command: Any) -> Any:
-    for option in reversed((*_SELECTING.values(), *_COMPARED)):
-        command = option(command)
-    return command
-
-
-def compared_as(words: Sequence[str]) -> tuple[DiffOptions, tuple[str, ...]]:
-    """What a comparison is asked with, written as for `diff`: its options, and the repeated runs of a.
-
-    Raises:
-        UsageError: that is no option that changes the answer of `diff`, or cannot be meant.
-    """
-    from introspect_cli.errors import UsageError
-
-    try:
-        with _comparing(click.Command("--diff", params=[])).make_context("--diff", list(words)) as context:
-            asked = Comparing(**context.params)
-    except click.ClickException as error:
-        raise UsageError(
-            f"--diff takes options that change the answer of `introspect diff`: {error.format_message()}"
-        ) from None
-    return asked.options(), asked.noise
+# --- answers
 
 
 def answer(format_: str, document: Callable[[], Any], blocks: Callable[[], Iterable[Block]]) -> None:
@@ -277,7 +283,5 @@ def tell(line: str) -> None:
 
 
 def exit_code(verdict: Verdict) -> int:
-    """What a shell script is told of a comparison."""
-    from introspect_cli.compare.terms.result import Verdict
-
-    return {Verdict.SAME: SAME, Verdict.DIVERGED: DIVERGED, Verdict.UNDECIDED: UNDECIDED}[verdict]
+    """The exit code for a verdict: 0 same, 1 diverged, 2 undecided."""
+    return {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}[verdict.value]

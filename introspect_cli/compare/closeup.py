@@ -1,8 +1,4 @@
-"""A divergence compared element by element, with the inputs of its operator.
-
-A run captured with `--per-sample` keeps a checksum and sketch for each index of the first dimension, so that single
-wrong samples show without whole tensors.
-"""
+"""A divergence compared element by element, with the inputs of its operator."""
 
 from __future__ import annotations
 
@@ -12,18 +8,13 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.elements import TensorDifference, difference
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Tensors
-from introspect_cli.compare.terms.sites import ACTIVATIONS, columns, kind_code
+from introspect_cli.compare.terms.sites import columns, kind_code
 from introspect_cli.compare.terms.words import what
-from introspect_cli.records import Kind, Phase, Record, Status
+from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from introspect_cli.compare.terms.result import DiffResult, Divergence
     from introspect_cli.store.read.run import Run
-
-_BY_SAMPLES = (*ACTIVATIONS, Kind.LOSS)
-_NAMED = 6  # samples that are named
 
 
 @dataclass(frozen=True)
@@ -100,40 +91,15 @@ def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
         if len(lacking) == 2:
             return Closeup(divergence, None, "neither run stored it whole", given)
         return Closeup(divergence, None, f"{(*lacking, 'one of the runs')[0]} has not stored it whole", given)
-    differs = difference(*stored, (one.layout.dtype, two.layout.dtype), samples=_by_samples(a, divergence))
+    differs = difference(*stored, (one.layout.dtype, two.layout.dtype))
     return Closeup(
         divergence, differs, "" if differs is not None else "it holds no numbers that can be compared", given
     )
 
 
-def _by_samples(run: Run, divergence: Divergence) -> bool:
-    """Whether a tensor's first dimension has the size of the batch; always False for single dimensions."""
-    shape = divergence.a.layout.shape if divergence.a is not None else ()
-    if divergence.site.kind not in _BY_SAMPLES or len(shape) < 2:
-        return False
-    return shape[0] == batch_size(fed(run.rank(divergence.rank).records(divergence.step)))
-
-
-def fed(records: Iterable[Record]) -> list[Record]:
-    """Records of a step's batches; without any, the inputs of outermost modules."""
-    given = [
-        record
-        for record in records
-        if record.site.kind is Kind.BATCH or is_outermost(record.site.kind, record.site.fqn)
-    ]
-    return [record for record in given if record.site.kind is Kind.BATCH] or given
-
-
 def is_outermost(kind: str, fqn: str) -> bool:
     """Whether a site is the input of a module without a parent (no dot in its name)."""
     return kind == Kind.INPUT and "." not in fqn
-
-
-def batch_size(records: Iterable[Record]) -> int:
-    """First dimension of all batches of a step; 0 where they differ or it is 1."""
-    shapes = [record.summary.layout.shape for record in records if record.site.kind is Kind.BATCH]
-    sizes = {shape[0] for shape in shapes if shape}
-    return max(sizes) if len(sizes) == 1 and max(sizes) > 1 else 0
 
 
 def _given(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:

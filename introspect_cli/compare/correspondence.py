@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.terms.names import (
-    EVICTED,
+    DISPLACED,
     Rename,
     Renamed,
     Source,
@@ -170,7 +170,7 @@ def matched_by_value(
     roots = matched_roots((given, two))
     one = given
     if roots:  # a root whose name is taken gets one that b does not have
-        taken = {old: new.name for old, new in evicted(given, roots).items()}
+        taken = {old: new.name for old, new in displaced_names(given, roots).items()}
         moved = renamer_of({**roots, **taken})
         one = Side(a, lambda name: moved(rename(name) if rename else name), chosen)
     search = Search(one, two)
@@ -184,7 +184,7 @@ def matched_by_value(
     renamed = {old: Renamed(new, Source.ROOT) for old, new in roots.items()}
     renamed |= {in_a(old): new for old, new in search.renamed.items()}
     renamed = {old: new for old, new in renamed.items() if old != new.name}
-    renamed |= evicted(given, {old: new.name for old, new in renamed.items()})
+    renamed |= displaced_names(given, {old: new.name for old, new in renamed.items()})
     return Correspondence(patterns, renamed, (given.variables, two.variables))
 
 
@@ -261,11 +261,6 @@ class Side:
         """Those of `names` that are parameters or buffers."""
         return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & self._of_tensors).tolist()}
 
-    def owns(self, module: str) -> bool:
-        """Whether a module has a parameter or buffer directly (`fc.weight` for `fc`), not only in submodules."""
-        start = len(module) + 1
-        return any("." not in name[start:] and name in self.tensors for name in self.tree.below(module))
-
     def sites_of(self, names: AbstractSet[str]) -> Mask:
         """Mask of `named` sites with one of `names`; the last answer is cached by the identity of the set."""
         if self._asked is None or self._asked[0] is not names:
@@ -285,7 +280,7 @@ class Side:
         for place, step in enumerate(self.steps):
             batch = self.reader.read(step) if place else self.first
             numbers = batch.site.astype(np.int64)
-            rows = np.flatnonzero(wanted[numbers] & telling(batch))
+            rows = np.flatnonzero(wanted[numbers] & distinctive_rows(batch))
             yield place, batch, rows, numbers[rows]
 
     def held(self, names: AbstractSet[str]) -> Held:
@@ -321,19 +316,6 @@ class Held:
     places: Ids
     checksum: Any
 
-    def only(self, names: AbstractSet[str]) -> Held:
-        """The same for some of the names."""
-        kept = np.fromiter(map(names.__contains__, self.names), np.bool_, len(self.names))
-        if kept.all():
-            return self
-        rows, number = kept[self.owner], np.cumsum(kept) - 1
-        return Held(
-            list(compress(self.names, kept.tolist())),
-            number[self.owner[rows]],
-            self.places[:, rows],
-            self.checksum[rows],
-        )
-
     @cached_property
     def codes(self) -> Any:
         """Hash of (step, kind, phase, call, checksum) of each record, uint64 (n,): equal codes mean equal features."""
@@ -362,7 +344,7 @@ class Held:
         return set(zip(*self.places[:, rows].tolist(), self.checksum[rows].tolist(), strict=True))
 
 
-def telling(batch: StepBatch) -> Mask:
+def distinctive_rows(batch: StepBatch) -> Mask:
     """Rows with a distinctive value: observed, and minimum unequal to maximum where both were kept."""
     mask: Mask = batch.status == int(Status.OBSERVED)
     low, high = batch.floats.get("min"), batch.floats.get("max")
@@ -407,18 +389,17 @@ def _one_sided_sites(a: Side, b: Side) -> tuple[list[int], list[int]]:
 
 # --- names that hold the same values
 
-_AMBIGUOUS = 8  # more pairs of names with one value than this, and nobody can say which is which
+_MAX_PAIRS = 8  # more pairs of names with one value than this, and nobody can say which is which
 
 
-def sharing(one: Held, two: Held, most: int | None = None) -> tuple[Ids, Ids, Ids]:
+def shared_values(one: Held, two: Held) -> tuple[Ids, Ids, Ids]:
     """Arrays (names of a, names of b, number of shared codes) over all pairs of names that share a code.
 
-    A code that more than `most` pairs share does not count.
+    A code that more than `_MAX_PAIRS` pairs share does not count.
     """
     owners, codes = zip(*(_distinct(held) for held in (one, two)), strict=True)
     first, times = _positions_in(codes[1], codes[0])
-    if most is not None:
-        times = np.where(_positions_in(codes[0], codes[0])[1] * times <= most, times, 0)
+    times = np.where(_positions_in(codes[0], codes[0])[1] * times <= _MAX_PAIRS, times, 0)
     old = np.repeat(owners[0], times)
     starts = np.cumsum(times) - times
     new = owners[1][np.arange(len(old)) - np.repeat(starts - first, times)]
@@ -443,11 +424,11 @@ def _positions_in(ordered: Ids, wanted: Ids) -> tuple[Ids, Ids]:
 
 
 def equal_pairs(one: Held, two: Held) -> dict[str, str]:
-    """Names of a mapped to b by shared values; a value shared by more than `_AMBIGUOUS` pairs does not count.
+    """Names of a mapped to b by shared values; a value shared by more than `_MAX_PAIRS` pairs does not count.
 
     Of several partners `by_votes` chooses.
     """
-    old, new, votes = sharing(one, two, _AMBIGUOUS)
+    old, new, votes = shared_values(one, two)
     alone = (np.bincount(old, minlength=1)[old] == 1) & (np.bincount(new, minlength=1)[new] == 1)
     sole = {one.names[i]: two.names[j] for i, j in zip(old[alone].tolist(), new[alone].tolist(), strict=True)}
     rest = zip(old[~alone].tolist(), new[~alone].tolist(), votes[~alone].tolist(), strict=True)
@@ -530,11 +511,12 @@ class Search:
     """
 
     def __init__(self, a: Side, b: Side) -> None:
+        """Match the names of two runs at once."""
         self.renamed: dict[str, Renamed] = {}
         self._a, self._b = a, b
         self._only = self._open = one_sided(a, b)
-        self._shifted = _shifted(a, b, self._only)
-        if self._shifted:
+        self._lists_of_other_length = _lists_of_other_length(a, b, self._only)
+        if self._lists_of_other_length:
             self._open = (
                 self._only[0].union(filter(self._is_shifted, a.names)),
                 self._only[1].union(filter(self._is_shifted, b.names)),
@@ -544,8 +526,8 @@ class Search:
 
     def _is_shifted(self, name: str) -> bool:
         """Whether a name is in a numbered list (`blocks.3.fc`) whose length differs between the runs."""
-        parts = (head.rpartition(".") for head in (name, *ancestors(name))) if self._shifted else ()
-        return any(part.isdecimal() and f"{above}." in self._shifted for above, _, part in parts)
+        parts = (head.rpartition(".") for head in (name, *ancestors(name))) if self._lists_of_other_length else ()
+        return any(part.isdecimal() and f"{above}." in self._lists_of_other_length for above, _, part in parts)
 
     def _has(self, side: int, name: str) -> bool:
         """Whether run `side` (0 or 1) has a name."""
@@ -554,25 +536,22 @@ class Search:
         return name in (self._a, self._b)[side].names
 
     def _run(self) -> None:
-        """Match tensors, then the modules above them, then modules without tensors."""
-        held = self._a.held(self._open[0]), self._b.held(self._open[1])
-        tensors = self._a.tensors_of(self._open[0]), self._b.tensors_of(self._open[1])
-        one, two = held[0].only(tensors[0]), held[1].only(tensors[1])
-        pairs = equal_pairs(one, two)
-        self._lift(pairs, tensors[0])
-        self._match_modules(held, tensors)
+        """Match tensors, then the modules above them."""
+        tensors = [side.tensors_of(names) for side, names in zip((self._a, self._b), self._open, strict=True)]
+        one, two = (side.held(names) for side, names in zip((self._a, self._b), tensors, strict=True))
+        self._match_parents(equal_pairs(one, two), tensors[0])
         self._drop_repeated()
 
     # --- tensors, and the tree above them
 
-    def _lift(self, pairs: Mapping[str, str], tensors: AbstractSet[str]) -> None:
+    def _match_parents(self, pairs: Mapping[str, str], tensors: AbstractSet[str]) -> None:
         """Extend pairs of tensors to the modules above, while all tensors below both are paired likewise.
 
         Stops at a module below which a tensor keeps its name or gets another partner.
         """
-        levels = {old: _levels_above(old, new) for old, new in pairs.items()}
+        levels = {old: _parent_pairs(old, new) for old, new in pairs.items()}
         votes = Counter(chain.from_iterable(levels.values()))
-        better_kept = self._better_kept(votes)
+        better_kept = self._better_unrenamed(votes)
         moving = dict[str, int]()
 
         def together(above: str) -> int:
@@ -592,7 +571,7 @@ class Search:
                 top = level
             self.renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
 
-    def _better_kept(self, levels: Iterable[NamePair]) -> set[NamePair]:
+    def _better_unrenamed(self, levels: Iterable[NamePair]) -> set[NamePair]:
         """Pairs (x, y) where b has x, or a has y, and an equal name shares more values than the pair."""
         taken = {(one, two) for one, two in levels if self._has(0, two) or self._has(1, one)}
         if not taken:
@@ -605,26 +584,6 @@ class Search:
 
         return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
 
-    def _match_modules(self, held: tuple[Held, Held], tensors: tuple[AbstractSet[str], AbstractSet[str]]) -> None:
-        """Match modules without tensors that share at least two values (inputs, outputs, gradients)."""
-        names = {old: each.name for old, each in self.renamed.items()}
-        change, back = renamer_of(names), renamer_of({new: old for old, new in names.items()})
-        bare = [
-            {name for name in of.names if name not in own and not side.owns(name)}
-            for side, of, own in zip((self._a, self._b), held, tensors, strict=True)
-        ]
-        one = held[0].only(
-            {n for n in bare[0] if n not in names and (not self._has(1, change(n)) or self._is_shifted(n))}
-        )
-        two = held[1].only({n for n in bare[1] if not self._has(0, back(n)) or self._is_shifted(n)})
-        if not (one.names and two.names):
-            return
-        shared = zip(*(column.tolist() for column in sharing(one, two)), strict=True)
-        votes = {(one.names[i], two.names[j]): number for i, j, number in shared if number > 1}
-        for old, new in by_votes(votes).items():
-            if change(old) != new:
-                self.renamed[old] = Renamed(new, Source.VALUE, votes[old, new])
-
     def _drop_repeated(self) -> None:
         """Remove renamings that follow from one of a shorter prefix."""
         for old in sorted(self.renamed, key=len, reverse=True):
@@ -633,7 +592,7 @@ class Search:
                 del self.renamed[old]
 
 
-def _levels_above(old: str, new: str) -> list[NamePair]:
+def _parent_pairs(old: str, new: str) -> list[NamePair]:
     """Pairs of parents while the last components are equal: (`a.x.w`, `b.x.w`) gives (`a.x`, `b.x`), (`a`, `b`)."""
     pairs: list[NamePair] = []
     while True:
@@ -644,7 +603,7 @@ def _levels_above(old: str, new: str) -> list[NamePair]:
         pairs.append((old, new))
 
 
-def _shifted(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) -> frozenset[str]:
+def _lists_of_other_length(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) -> frozenset[str]:
     """Prefixes (`blocks.`) of numbered lists with different lengths in a and b, where a number is in one run alone."""
     above = with_ancestors(only[0]), with_ancestors(only[1])
     lost = [
@@ -658,7 +617,7 @@ def _shifted(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) 
     return frozenset(f"{parent}." for parent in both if counts[0][parent] != counts[1][parent])
 
 
-def evicted(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
+def displaced_names(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
     """New names `X(a)` for names X of a that `names` gives to another module of b."""
     taken = [new for new in names.values() if new not in names and new in side.tree]
-    return {new: Renamed(new + EVICTED, Source.EVICTED) for new in taken}
+    return {new: Renamed(new + DISPLACED, Source.DISPLACED) for new in taken}

@@ -18,7 +18,7 @@ The picture is a grid of cells; a cell shows the largest difference in it, so th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,31 +77,21 @@ def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[i
     if not shown.size:
         shown, sizes = np.zeros(1), ((1,), (1,))
     grid = shown.reshape(math.prod(sizes[0]), math.prod(sizes[1]))
-    return _folded(Picture(tuple(range(split)), tuple(range(split, distances.ndim)), sizes, (1, 1), ()), most, grid)
+    tile = (_tile_of(grid.shape[0], most[0]), _tile_of(grid.shape[1], most[1]))
+    for axis, size in enumerate(tile):
+        grid = np.maximum.reduceat(grid, np.arange(0, grid.shape[axis], size), axis=axis)
+    cells = tuple(tuple(map(float, row)) for row in grid)
+    return Picture(tuple(range(split)), tuple(range(split, distances.ndim)), sizes, tile, cells)
 
 
-def smaller(picture: Picture, most: tuple[int, int]) -> Picture:
-    """The picture with at most `most` (rows, columns) of cells, each the maximum of those it covers."""
-    return _folded(picture, most, np.array(picture.cells))
-
-
-def _folded(picture: Picture, most: tuple[int, int], grid: NDArray[np.float64]) -> Picture:
-    """The picture with `grid` reduced by maximum to at most `most` (rows, columns)."""
-    folds = [tile_of(size, room) for size, room in zip(grid.shape, most, strict=True)]
-    for axis, fold in enumerate(folds):
-        grid = np.maximum.reduceat(grid, np.arange(0, grid.shape[axis], fold), axis=axis)
-    tile = picture.tile[0] * folds[0], picture.tile[1] * folds[1]
-    return replace(picture, tile=tile, cells=tuple(tuple(map(float, row)) for row in grid))
-
-
-def tile_of(size: int, room: int) -> int:
+def _tile_of(size: int, room: int) -> int:
     """Rows or columns per cell, at least n = ceil(size / room): the smallest divisor of `size` below 2n, else n."""
     least = -(-size // room)
     return next((tile for tile in range(least, 2 * least) if size % tile == 0), least)
 
 
 def _split(shape: tuple[int, ...]) -> int:
-    """Number of leading dimensions that form the rows: all but one, or all but two if the last is under `_NARROW`."""
+    """Number of leading dimensions that form the rows: all but one; all but two if the last is narrow (`_NARROW`)."""
     if len(shape) < 2:
         return 0
     if len(shape) > 2 and shape[-1] < _NARROW:
@@ -115,7 +105,7 @@ def _split(shape: tuple[int, ...]) -> int:
 MANTISSA = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 """Bits after the point that a number of a dtype has."""
 
-_LARGE_BIN = 24
+_LAST_BIN = 24
 _ROUNDINGS = 16
 """Units in the last place of the largest element up to which differences are of the size of rounding."""
 
@@ -207,13 +197,8 @@ def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
     )
 
 
-def difference(
-    a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str], *, samples: bool = False
-) -> TensorDifference | None:
-    """Full comparison of two arrays; None where shapes differ or a dtype is not numeric.
-
-    `samples` says that the first dimension is the batch's.
-    """
+def difference(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> TensorDifference | None:
+    """Full comparison of two arrays; None where shapes differ or a dtype is not numeric."""
     largest = elements(a, b)
     if largest is None:
         return None
@@ -224,7 +209,7 @@ def difference(
         shape=a.shape,
         elements=largest,
         largest=_largest(a, b, distances, mask),
-        where=where(mask, samples=samples) if largest.differing else (),
+        where=where(mask) if largest.differing else (),
         relation=relation(a, b, mask, unit) if largest.differing else (),
         ulps=bins,
         unit=unit,
@@ -261,9 +246,9 @@ def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple
     finite = np.isfinite(a) & np.isfinite(b)
     steps = np.abs(_ordered(a[finite], unit) - _ordered(b[finite], unit))
     steps = steps[steps > 0]
-    bins = np.minimum(np.ceil(np.log2(np.maximum(steps, 1))), _LARGE_BIN).astype(np.int64)
+    bins = np.minimum(np.ceil(np.log2(np.maximum(steps, 1))), _LAST_BIN).astype(np.int64)
     counts = np.bincount(bins, minlength=1)
-    lowest = [1, *(2**power + 1 for power in range(_LARGE_BIN))]
+    lowest = [1, *(2**power + 1 for power in range(_LAST_BIN))]
     return tuple((lowest[place], int(counts[place])) for place in np.flatnonzero(counts).tolist()), unit
 
 
@@ -272,7 +257,7 @@ def ulp_words(lowest: int) -> str:
     if lowest <= 2:
         return str(lowest)
     highest = 2 * (lowest - 1)
-    return f"over {lowest - 1:,}" if highest == 2**_LARGE_BIN else f"{lowest:,} to {highest:,}"
+    return f"over {lowest - 1:,}" if highest == 2**_LAST_BIN else f"{lowest:,} to {highest:,}"
 
 
 def _ordered(values: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -306,8 +291,8 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 # --- which elements
 
 
-def where(mask: Mask, *, samples: bool = False) -> tuple[str, ...]:
-    """Clauses on which elements differ (boxes, strides, ends), each true of all that differ.
+def where(mask: Mask) -> tuple[str, ...]:
+    """Clauses on which indices of each dimension differ (ranges, strides, ends), each true of all that differ.
 
     () where no pattern fits.
     """
@@ -320,16 +305,14 @@ def where(mask: Mask, *, samples: bool = False) -> tuple[str, ...]:
         return (f"one element alone, {list(index_of(int(places[0]), mask.shape))}",)
     boxed = [np.flatnonzero(mask.any(axis=tuple(d for d in range(mask.ndim) if d != dim))) for dim in range(mask.ndim)]
     narrow = [(dim, hit) for dim, hit in enumerate(boxed) if len(hit) < mask.shape[dim]]
-    clauses = [clause for dim, hit in narrow if (clause := _in_dimension(dim, hit, mask.shape, samples=samples))]
+    clauses = [clause for dim, hit in narrow if (clause := _in_dimension(dim, hit, mask.shape))]
     if math.prod(len(hit) for hit in boxed) != len(places):
-        return (*clauses, *filter(None, [_counted_through(places, mask.shape)]))
+        return tuple(clauses)
     return (*clauses[:-1], f"{clauses[-1]}, every element there") if clauses else ()
 
 
-def _called(dim: int, shape: tuple[int, ...], *, samples: bool) -> tuple[str, str, str]:
+def _called(dim: int, shape: tuple[int, ...]) -> tuple[str, str, str]:
     """Name of a dimension's indices: (`row`, `rows`, "") or (`index`, `indices`, ` of dimension 1`)."""
-    if dim == 0 and samples:
-        return "sample", "samples", ""
     if len(shape) == 1:
         return "element", "elements", ""
     if dim == len(shape) - 1:
@@ -339,13 +322,13 @@ def _called(dim: int, shape: tuple[int, ...], *, samples: bool) -> tuple[str, st
     return "index", "indices", f" of dimension {dim}"
 
 
-def _in_dimension(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...], *, samples: bool) -> str:
+def _in_dimension(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...]) -> str:
     """Clause on the indices hit in one dimension: one, all but one, a progression, or up to `_MOST_LISTED` listed.
 
     "" where none of these fits.
     """
     size = shape[dim]
-    one, several, of = _called(dim, shape, samples=samples)
+    one, several, of = _called(dim, shape)
     if len(hit) == 1:
         return f"{one} {hit[0]}{of} alone (of {size:,})"
     if len(hit) == size - 1:
@@ -368,28 +351,14 @@ def _progression(hit: NDArray[np.intp], size: int, several: str, of: str) -> str
     stride = int(steps[0])
     if len(hit) > 2 and (steps == stride).all():
         ends = "" if low < stride and high + stride >= size else f" to {high}"
-        return f"every {_th(stride)} of {size:,} {several}{of}, from {low}{ends}"
+        return f"every {_ordinal(stride)} of {size:,} {several}{of}, from {low}{ends}"
     return ""
 
 
-def _th(number: int) -> str:
+def _ordinal(number: int) -> str:
     """Ordinal of a stride: `second`, `9th`."""
     words = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
     return words[number - 2] if number <= 8 else f"{number}th"
-
-
-def _counted_through(places: NDArray[np.intp], shape: tuple[int, ...]) -> str:
-    """Clause for a stride or a tail in flat order, of three elements or more; "" otherwise."""
-    size = math.prod(shape)
-    if len(shape) < 2 or len(places) < 3:
-        return ""
-    steps = np.diff(places)
-    stride = int(np.gcd.reduce(steps))
-    if stride > 1 and (steps == stride).all() and shape[-1] % stride:
-        return f"every {_th(stride)} element from {int(places[0])} on, counted through"
-    if (steps == 1).all() and int(places[-1]) == size - 1:
-        return f"the last {len(places):,} of {size:,} elements, counted through"
-    return ""
 
 
 # --- how one follows from the other

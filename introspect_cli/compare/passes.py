@@ -2,15 +2,15 @@
 
 `pair` puts rows of a beside rows of b, by site, as their checksums compare.
 
-*What one run could not have* (`cover`). A site that only one run has may mean that the model changed, or just that the
-other capture was told not to look, that a compiler hid the module, or that a tensor is recorded once more with the
-value that it had. So each one-sided row is held against what the manifests and the other run's records say; what means
-nothing is no divergence.
+*What one run could not have* (`drop_unrecorded`). A site that only one run has may mean that the model changed, or just
+that the other capture was told not to look, that a compiler hid the module, or that a tensor is recorded once more with
+the value that it had. So each one-sided row is held against what the manifests and the other run's records say; what
+means nothing is no divergence.
 
-*What is let pass* (`combine`, `tolerate`). What they share out is compared as the whole that it is. Where the samples
-of both runs are equal, whichever rank has which, so are the records; of other values that were gathered from several
-ranks, extrema and means are compared, and no more is claimed. Then differences pass that are small enough by a stated
-tolerance, or by measured noise.
+*What is let pass* (`accept_gathered`, `accept_tolerated`). What they share out is compared as the whole that it is.
+Where the samples of both runs are equal, whichever rank has which, so are the records; of other values that were
+gathered from several ranks, extrema and means are compared, and no more is claimed. Then differences pass that are
+small enough by a stated tolerance, or by measured noise.
 
 A tolerance is put to the root-mean-square difference of two tensors: RMS(a - b) <= atol + rtol * max(RMS(a), RMS(b)).
 Noise is measured: runs that should equal a, compared with it, give each site a floor, the largest relative distance
@@ -19,20 +19,20 @@ shapes tolerate nothing; NaNs and infinities must be as many.
 
 Calls are counted within a step. Where a run calls a network once more, at first, the second call of one is the third
 of the other, and every call after it would be compared with another. So the run that has more counts those that are
-given the same as the other run's calls (`recounted`); the rest come last. Where inputs are on record of one run or of
-none, those that give the same.
+given the same as the other run's calls (`paired_calls`); the rest come last. Where inputs are on record of one run or
+of none, those that give the same.
 
-*Gradients of rounding alone* (`unsettle`). A key's bias in attention, and a bias before a BatchNorm, change no output:
-their gradient is 0, and what is computed is the rounding of a sum whose terms cancel. Adam and its like divide a
-gradient by its size, so another order of the same sums moves such a parameter otherwise. Nothing of the training rests
-on where it goes. So where a tolerance is put to two runs, such a parameter is within it, with its optimizer state, what
-its module returns, and the running statistics of what takes that; a note says so. Whatever takes part in the loss is
-compared as ever: a bias that has an effect shows there.
+*Gradients of rounding alone* (`accept_rounding`). A key's bias in attention, and a bias before a BatchNorm, change no
+output: their gradient is 0, and what is computed is the rounding of a sum whose terms cancel. Adam and its like divide
+a gradient by its size, so another order of the same sums moves such a parameter otherwise. Nothing of the training
+rests on where it goes. So where a tolerance is put to two runs, such a parameter is within it, with its optimizer
+state, what its module returns, and the running statistics of what takes that; a note says so. Whatever takes part in
+the loss is compared as ever: a bias that has an effect shows there.
 
-*What nothing rests on* (`dead`). A mask is a tensor of numbers for one implementation and one of truths for another; a
-scaler multiplies a loss and divides the gradients again; a loader reads a batch before it is needed; samples are padded
-to another length; a gradient is sparse in one run alone. Only what comes of such a value says whether it is another
-one. So a record that differs is *dead* where all that rests on it is on record in both runs, and agrees:
+*What nothing rests on* (`drop_unused`). A mask is a tensor of numbers for one implementation and one of truths for
+another; a scaler multiplies a loss and divides the gradients again; a loader reads a batch before it is needed; samples
+are padded to another length; a gradient is sparse in one run alone. Only what comes of such a value says whether it is
+another one. So a record that differs is *unused* where all that rests on it is on record in both runs, and agrees:
 
 - on a batch, what outermost modules are given, and the losses (and all that follows, where a tolerance let them pass),
   unless one run alone read it, or more of it;
@@ -53,12 +53,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
-from functools import wraps
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.resumed import PLACE, redundant_starts, starts, updated, with_starts, written
+from introspect_cli.compare.resumed import PLACE, repeated_values, starts, updated, with_copied_starts, written
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
 from introspect_cli.compare.step.size import LEAST_BOUND
 from introspect_cli.compare.terms.at import At
@@ -74,7 +73,7 @@ from introspect_cli.compare.terms.distance import (
 )
 from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import generator_of, owner_of
-from introspect_cli.compare.terms.reach import farther
+from introspect_cli.compare.terms.reach import with_reach
 from introspect_cli.compare.terms.sites import (
     FLOWING_BACK,
     MODULE_KINDS,
@@ -87,16 +86,17 @@ from introspect_cli.compare.terms.sites import (
 )
 from introspect_cli.compare.terms.table import (
     ABSENT,
-    DEAD,
     DIFFERENT,
     EQUAL,
     NOT_SEEN,
     ONLY_A,
     ONLY_B,
+    UNUSED,
     WITHIN,
     Because,
     Learned,
     Table,
+    unseen,
 )
 from introspect_cli.compare.terms.watched import lists, ordered, stopped_within
 from introspect_cli.compare.terms.words import what
@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     from introspect_cli.records import Layout
     from introspect_cli.store.format.batch import StepBatch
 
-_UNSEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)
+_PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
 
 
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
@@ -128,10 +128,10 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     if listing[0] != listing[1] and comparison.gathered is None:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
-        batches[side], left = with_starts(alignment, side, before, batches[side], wanted)
+        batches[side], left = with_copied_starts(alignment, side, before, batches[side], wanted)
     if comparison.gathered is None and len(batches[0]) != len(batches[1]):
-        batches[0], batches[1] = recounted((alignment.a, alignment.b), (batches[0], batches[1]))
-    table = matched(alignment, comparison.compared, steps, (batches[0], batches[1]))
+        batches[0], batches[1] = paired_calls((alignment.a, alignment.b), (batches[0], batches[1]))
+    table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]))
     in_order = [ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
         table = replace(table, a=_in_order_of_b(table))
@@ -148,32 +148,28 @@ def _in_order_of_b(table: Table) -> StepBatch:
     return replace(table.a, sequence=sequence)
 
 
-def matched(
+def table_of(
     alignment: Alignment, compared: Mask, steps: tuple[int, int], batches: tuple[StepBatch, StepBatch]
 ) -> Table:
     """Table of two batches matched by site: EQUAL or DIFFERENT by checksum, ONLY_A, ONLY_B, NOT_SEEN or ABSENT."""
     a, b = batches
-    sites = a.site.astype(np.int64), alignment.b_ids[b.site]
-    row_a, row_b, alone_a, alone_b = _partners(alignment, *sites)
-    both = len(row_a)
-    state = np.concatenate([np.full(both, EQUAL), np.full(len(alone_a), ONLY_A), np.full(len(alone_b), ONLY_B)])
-    because = np.full(len(state), Because.RECORDS)
-    site = np.concatenate([sites[0][row_a], sites[0][alone_a], sites[1][alone_b]])
-    counts = compared[site]
-
-    differs = a.checksum[row_a] != b.checksum[row_b]
-    state[:both][differs] = DIFFERENT
-    blind = _blind(a, row_a) | _blind(b, row_b) | _expanded(a, b, row_a, row_b, differs)
-    for rows, reason in (
-        (differs & _untouched(alignment, site[:both], a, b, row_a, row_b), Because.RECORDS),
-        (blind & counts[:both], Because.NOT_OBSERVED),
-        (differs & ~counts[:both], Because.RECORDS),
-    ):
-        state[:both][rows], because[:both][rows] = NOT_SEEN, reason
-
-    blind = np.concatenate([_blind(a, alone_a), _blind(b, alone_b)])
-    for rows, reason in ((blind, Because.NOT_OBSERVED), (~counts[both:], Because.RECORDS)):
-        state[both:][rows], because[both:][rows] = ABSENT, reason
+    site_a, site_b = a.site.astype(np.int64), alignment.b_ids[b.site]
+    both_a, both_b, alone_a, alone_b = _partners(alignment, site_a, site_b)
+    site = np.concatenate([site_a[both_a], site_a[alone_a], site_b[alone_b]])
+    row_a = np.concatenate([both_a, alone_a, np.full(len(alone_b), -1, np.int64)])
+    row_b = np.concatenate([both_b, np.full(len(alone_a), -1, np.int64), alone_b])
+    both, counts = (row_a >= 0) & (row_b >= 0), compared[site]
+    differs, unlike, blind = np.zeros((3, len(site)), np.bool_)
+    differs[both] = a.checksum[both_a] != b.checksum[both_b]
+    # a random state that nothing has drawn from yet is recorded as a text
+    untouched = (a.status[both_a] == _VALUE) != (b.status[both_b] == _VALUE)
+    unlike[both] = untouched & (alignment.kind[site[both]] == kind_code(Kind.RNG))
+    unseen_a, unseen_b = unseen(a), unseen(b)
+    blind[both] = unseen_a[both_a] | unseen_b[both_b] | _expanded(a, b, both_a, both_b, differs[both])
+    blind[~both] = np.concatenate([unseen_a[alone_a], unseen_b[alone_b]])
+    state = np.select([both & differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
+    unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
+    state[unknown] = np.where(both, NOT_SEEN, ABSENT)[unknown]
     return Table(
         alignment=alignment,
         step=steps[0],
@@ -181,12 +177,12 @@ def matched(
         a=a,
         b=b,
         site=site,
-        row_a=np.concatenate([row_a, alone_a, np.full(len(alone_b), -1, np.int64)]),
-        row_b=np.concatenate([row_b, np.full(len(alone_a), -1, np.int64), alone_b]),
+        row_a=row_a,
+        row_b=row_b,
         state=state.astype(np.int8),
-        because=because.astype(np.int8),
+        because=np.where(blind & counts, Because.NOT_OBSERVED, Because.RECORDS).astype(np.int8),
         chosen=counts,
-        cause=np.zeros(len(state), np.bool_),
+        cause=np.zeros(len(site), np.bool_),
         left=np.empty(0, dtype=np.int64),
     )
 
@@ -207,16 +203,6 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
     return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
 
 
-def _blind(batch: StepBatch, rows: Ids) -> Mask:
-    """Mask of rows without a value: not observed, or partial without a checksum."""
-    status = batch.status[rows]
-    unseen: Mask = status == _UNSEEN
-    partial = status == _PARTIAL
-    if partial.any():
-        unseen |= partial & (batch.checksum[rows] == 0)
-    return unseen
-
-
 def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
     """Mask of differing rows where one run read an expanded tensor whole and the other only its memory."""
     status_a, status_b = a.status[rows_a], b.status[rows_b]
@@ -227,27 +213,19 @@ def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mas
     return unlike
 
 
-def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
-    """Mask of random states recorded as a text ("untouched") in one run and as a state in the other."""
-    random = alignment.kind[sites] == kind_code(Kind.RNG)
-    if not random.any():
-        return np.asarray(random)
-    return np.asarray(random & ((a.status[rows_a] == _VALUE) != (b.status[rows_b] == _VALUE)))
-
-
 # --- what one run could not have
 
 
-def cover(table: Table, comparison: Comparison) -> Table:
+def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark one-sided rows ABSENT that the other capture could not record, and incomparable rows NOT_SEEN."""
     table = _without_unsaved(_without_unwatched(table, comparison))
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
     if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
-        again_a, again_b = redundant_starts(comparison, table)
+        again_a, again_b = repeated_values(comparison, table)
         rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
         table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT)
-    return _without_cut(_without_evaluation(table, comparison), comparison)
+    return _without_cut(_without_evaluation(table, comparison), comparison), learned
 
 
 def _without_cut(table: Table, comparison: Comparison) -> Table:
@@ -270,9 +248,7 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
 
     Only those of parts that were restored: a script may read batches and draw numbers to get to its place.
     """
-    resumption = (
-        comparison.resumption() if comparison.goes_on_at(table.step) and not comparison.options.strict else None
-    )
+    resumption = None if comparison.options.strict else comparison.resumption_at(table.step)
     restored = [part for part in resumption.parts if part.state is Restored.YES] if resumption is not None else []
     if not restored:
         return table
@@ -316,12 +292,12 @@ def _without_unwatched(table: Table, comparison: Comparison) -> Table:
             continue
         table = table.marked(alone & ~counts[table.site], ABSENT)
         rows = np.flatnonzero(table.state == state)
-        hidden = _hidden(table.alignment, table.site[rows], other, other_sites)
+        hidden = _unobservable(table.alignment, table.site[rows], other, other_sites)
         table = table.marked(rows[hidden], ABSENT)
     return table
 
 
-def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids) -> Mask:
+def _unobservable(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids) -> Mask:
     """Mask of one-sided sites inside what the other run could not observe.
 
     A compiled module is recorded as not observed once per module in it. A loss inside a transform stands for several. A
@@ -374,23 +350,20 @@ _COMPUTED = (
 )  # fmt: skip
 
 
-def combine(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark gathered values WITHIN that agree by sums or extrema; learn their factors. Without gathering, no change."""
     gathered = comparison.gathered
-    if gathered is None:
+    if gathered is None or not len(table.differing):
         return table, learned
-    learned = gathered.learn(table, learned)
-    if len(table.differing):
-        agree = gathered.agree(table, relative_tolerance(table, learned, comparison), learned)
-        table = table.marked(table.differing[agree & gathered.of_one_dtype(table)], WITHIN)
-    return table, learned
+    agree, learned = gathered.compare(table, relative_tolerance(table, learned, comparison), learned)
+    return table.marked(table.differing[agree & gathered.of_one_dtype(table)], WITHIN), learned
 
 
-def tolerate(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark differing rows WITHIN that a tolerance or any noise run lets pass."""
     options = comparison.options
     rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
-    after = farther(learned, table, comparison.layouts, rounded)
+    after = with_reach(learned, table, comparison.layouts, rounded)
     if options.rtol_fine and (_may_be_coarse(table, comparison) or _first_coarse(table, comparison)[0] < np.inf):
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
@@ -475,28 +448,28 @@ def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) ->
 # --- gradients of rounding alone
 
 
-_ROUNDINGS = 64.0
+_MAX_ROUNDINGS = 64.0
 """Of its dtype, relative to the other gradients of its module: what is left of a sum whose terms cancel."""
 
-_IN_HALF = 2.0 * ROUNDING["bfloat16"]
+_HALF_UNIT = 2.0 * ROUNDING["bfloat16"]
 """The same where autocast computes a float32 gradient in bfloat16 or float16."""
 
-_NO_DIGIT = 0.05
+_UNRELATED = 0.05
 """Relative L2 from which two roundings have no digit in common."""
 
-_FEW = 8.0
+_MAX_ZERO_SHARE = 8.0
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
-_HELD = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
-_GIVEN = (Kind.INPUT, Kind.OUTPUT)
+_PARAMETER_KINDS = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
+_MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT)
 
 
-def unsettle(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Mark WITHIN what rests only on parameters whose gradients are rounding (see above); needs a tolerance."""
     if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
         return table, learned
     known = dict(learned.unsettled)
-    for fqn, partly in _rounded(table, comparison).items():
+    for fqn, partly in _rounding_gradients(table, comparison).items():
         since, was = known.get(fqn, (table.step, partly))
         known[fqn] = min(table.step, since), partly and was
     learned = learned._replace(unsettled=known)
@@ -509,14 +482,14 @@ def unsettle(table: Table, learned: Learned, comparison: Comparison) -> tuple[Ta
     fqns = [alignment.fqn[site] for site in sites.tolist()]
     kinds = alignment.kind[sites]
     inputs = kinds == kind_code(Kind.INPUT)
-    held = of_kinds(kinds, _HELD) & _are(fqns, names.keys() - some.keys())
+    held = of_kinds(kinds, _PARAMETER_KINDS) & _is_among(fqns, names.keys() - some.keys())
     # what a step before left of the parameter shows in what its module returns, where it was given the same
     moved = {owner_of(fqn) for fqn, step in names.items() if step < table.step}
     moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
-    returned = (kinds == kind_code(Kind.OUTPUT)) & _are(fqns, moved)
-    given = of_kinds(kinds, _GIVEN) & _same_values(table, rows, rows[returned])
+    returned = (kinds == kind_code(Kind.OUTPUT)) & _is_among(fqns, moved)
+    given = of_kinds(kinds, _MODULE_KINDS) & _same_values(table, rows, rows[returned])
     takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
-    counted = (kinds == kind_code(Kind.BUFFER)) & _are(map(owner_of, fqns), takers)
+    counted = (kinds == kind_code(Kind.BUFFER)) & _is_among(map(owner_of, fqns), takers)
     if names:  # of a compiled module; another momentum or mode would show in the variance
         settled = {
             alignment.fqn[site]
@@ -526,7 +499,7 @@ def unsettle(table: Table, learned: Learned, comparison: Comparison) -> tuple[Ta
         counted |= np.array(means, np.bool_)
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
-        held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & within
+        held |= (kinds == kind_code(Kind.PARAM)) & _is_among(fqns, some) & within
     let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
     return table.marked(rows[held | returned | given | counted], WITHIN), learned._replace(let_pass=let_pass)
 
@@ -546,7 +519,7 @@ def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[
         return np.asarray(distance <= 2 * max(rates, default=0.0) * steps * np.sqrt(numel))
 
 
-def _are(fqns: Iterable[str], names: Iterable[str]) -> Mask:
+def _is_among(fqns: Iterable[str], names: Iterable[str]) -> Mask:
     """Mask of `fqns` that are in `names`."""
     wanted = {*names}
     return np.array([fqn in wanted for fqn in fqns], np.bool_)
@@ -562,10 +535,10 @@ def _same_values(table: Table, rows: Ids, of: Ids) -> Mask:
     return np.array([pair in values for pair in pairs], np.bool_)
 
 
-def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
+def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
     """Parameters whose gradient is rounding in both runs, by name: True where only some elements are.
 
-    Wholly: small beside the module's largest gradient and farther apart than `_NO_DIGIT`. Partly: a bias that agrees
+    Wholly: small beside the module's largest gradient and farther apart than `_UNRELATED`. Partly: a bias that agrees
     has one element so small (as in one bias for queries, keys and values).
     """
     alignment = table.alignment
@@ -581,18 +554,18 @@ def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
     sizes = np.array([_root_mean_square(batch, at, table_of) for batch, at, table_of in sides])
     units = np.fmax(*(table_of.unit[batch.layout[at]] for batch, at, table_of in sides))
     zeros = [np.asarray(batch.counts["zeros"])[at] for batch, at, _ in sides]  # a unit that is switched off gives those
-    few = np.maximum(*zeros) <= layouts[0].numel[table.a.layout[of_run[0]]] / _FEW
+    few = np.maximum(*zeros) <= layouts[0].numel[table.a.layout[of_run[0]]] / _MAX_ZERO_SHARE
     least = np.array([np.asarray(batch.floats["absmin"], np.float64)[at] for batch, at, _ in sides])
     far = relative(*distances(table.a, table.b, *of_run, *layouts))
     owners = [owner_of(alignment.fqn[site]) for site in table.site[rows].tolist()]
     largest: dict[str, float] = {}
     for owner, size in zip(owners, np.fmax(*sizes).tolist(), strict=True):
         largest[owner] = max(largest.get(owner, 0.0), size)
-    coarse = np.array([[_IN_HALF * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
-    bound = np.maximum(_ROUNDINGS * units, coarse) * np.array([largest[owner] for owner in owners])
+    coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
+    bound = np.maximum(_MAX_ROUNDINGS * units, coarse) * np.array([largest[owner] for owner in owners])
     flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in table.a.layout[of_run[0]].tolist()], np.bool_)
     with np.errstate(invalid="ignore"):
-        whole = (sizes <= bound).all(axis=0) & (far > _NO_DIGIT)
+        whole = (sizes <= bound).all(axis=0) & (far > _UNRELATED)
         partly = flat & few & (least <= bound).all(axis=0) & (table.state[rows] != DIFFERENT)
     names = [alignment.fqn[site] for site in table.site[rows].tolist()]
     return {
@@ -605,8 +578,8 @@ def _root_mean_square(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
     return norms(batch, rows, layouts) / np.sqrt(np.maximum(layouts.numel[batch.layout[rows]], 1.0))
 
 
-def unsettled_note(learned: Learned) -> list[str]:
-    """At most one sentence, on parameters whose difference `unsettle` let pass."""
+def rounding_note(learned: Learned) -> list[str]:
+    """At most one sentence, on parameters whose difference `accept_rounding` let pass."""
     names = sorted(learned.let_pass)
     if not names:
         return []
@@ -624,18 +597,18 @@ def unsettled_note(learned: Learned) -> list[str]:
 _AFTER_FORWARD = [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)]
 
 
-def dead(table: Table, comparison: Comparison) -> Table:
-    """Mark differences DEAD (one-sided: ABSENT) if all that rests on them is recorded in both runs and agrees."""
+def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+    """Mark differences UNUSED (one-sided: ABSENT) if all that rests on them is recorded in both runs and agrees."""
     if comparison.options.strict or not table.diverging.any():
-        return table
-    for edge in (_sparse, _back, _inputs, _batches):
+        return table, learned
+    for edge in (_unused_sparse, _unused_backward, _unused_inputs, _unused_batches):
         rows = edge(table, comparison)
         alone = table.one_sided[rows]
-        table = table.marked(rows[~alone], DEAD).marked(rows[alone], ABSENT)
-    return table
+        table = table.marked(rows[~alone], UNUSED).marked(rows[alone], ABSENT)
+    return table, learned
 
 
-def _of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
+def _rows_of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
     """Mask of rows of these kinds, in `phase` or, where None, in any."""
     alignment, sites = table.alignment, table.site
     mask = of_kinds(alignment.kind[sites], kinds)
@@ -643,9 +616,9 @@ def _of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
 
 
 def _agree(table: Table, rows: Ids | Mask) -> bool:
-    """Whether there is a row, and all are EQUAL, WITHIN or DEAD."""
+    """Whether there is a row, and all are EQUAL, WITHIN or UNUSED."""
     states = table.state[rows]
-    return bool(len(states) and np.isin(states, (EQUAL, WITHIN, DEAD)).all())
+    return bool(len(states) and np.isin(states, (EQUAL, WITHIN, UNUSED)).all())
 
 
 def _names(table: Table, rows: Ids) -> list[str]:
@@ -661,37 +634,39 @@ def _layouts(table: Table, rows: Ids, comparison: Comparison, name: str) -> tupl
 # --- what rests on what
 
 
-def _sparse(table: Table, comparison: Comparison) -> Ids:
+def _unused_sparse(table: Table, comparison: Comparison) -> Ids:
     """Rows of gradients sparse in one run alone, whose parameter and optimizer state agree after the step."""
-    rows = np.flatnonzero(_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
+    rows = np.flatnonzero(_rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
     rows = rows[np.not_equal(*_layouts(table, rows, comparison, "stored"))]
     after: dict[str, list[int]] = defaultdict(list)
-    left = np.flatnonzero(_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER)) if len(rows) else rows
+    left = (
+        np.flatnonzero(_rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER)) if len(rows) else rows
+    )
     for row, name in zip(left.tolist(), _names(table, left), strict=True):
         after[name].append(row)
     same = [_agree(table, np.array(after[name], np.int64)) for name in _names(table, rows)]
     return rows[np.array(same, np.bool_)]
 
 
-def _back(table: Table, comparison: Comparison) -> Ids:
+def _unused_backward(table: Table, comparison: Comparison) -> Ids:
     """Rows of losses and backward gradients that differ, if all parameter gradients and updates agree.
 
     Losses have to differ by one factor. Where batches are cut differently, also rows of another size.
     """
     differ = table.state == DIFFERENT
-    taken = _of(table, Kind.GRAD, phase=Phase.OPTIMIZER)
-    left = _of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, phase=Phase.OPTIMIZER)
+    taken = _rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER)
+    left = _rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, phase=Phase.OPTIMIZER)
     if not _agree(table, taken) or (table.diverging & left).any():
         return np.empty(0, np.int64)
-    back, losses = differ & _of(table, *FLOWING_BACK, phase=Phase.BACKWARD), _of(table, Kind.LOSS)
+    back, losses = differ & _rows_of(table, *FLOWING_BACK, phase=Phase.BACKWARD), _rows_of(table, Kind.LOSS)
     scaled = np.flatnonzero(differ & (losses | back))
     if (differ & losses).any():
         times = factor_of(table, scaled, comparison.options.rtol * bool(back.any()))
-        if not np.isfinite(times) or (_of(table, *FLOWING_BACK).any() and not back.any()):
+        if not np.isfinite(times) or (_rows_of(table, *FLOWING_BACK).any() and not back.any()):
             return np.empty(0, np.int64)
     if comparison.splits is None or not comparison.splits.differ:
         return scaled
-    flowing = np.flatnonzero(differ & _of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
+    flowing = np.flatnonzero(differ & _rows_of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
     other = np.not_equal(*_amounts(table, flowing, comparison))
     return np.concatenate([scaled, flowing[other] if (losses & ~differ).any() else flowing[:0]])
 
@@ -706,9 +681,9 @@ def _amounts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Ids, Ids]
     return one, two
 
 
-def _inputs(table: Table, comparison: Comparison) -> Ids:
+def _unused_inputs(table: Table, comparison: Comparison) -> Ids:
     """Rows of inputs with another shape or kind of dtype, whose call's outputs agree or differ by rounding."""
-    rows = np.flatnonzero(_of(table, Kind.INPUT) & (table.state == DIFFERENT))
+    rows = np.flatnonzero(_rows_of(table, Kind.INPUT) & (table.state == DIFFERENT))
     form = np.not_equal(*_layouts(table, rows, comparison, "shape"))
     form |= np.not_equal(*_layouts(table, rows, comparison, "floating"))
     rows, alignment = rows[form], table.alignment
@@ -717,7 +692,7 @@ def _inputs(table: Table, comparison: Comparison) -> Ids:
         site = int(table.site[row])
         call = (alignment.call == alignment.call[site]) & (alignment.phase == alignment.phase[site])
         names = np.isin(table.site, alignment.by_fqn[alignment.fqn[site]])
-        return np.flatnonzero(names & call[table.site] & _of(table, Kind.OUTPUT) & ~table.one_sided)
+        return np.flatnonzero(names & call[table.site] & _rows_of(table, Kind.OUTPUT) & ~table.one_sided)
 
     same = [
         _agree(table, outputs) or _differ_by_rounding(table, outputs, comparison)
@@ -736,12 +711,12 @@ def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool
     return bool((one == two).all() and (rel <= LEAST_BOUND * one).all())
 
 
-def _batches(table: Table, comparison: Comparison) -> Ids:
+def _unused_batches(table: Table, comparison: Comparison) -> Ids:
     """Rows of differing batches if root inputs agree, and losses agree or each batch is one-sided or resized."""
-    rows = np.flatnonzero(_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
-    given = np.flatnonzero(_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
+    rows = np.flatnonzero(_rows_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
+    given = np.flatnonzero(_rows_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
     given = given[["." not in name for name in _names(table, given)]] if len(given) else given
-    losses = np.flatnonzero(_of(table, Kind.LOSS))
+    losses = np.flatnonzero(_rows_of(table, Kind.LOSS))
     if not _agree(table, given):
         return rows[:0]
     late = np.isin(table.alignment.phase[table.site], _AFTER_FORWARD)
@@ -790,8 +765,8 @@ _POWER_OF_TWO = 0.5
 # --- words
 
 
-def dead_note(table: Table, rows: Iterable[int], comparison: Comparison) -> str:
-    """Sentence counting a step's DEAD differences, with the first one named; "" for none."""
+def unused_note(table: Table, rows: Iterable[int], comparison: Comparison) -> str:
+    """Sentence counting a step's UNUSED differences, with the first one named; "" for none."""
     by_order = sorted(rows, key=lambda row: float(table.order[row]))
     if not by_order:
         return ""
@@ -816,24 +791,24 @@ Given = dict[int, tuple[tuple[str, int], ...]]
 """By call, the paths and checksums of what goes in, or of what comes out."""
 
 
-def recounted(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
+def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
     """Records with the calls of modules renumbered in the run that calls them more often.
 
     Calls with equal inputs get one number; outputs decide where a run recorded no inputs.
     """
-    given = [_given_to(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
+    given = [_values_by_call(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
     if not all(given):
-        given = [_given_to(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
+        given = [_values_by_call(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
     made = list(batches)
     for fqn in given[0].keys() & given[1].keys():
         calls = given[0][fqn], given[1][fqn]
         longer = int(len(calls[1]) > len(calls[0]))
-        if len(calls[0]) != len(calls[1]) and (numbers := _numbers(calls[longer], calls[1 - longer])):
-            made[longer] = _counted_as(columns[longer], made[longer], fqn, numbers)
+        if len(calls[0]) != len(calls[1]) and (numbers := _new_numbers(calls[longer], calls[1 - longer])):
+            made[longer] = _renumbered(columns[longer], made[longer], fqn, numbers)
     return made[0], made[1]
 
 
-def _given_to(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
+def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
     """By module and call, (path, checksum) of its inputs (or outputs, by `kind`) in the forward pass."""
     sites = np.asarray(batch.site, np.int64)
     rows = np.flatnonzero(
@@ -846,7 +821,7 @@ def _given_to(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given
     return {fqn: {call: tuple(sorted(of[call])) for call in sorted(of)} for fqn, of in found.items()}
 
 
-def _numbers(longer: Given, shorter: Given) -> dict[int, int]:
+def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
     """New number for each call of the longer run; {} where equal numbers fit as well, or over `_MOST_CALLS`."""
     if len(longer) > _MOST_CALLS:
         return {}
@@ -859,13 +834,13 @@ def _numbers(longer: Given, shorter: Given) -> dict[int, int]:
     return {call: pairs[call] if call in pairs else next(rest) for call in one}
 
 
-def _counted_as(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
+def _renumbered(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
     """The batch with a module's calls renumbered; unchanged where a new call lacks one of the sites."""
     sites = np.asarray(batch.site, np.int64).copy()
     of_module = np.fromiter((columns.fqn[site] == fqn for site in sites.tolist()), np.bool_, len(sites))
     phases = np.isin(columns.phase[sites], [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
     rows = np.flatnonzero(of_module & phases & of_kinds(columns.kind[sites], MODULE_KINDS))
-    every = columns.of({fqn})
+    every = [site for site, name in enumerate(columns.fqn) if name == fqn]
     at = {(columns.phase[site], columns.kind[site], columns.call[site], columns.path[site]): site for site in every}
     for row in rows.tolist():
         site = int(sites[row])
@@ -880,34 +855,33 @@ def _counted_as(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int,
 # --- the passes
 
 
-def separate(table: Table, comparison: Comparison) -> Table:
-    """Mark diverging rows as causes: random states, and one-sided rows whose name the other run lacks."""
+def mark_causes(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+    """Mark diverging rows as causes: random states, and one-sided rows that are none by their name or value."""
     if comparison.causes is None:
-        return table
+        return table, learned
     random, alone = (mask[table.site] for mask in comparison.causes)
-    return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))
+    alone = alone | _saved_elsewhere(table)
+    return replace(table, cause=table.diverging & (random | (table.one_sided & alone))), learned
+
+
+def _saved_elsewhere(table: Table) -> Mask:
+    """Mask of saved tensors of one run alone whose value the other run saves in the step under another name."""
+    mask, saved = np.zeros(len(table), np.bool_), table.alignment.kind == kind_code(Kind.PRODUCT)
+    for row_of, batch, half in zip((table.row_a, table.row_b), (table.a, table.b), table.halves[::-1], strict=True):
+        rows = np.flatnonzero(table.one_sided & (row_of >= 0) & saved[table.site])
+        mask[rows] = np.isin(batch.checksum[row_of[rows]], half.batch.checksum[saved[half.sites]])
+    return mask
 
 
 Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
 
-
-def _plain(change: Callable[[Table, Comparison], Table]) -> Pass:
-    """A pass made of a function that learns nothing."""
-
-    @wraps(change)
-    def run(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-        return change(table, comparison), learned
-
-    return run
-
-
 PASSES: tuple[Pass, ...] = (
-    _plain(cover),  # first, since no later pass may take what a run could not have recorded for a divergence
-    combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
-    tolerate,  # before causes are told from values, so that what is let pass is neither
-    unsettle,  # after it, since only where differences are let pass may those of rounding alone be
-    _plain(dead),  # after it, since what rests on a value may be within tolerance
-    _plain(separate),  # last: marks what diverges still
+    drop_unrecorded,  # first, since no later pass may take what a run could not have recorded for a divergence
+    accept_gathered,  # before any tolerance: equal samples are equal, and a share has no distance to the whole
+    accept_tolerated,  # before causes are told from values, so that what is let pass is neither
+    accept_rounding,  # after it, since only where differences are let pass may those of rounding alone be
+    drop_unused,  # after it, since what rests on a value may be within tolerance
+    mark_causes,  # last: marks what diverges still
 )
 """What each opened step goes through, in this order, after `pair` has put its records side by side: table and what was
 learned in, table and what was learned out.

@@ -35,8 +35,9 @@ import numpy as np
 from introspect_cli.compare.settings.beginning import DOCUMENT
 from introspect_cli.compare.terms.at import At, Tensor, tensor_of
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
+from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.terms.table import OTHER, WITHIN
 from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
 from introspect_cli.compare.terms.words import key_of, some
 from introspect_cli.labels import Labels, shown, step_words
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from introspect_cli.compare.steps import Sides
-    from introspect_cli.compare.terms.at import BatchValues, State, StateKey
+    from introspect_cli.compare.terms.at import State, StateKey
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.read.step_reader import Reader
 
@@ -70,22 +71,44 @@ class Carried:
     within: set[str] = field(default_factory=set)
     diverged: bool = False
 
+    def lasting(self, recorded: frozenset[str]) -> Carried:
+        """Differences that outlast an equal step: tensors that no step records (not in `recorded`)."""
+        params, buffers, within = (names - recorded for names in (self.params, self.buffers, self.within))
+        return Carried(params, buffers, within=within, diverged=self.diverged)
 
-def kept(carried: Carried, recorded: frozenset[str]) -> Carried:
-    """Differences that outlast an equal step: tensors that no step records (not in `recorded`); no states or draws."""
-    params, buffers, within = (names - recorded for names in (carried.params, carried.buffers, carried.within))
-    return Carried(params, buffers, within=within, diverged=carried.diverged)
+    def after(self, table: Table, recorded: frozenset[str]) -> Carried:
+        """Differences that the step after `table` begins with; causes alone (`Table.cause`) carry nothing over."""
+        after, alignment = self.lasting(recorded), table.alignment
+        if (table.diverging & ~table.cause).any():
+            after.rng, after.loaders, after.diverged = set(self.rng), set(self.loaders), True
+            for site in map(alignment.site, table.divergences.site.tolist()):
+                if site.kind is Kind.RNG:
+                    after.rng.add(generator_of(site))
+                elif site.phase is Phase.OPTIMIZER and site.call:
+                    continue  # how a tensor was within the step
+                elif site.kind in _TENSORS and (site.phase is not Phase.START or site.fqn not in recorded):
+                    (after.params if site.kind is Kind.PARAM else after.buffers).add(site.fqn)
+                elif site.kind is Kind.OPTIMIZER_STATE:
+                    after.states.add((site.fqn, site.path))
+                elif site.kind is Kind.BATCH:
+                    after.loaders.add((site.phase, site.fqn))
+        within = table.site[(table.state == WITHIN) & of_kinds(alignment.kind[table.site], _TENSORS)]
+        after.within |= {alignment.fqn[site] for site in within.tolist()}
+        return after
 
 
-def is_gap(sides: Sides, pair: Table) -> bool:
+_TENSORS = (Kind.PARAM, Kind.BUFFER)
+
+
+def lacks_start(sides: Sides, pair: Table) -> bool:
     """Whether a run has no record of how the step began: not the previous step, nor a first step with start values."""
     before_a, before_b = pair.step - 1 in sides.a, pair.step_b - 1 in sides.b
-    first_a = sides.a.entry(0).step == pair.step and _began(sides.a, pair.a, sides.manifests[0])
-    first_b = sides.b.entry(0).step == pair.step_b and _began(sides.b, pair.b, sides.manifests[1])
+    first_a = sides.a.entry(0).step == pair.step and _has_start_values(sides.a, pair.a, sides.manifests[0])
+    first_b = sides.b.entry(0).step == pair.step_b and _has_start_values(sides.b, pair.b, sides.manifests[1])
     return not ((before_a or first_a) and (before_b or first_b))
 
 
-def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
+def _has_start_values(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
     """Whether a run's first recorded step includes start values, or no step before it was dropped."""
     options = manifest.get("options", {})
     if not reader.thinned and "when" not in str(options.get("steps")):
@@ -99,7 +122,7 @@ def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
 # --- the tensors of a step
 
 
-def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
+def repeated_values(sides: Sides, table: Table) -> tuple[Mask, Mask]:
     """Masks over `only_a` and `only_b` of tensor records that repeat the tensor's last value.
 
     The last value is from the same step, or from the previous step of that run, else of the other run.
@@ -129,10 +152,10 @@ def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
     )
 
 
-def with_starts(
+def with_copied_starts(
     alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids
 ) -> tuple[StepBatch, Ids]:
-    """A step's records prepend_rows by start values taken from the end of the previous step, and their union numbers.
+    """A step's records preceded by start values taken from the end of the previous step, and their union numbers.
 
     Args:
         alignment: the runs' sites.
@@ -200,9 +223,9 @@ def resumed(sides: Sides, offset: int) -> Carried:
 
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
-_SELECTING = ("steps", "first", "last", "max_size")
+_STEP_OPTIONS = ("steps", "first", "last")
 """Options of a capture that may leave out the steps before its first."""
-LOOKED_AT = 200
+MAX_STEPS = 200
 """Steps from there on of which learning rates, batches and random states are held against each other."""
 
 
@@ -216,7 +239,7 @@ class Sign(Enum):
 
 
 @dataclass(frozen=True)
-class Goes:
+class ResumePoint:
     """A run that continues where the other has been (a resumed run), and the steps that correspond.
 
     Attributes:
@@ -262,8 +285,8 @@ class Goes:
         return self.begins, self.there
 
     def steps(self) -> Iterator[tuple[At, At]]:
-        """Corresponding steps from the resume on that both recorded, up to `LOOKED_AT`."""
-        for after in range(LOOKED_AT):
+        """Corresponding steps from the resume on that both recorded, up to `MAX_STEPS`."""
+        for after in range(MAX_STEPS):
             late, whole = self.begins.to(self.first + after), self.there.to(self.at + after)
             if late.recorded and whole.recorded:
                 yield late, whole
@@ -278,7 +301,7 @@ class Goes:
     @cached_property
     def began(self) -> dict[Tensor, int]:
         """Checksums the resumed run begins with; of optimizer states, at the optimizer's first step."""
-        return self.begins.begun(LOOKED_AT)
+        return self.begins.begun(MAX_STEPS)
 
     @cached_property
     def had(self) -> Mapping[Tensor, int | None] | None:
@@ -289,7 +312,7 @@ class Goes:
         again = (sites.phase == phase_code(Phase.START)) & (sites.call > 0)
         start = {} if again.any() else At.first(self.there.reader, sites).tensors(Phase.START)
         frozen = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
-        return frozen | before.left(LOOKED_AT)
+        return frozen | before.left(MAX_STEPS)
 
     # --- words
 
@@ -308,7 +331,7 @@ def _firsts(sides: Sides, late: str) -> tuple[At, At]:
     return (b, a) if late == "b" else (a, b)
 
 
-def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
+def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint | None:
     """The resumed run and its sign; None where no run begins later, no sign holds, or its capture skipped steps."""
     if not len(sides.a) or not len(sides.b):
         return None
@@ -319,16 +342,16 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
     at = first_b + offset if late == "b" else first_a - offset
     manifest = sides.manifests["ab".index(late)]
     begins, whole = _firsts(sides, late)
-    if begins.step and any(manifest.get("options", {}).get(name) for name in _SELECTING):
+    if begins.step and any(manifest.get("options", {}).get(name) for name in _STEP_OPTIONS):
         return None  # the capture left out what came before
     for sign, holds in (
         (Sign.COUNTED, bool(offset_by_labels(sides.a.labels, sides.b.labels))),
-        (Sign.STATE, _not_new(begins, whole)),
+        (Sign.STATE, _has_trained(begins, whole)),
         (Sign.READ, bool(_read_more(sides, late))),
         (Sign.ASKED, asked and bool(offset)),
     ):
         if holds:
-            return Goes(sides, late, sign, begins, whole.to(at))
+            return ResumePoint(sides, late, sign, begins, whole.to(at))
     return None
 
 
@@ -415,11 +438,11 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
         and len(start) == len(tensors)
     ):
         return None  # it begins as the other one does
-    new = not _not_new(begins, whole)
-    best = _step_with(whole, start)
+    new = not _has_trained(begins, whole)
+    best = _matching_step(whole, start)
     if not new and (best is None or best[0] == whole.step):  # the rest was not restored
         states = {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}
-        best = _step_with(whole, states) or best or _step_with(whole, tensors)
+        best = _matching_step(whole, states) or best or _matching_step(whole, tensors)
     if best is None:
         return None
     step, explained = best
@@ -429,19 +452,19 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
     return step, not new or read
 
 
-def _step_with(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
+def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
     """(step that begins with most of `start`, number of equal tensors); None where no step stands out.
 
     Ends of the previous step are searched first, then the steps' own start values.
     """
     for phase, after in ((Phase.OPTIMIZER, 1), (Phase.START, 0)):
-        place = _row_with(whole, start, phase)
+        place = _matching_row(whole, start, phase)
         if place is not None:
             return int(whole.reader.entries["step"][place[0]]) + after, place[1]
     return None
 
 
-def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
+def _matching_row(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
     """(row, number of equal tensors) of the step that has most of `start` in a phase.
 
     None where two steps tie, or the best has under half.
@@ -476,7 +499,7 @@ def steps_counted(at: At, phase: Phase) -> float | None:
     return max((count for count in counts if count is not None), default=None)
 
 
-def _not_new(begins: At, whole: At) -> bool:
+def _has_trained(begins: At, whole: At) -> bool:
     """Whether this run's optimizer had stepped when it began, and more often than the other run's."""
     if not _stepped(begins):
         return False
@@ -500,51 +523,51 @@ def _stepped(at: At) -> bool:
 
 
 RATES = "learning rates and schedulers"
-_COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
+_AVERAGE_CLASSES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 """Classes of models that hold a moving average of another."""
 
 
-def resumption_of(goes: Goes, bits: str, *, is_cut: bool) -> Resumption:
+def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption:
     """What the resumed run restored of each part of a checkpoint.
 
     Args:
-        goes: which run goes on from which.
+        resume: which run goes on from which.
         bits: " in bits" where values count as equal that are not, else "".
         is_cut: whether the runs cut batches otherwise, so that one's parts are not the other's.
     """
-    where = place(goes)
+    where = place(resume)
     if is_cut and where.state is not Restored.YES:
         where = Part(PLACE, Restored.UNSEEN, "a batch is cut differently")
     parts = (
-        tensors(goes, Kind.PARAM, bits),
-        tensors(goes, Kind.BUFFER, bits),
-        tensors(goes, Kind.OPTIMIZER_STATE, bits),
-        rates(goes),
-        scaler(goes),
-        *random(goes),
+        tensors(resume, Kind.PARAM, bits),
+        tensors(resume, Kind.BUFFER, bits),
+        tensors(resume, Kind.OPTIMIZER_STATE, bits),
+        rates(resume),
+        scaler(resume),
+        *random(resume),
         where,
-        counters(goes),
-        copies(goes),
+        counters(resume),
+        copies(resume),
     )
-    return Resumption(goes.late, goes.at, goes.first, goes.sign.value, parts)
+    return Resumption(resume.late, resume.at, resume.first, resume.sign.value, parts)
 
 
 # --- tensors
 
 
-def tensors(goes: Goes, kind: Kind, bits: str) -> Part:
+def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
     """Whether parameters, buffers or states were restored.
 
     YES if all shared ones are equal (states: also none missing), NO if any differs, UNSEEN where unrecorded.
     """
     name, code, is_state = kind.several, kind_code(kind), kind is Kind.OPTIMIZER_STATE
-    if kind.value not in goes.kinds:
+    if kind.value not in resume.kinds:
         return Part(name, Restored.UNSEEN)
-    if goes.had is None:
-        return Part(name, Restored.UNSEEN, f"step {goes.at - 1} of {goes.whole} is not on record")
+    if resume.had is None:
+        return Part(name, Restored.UNSEEN, f"step {resume.at - 1} of {resume.whole} is not on record")
     began, there = (
         {tensor: value for tensor, value in held.items() if tensor[0] == code and not _is_copy(tensor[1])}
-        for held in (goes.began, goes.had)
+        for held in (resume.began, resume.had)
     )
     both = there.keys() | began.keys() if is_state else there.keys() & began.keys()
     both = {tensor for tensor in both if there.get(tensor, 0) is not None}
@@ -552,33 +575,33 @@ def tensors(goes: Goes, kind: Kind, bits: str) -> Part:
         return Part(name, Restored.UNSEEN, "none on record", matters=False)
     differ = sorted(tensor for tensor in both if began.get(tensor) != there.get(tensor))
     missing = 0 if is_state else len(there.keys() - began.keys())
-    unseen = f"; {missing} more not recorded in {goes.late}" if missing else ""
+    unseen = f"; {missing} more not recorded in {resume.late}" if missing else ""
     if not differ:
         return Part(name, Restored.YES, f"all {len(both)}{unseen}")
-    if is_state and (counted := _counted(goes)) is not None:
-        return Part(name, Restored.NO, f"step {goes.change(*counted)}", *goes.ab(*counted))
-    if not began and _ends_equal(goes):  # it was there and nobody looked
-        return Part(name, Restored.UNSEEN, f"not as {goes.late} begins, equal after its first step")
+    if is_state and (counted := _counted(resume)) is not None:
+        return Part(name, Restored.NO, f"step {resume.change(*counted)}", *resume.ab(*counted))
+    if not began and _ends_equal(resume):  # it was there and nobody looked
+        return Part(name, Restored.UNSEEN, f"not as {resume.late} begins, equal after its first step")
     named = some([f"{key_of(path)} of {fqn}" if path else fqn for _, fqn, path in differ], 2)
     return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ{bits}, {named}{unseen}")
 
 
-def _ends_equal(goes: Goes) -> bool:
+def _ends_equal(resume: ResumePoint) -> bool:
     """Whether optimizer states after the first common step are equal in both runs, and there are any."""
-    left = [{of: value for of, value in at.tensors(Phase.OPTIMIZER).items() if of[0] == _STATE} for at in goes.firsts]
+    left = [{of: value for of, value in at.tensors(Phase.OPTIMIZER).items() if of[0] == _STATE} for at in resume.firsts]
     return bool(left[0]) and left[0] == left[1]
 
 
-def _counted(goes: Goes) -> tuple[str, str] | None:
+def _counted(resume: ResumePoint) -> tuple[str, str] | None:
     """Step counts after the first common step (resumed run, other); None where equal or missing."""
-    late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in goes.firsts)
+    late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in resume.firsts)
     return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
 
 
-def copies(goes: Goes) -> Part:
+def copies(resume: ResumePoint) -> Part:
     """Whether averaged copies (EMA) were restored, at the first common step where both recorded them."""
     name, trained = "averaged copies", True
-    for sides in goes.steps():
+    for sides in resume.steps():
         late, whole = ({of: v for of, v in at.tensors(Phase.START).items() if _is_copy(of[1])} for at in sides)
         mine, theirs = late | _products(sides[0]), whole | _products(sides[1])
         held = mine.keys() & theirs.keys()
@@ -591,7 +614,7 @@ def copies(goes: Goes) -> Part:
         trained = trained and ends[0] == ends[1]
         if not trained:
             break
-    none = "none on record before the parameters differ" if Kind.PRODUCT.value in goes.kinds else ""
+    none = "none on record before the parameters differ" if Kind.PRODUCT.value in resume.kinds else ""
     return Part(name, Restored.UNSEEN, none, matters=False)
 
 
@@ -604,23 +627,23 @@ def _products(side: At) -> dict[Tensor, int]:
 def _is_copy(fqn: str) -> bool:
     """Whether a name's root is an averaged or evaluation copy."""
     root = fqn.partition(".")[0]
-    return EVALUATED in root or root.startswith(_COPIES)
+    return EVALUATED in root or root.startswith(_AVERAGE_CLASSES)
 
 
 # --- settings and counters
 
 
-def rates(goes: Goes) -> Part:
+def rates(resume: ResumePoint) -> Part:
     """Whether learning rates agree in all common steps: YES, NO at the first that differs, UNSEEN without records."""
     seen = 0
-    for sides in goes.steps():
+    for sides in resume.steps():
         late, whole = ({key: rate for key, rate in _settings(at).items() if key[1].endswith("['lr']")} for at in sides)
         seen += bool(late.keys() & whole.keys())
         other = min((key for key in late.keys() & whole.keys() if late[key] != whole[key]), default=None)
         if other is not None:
-            values, since = (f"{late[other]:.6g}", f"{whole[other]:.6g}"), goes.since(*sides)
-            text = f"lr {goes.change(*values)}{f' {since}' if since else ''}"
-            return Part(RATES, Restored.NO, text, *goes.ab(*values))
+            values, since = (f"{late[other]:.6g}", f"{whole[other]:.6g}"), resume.since(*sides)
+            text = f"lr {resume.change(*values)}{f' {since}' if since else ''}"
+            return Part(RATES, Restored.NO, text, *resume.ab(*values))
     return Part(RATES, Restored.YES, f"equal in {count(seen, 'step')}") if seen else Part(RATES, Restored.UNSEEN)
 
 
@@ -630,27 +653,27 @@ def _settings(side: At) -> dict[tuple[str, str], float]:
     return {(number.fqn, number.path): number.value for number in numbers if number.value is not None}
 
 
-def scaler(goes: Goes) -> Part:
+def scaler(resume: ResumePoint) -> Part:
     """Whether the gradient scaler's values agree in the first common step."""
-    late, whole = ({path: v for (fqn, path), v in _settings(at).items() if fqn == SCALER} for at in goes.firsts)
+    late, whole = ({path: v for (fqn, path), v in _settings(at).items() if fqn == SCALER} for at in resume.firsts)
     shared = sorted(late.keys() & whole.keys())
     if not shared:
         return Part("scaler", Restored.UNSEEN, "none on record", matters=False)
     for path in shared:
         if late[path] != whole[path]:
             values = f"{late[path]:g}", f"{whole[path]:g}"
-            return Part("scaler", Restored.NO, f"{key_of(path)} {goes.change(*values)}", *goes.ab(*values))
+            return Part("scaler", Restored.NO, f"{key_of(path)} {resume.change(*values)}", *resume.ab(*values))
     return Part("scaler", Restored.YES, ", ".join(f"{key_of(path)} {late[path]:g}" for path in shared))
 
 
-def counters(goes: Goes) -> Part:
+def counters(resume: ResumePoint) -> Part:
     """Whether `global_step`, `epoch` and `batch` agree; never matters."""
-    late, whole = (side.reader.labels.get(side.step, {}) for side in goes.firsts)
+    late, whole = (side.reader.labels.get(side.step, {}) for side in resume.firsts)
     # one step may be so many batches in one run, and fewer in the other
     counted = ("global_step", "epoch", *["batch"] * (late.get("accumulation") == whole.get("accumulation")))
     names = [label for label in counted if label in late and label in whole]
     state = Restored.YES if all(late[label] == whole[label] for label in names) else Restored.NO
-    each = [f"{name} {' -> '.join(dict.fromkeys(goes.ab(shown(late[name]), shown(whole[name]))))}" for name in names]
+    each = [f"{name} {' -> '.join(dict.fromkeys(resume.ab(shown(late[name]), shown(whole[name]))))}" for name in names]
     return Part("counters", state if names else Restored.UNSEEN, ", ".join(each), matters=False)
 
 
@@ -660,41 +683,44 @@ PLACE = "place in the data"
 # --- random states
 
 
-def random(goes: Goes) -> list[Part]:
+def random(resume: ResumePoint) -> list[Part]:
     """For each generator recorded at the start: whether its state was restored."""
-    if Kind.RNG.value not in goes.kinds:
+    if Kind.RNG.value not in resume.kinds:
         return [Part("random states", Restored.UNSEEN)]
-    late, whole = (side.random_states() for side in goes.firsts)
-    *_, ends = goes.firsts, *goes.steps()
+    late, whole = (side.random_states() for side in resume.firsts)
+    *_, ends = resume.firsts, *resume.steps()
     parts = []
     for key in sorted(late.keys() | whole.keys()):
         if key[1] is Phase.START:
-            state, text = _restored(goes, key, late.get(key), whole.get(key))
-            unused = state is Restored.NO and all(_unused(key, *of) for of in zip(goes.firsts, ends, strict=True))
+            state, text = _restored(resume, key, late.get(key), whole.get(key))
+            unused = state is Restored.NO and all(_unused(key, *of) for of in zip(resume.firsts, ends, strict=True))
             text = "nothing drew from it in the steps compared" if unused else text
             parts.append(Part(f"random state of {key[0]}", state, text, matters=not unused, generator=key[0]))
     return parts
 
 
-def _restored(goes: Goes, key: StateKey, late: State | None, whole: State | None) -> tuple[Restored, str]:
-    """Whether a generator's state agrees at the start, at its first draw or at one of `_LATER` later starts."""
+def _restored(resume: ResumePoint, key: StateKey, late: State | None, whole: State | None) -> tuple[Restored, str]:
+    """Whether a generator's state agrees at the start, its first draw, or one of `_MAX_LATER_STEPS` later starts."""
     if late is None or whole is None:
-        return Restored.UNSEEN, f"on record in {goes.whole if late is None else goes.late} only"
+        return Restored.UNSEEN, f"on record in {resume.whole if late is None else resume.late} only"
     if late[1] is not whole[1]:
-        return Restored.UNSEEN, f"nothing had drawn from it in {goes.late if late[1] is Status.VALUE else goes.whole}"
+        return (
+            Restored.UNSEEN,
+            f"nothing had drawn from it in {resume.late if late[1] is Status.VALUE else resume.whole}",
+        )
     if late[0] == whole[0]:
         return Restored.YES, "nothing had drawn from it in either run" if late[1] is Status.VALUE else ""
-    for place, sides in zip(range(_LATER + 1), goes.steps(), strict=False):
+    for place, sides in zip(range(_MAX_LATER_STEPS + 1), resume.steps(), strict=False):
         mine, theirs = (side.random_states() for side in sides)
         both = mine.keys() & theirs.keys()
         within = [one for one in both if one[0] == key[0] and (one == key if place else one[1] is not Phase.START)]
         if within:
             same = all(mine[one] == theirs[one] for one in within)
             return (Restored.YES, "within the first step") if same else (Restored.NO, "")
-    return Restored.UNSEEN, f"another one when {goes.late} begins, and nothing later is on record"
+    return Restored.UNSEEN, f"another one when {resume.late} begins, and nothing later is on record"
 
 
-_LATER = 8
+_MAX_LATER_STEPS = 8
 """Steps in which a generator is looked for."""
 
 
@@ -708,42 +734,32 @@ def _unused(key: StateKey, first: At, last: At) -> bool:
 # --- data
 
 
-def place(goes: Goes) -> Part:
+def place(resume: ResumePoint) -> Part:
     """Whether the resumed run reads the same batches.
 
     In its first step it may read others before, to get there. Without batches on record, root inputs decide.
     """
     seen = 0
-    for late, whole in goes.steps() if Kind.BATCH.value in goes.kinds else ():
-        mine, theirs, begins = late.batches(), whole.batches(), late.step == goes.first
+    for late, whole in resume.steps() if Kind.BATCH.value in resume.kinds else ():
+        mine, theirs, begins = late.batches(), whole.batches(), late.step == resume.first
         for loader in sorted(mine.keys() | theirs.keys()):
             here, there = mine.get(loader, []), theirs.get(loader, [])
             if begins and (not (here and there) or there[-len(here) :] == here != there):
                 continue  # either run may have read ahead, or thrown the others away: what the models are given tells
             if (here[-len(there) :] if begins else here) != there:
-                since = goes.since(late, whole)
-                return Part(PLACE, Restored.NO, f"{f'{since} ' if since else ''}{_which(goes, here, loader)}")
+                other = f"{resume.late} reads another batch" if here else f"{resume.late} reads no batch"
+                return Part(PLACE, Restored.NO, f"{resume.since(late, whole)} {other}".strip())
             seen += 1
         if begins and not seen:
             break
     if seen:
         return Part(PLACE, Restored.YES, f"{count(seen, 'batch', 'batches')} equal")
-    given, given_whole = (_inputs(side) for side in goes.firsts)  # where no batch is on record
+    given, given_whole = (_inputs(side) for side in resume.firsts)  # where no batch is on record
     shared = given.keys() & given_whole.keys()
     if not shared:
         return Part(PLACE, Restored.UNSEEN)
     same = all(given[at] == given_whole[at] for at in shared)
     return Part(PLACE, Restored.YES if same else Restored.NO, f"the model's inputs {'are equal' if same else 'differ'}")
-
-
-def _which(goes: Goes, read: list[BatchValues], loader: str) -> str:
-    """Clause naming the other run's step that read the batch which the resumed run reads."""
-    if not read:
-        return f"{goes.late} reads no batch"
-    for side in map(goes.there.to, goes.there.reader.entries["step"][:LOOKED_AT].tolist()):
-        if read[-1] in side.batches().get(loader, []):
-            return f"{goes.late} reads the batch of step {side.step} of {goes.whole}"
-    return f"{goes.late} reads a batch that no recorded step of {goes.whole} has"
 
 
 def _inputs(side: At) -> dict[tuple[str, int, str], int]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.correspondence import PROVES_NOTHING, telling
+from introspect_cli.compare.correspondence import PROVES_NOTHING, distinctive_rows
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.sites import Alignment, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.read.rank_reader import RankReader
 
-_MOST = 8  # parts of one whole
-_CLOSE = 1e-6  # sums are taken in float64 of statistics that are right to 1e-6
+_MAX_PARTS = 8  # parts of one whole
+_SUM_TOLERANCE = 1e-6  # sums are taken in float64 of statistics that are right to 1e-6
 
 
 class Merge(NamedTuple):
@@ -70,7 +70,7 @@ def merge_words(parts: str, whole: str, side: str) -> str:
     return f"{parts} of {other} are one in {side}, {whole}: put together, their parameters have its extrema and moments"
 
 
-def _together(parts: list[Moments]) -> Moments:
+def _moments_of_parts(parts: list[Moments]) -> Moments:
     """Moments of the concatenation."""
     return Moments(
         sum(part.numel for part in parts),
@@ -83,12 +83,12 @@ def _together(parts: list[Moments]) -> Moments:
 
 
 def same_numbers(one: Moments, two: Moments) -> bool:
-    """Whether sizes and extrema are equal, and sums agree to `_CLOSE`; False for constants."""
+    """Whether sizes and extrema are equal, and sums agree to `_SUM_TOLERANCE`; False for constants."""
     if (one.numel, one.low, one.high, one.least) != (two.numel, two.low, two.high, two.least) or one.low == one.high:
         return False
     spread = (one.numel * max(one.squares, two.squares)) ** 0.5
-    return abs(one.total - two.total) <= _CLOSE * spread and (
-        abs(one.squares - two.squares) <= _CLOSE * max(one.squares, two.squares)
+    return abs(one.total - two.total) <= _SUM_TOLERANCE * spread and (
+        abs(one.squares - two.squares) <= _SUM_TOLERANCE * max(one.squares, two.squares)
     )
 
 
@@ -132,7 +132,7 @@ def merges_between(one: dict[str, Moments], two: dict[str, Moments]) -> list[Mer
 
 
 def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
-    """Runs of 2 to `_MOST` consecutive parts (siblings' tensors of one name) with the moments of a whole."""
+    """Runs of 2 to `_MAX_PARTS` consecutive parts (siblings' tensors of one name) with the moments of a whole."""
     families: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in parts:
         owner, _, leaf = name.rpartition(".")
@@ -143,9 +143,9 @@ def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) ->
     merges, used = [], set[str]()
     for members in families.values():
         for start in range(len(members)):
-            for length in range(2, min(_MOST, len(members) - start) + 1):
+            for length in range(2, min(_MAX_PARTS, len(members) - start) + 1):
                 names = members[start : start + length]
-                sums = _together([parts[name] for name in names])
+                sums = _moments_of_parts([parts[name] for name in names])
                 for whole in index.get((sums.numel, sums.low, sums.high), ()):
                     if same_numbers(sums, wholes[whole]) and not used & {whole, *names}:
                         used |= {whole, *names}
@@ -265,11 +265,11 @@ class ValuePair(NamedTuple):
     rel_l2: float | None
 
 
-def telling_values(reader: RankReader, step: int) -> list[Value]:
+def distinctive_values(reader: RankReader, step: int) -> list[Value]:
     """Records of a step with distinctive, finite values, in sequence; evaluation and recomputation left out."""
     batch, layouts = reader.read(step), Layouts(reader.layouts)
     values = []
-    sequence, proves = batch.sequence, telling(batch)
+    sequence, proves = batch.sequence, distinctive_rows(batch)
     for row in np.argsort(sequence, kind="stable").tolist():
         sums = moments(batch, row, layouts) if proves[row] else None
         if sums is None:
@@ -300,15 +300,11 @@ def parameters_of(values: Iterable[Value]) -> list[Value]:
 
 def agreement(a: Value, b: Value, close: float) -> ValuePair | None:
     """The pair if checksums are equal, distance is at most `close`, or moments agree; None otherwise."""
-    if a.checksum == b.checksum:
-        return ValuePair(a, b, 0.0)
-    distance = measured(a, b)
-    if distance is not None and distance <= close:
-        return ValuePair(a, b, distance)
-    return ValuePair(a, b, None) if _near(a.moments, b.moments, close) else None
+    near = _Candidates([b]).near(a, close) if a.moments.numel == b.moments.numel else []
+    return near[0] if near else None
 
 
-def measured(a: Value, b: Value) -> float | None:
+def sketch_distance(a: Value, b: Value) -> float | None:
     """Relative L2 distance by sketches; None without sketches, for other sizes or zeros."""
     if a.sketch is None or b.sketch is None or a.moments.numel != b.moments.numel:
         return None
@@ -316,7 +312,7 @@ def measured(a: Value, b: Value) -> float | None:
     return float(np.linalg.norm(a.sketch - b.sketch)) / size if size else None
 
 
-def _near(one: Moments, two: Moments, close: float) -> bool:
+def _moments_agree(one: Moments, two: Moments, close: float) -> bool:
     """Whether moments of at least 16 elements agree within `close`."""
     if one.numel != two.numel or one.numel < 16:
         return False
@@ -354,6 +350,7 @@ class _Candidates:
     """Values of one size, indexed by checksum and sketch."""
 
     def __init__(self, values: Sequence[Value]) -> None:
+        """Take values of one number of elements."""
         self.values = values
         self.checksums: dict[int, list[Value]] = defaultdict(list)
         for value in values:
@@ -376,12 +373,16 @@ class _Candidates:
             order = [int(place) for place in np.argsort(distance, kind="stable") if distance[place] <= close]
             if order:
                 return [ValuePair(value, self.values[place], float(distance[place])) for place in order]
-        return [ValuePair(value, other, None) for other in self.values if _near(value.moments, other.moments, close)]
+        return [
+            ValuePair(value, other, None)
+            for other in self.values
+            if _moments_agree(value.moments, other.moments, close)
+        ]
 
 
 # --- the flow through both
 
-_FEW = 1 / 3
+_PORT_SHARE = 1 / 3
 
 
 def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed: bool = False) -> bool:
@@ -400,7 +401,7 @@ def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed:
     one, two = (
         {fqn for fqn, kind in zip(run.sites.fqn, run.sites.kind, strict=True) if kind in kinds} for run in (a, b)
     )
-    return bool(one) and bool(two) and len(one & two) < _FEW * min(len(one), len(two))
+    return bool(one) and bool(two) and len(one & two) < _PORT_SHARE * min(len(one), len(two))
 
 
 class ModulePair(NamedTuple):
@@ -459,7 +460,7 @@ def flow_of(
     readers: tuple[RankReader, RankReader], step: int, close: float, ordered: tuple[bool, bool] = (True, True)
 ) -> Flow:
     """Pair the values of one step of both runs."""
-    one, two = (telling_values(reader, step) for reader in readers)
+    one, two = (distinctive_values(reader, step) for reader in readers)
     shared = parameters(parameters_of(one), parameters_of(two))
     forward = forward_of(one), forward_of(two)
     matches = matched_values(*forward, close)
@@ -508,7 +509,7 @@ def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value]
         given, given_b = calls_a.get((Kind.INPUT, name, call), ()), calls_b.get((Kind.INPUT, other, call), ())
         inputs = all(any(agreement(x, y, close) for y in given_b) for x in given) if given and given_b else None
         match = agreement(value, partner, close)
-        rel = match.rel_l2 if match is not None else measured(value, partner)
+        rel = match.rel_l2 if match is not None else sketch_distance(value, partner)
         pairs.append(ModulePair(value, partner, inputs, rel, match is not None))
     return pairs
 

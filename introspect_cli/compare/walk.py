@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.passes import PASSES, dead_note, evaluates, matched, pair
+from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.reasons.judge import judge
-from introspect_cli.compare.reasons.structure import drawn
-from introspect_cli.compare.resumed import PLACE, Carried, is_gap, kept, resumed
+from introspect_cli.compare.reasons.structure import drawn_one_sided_start
+from introspect_cli.compare.resumed import PLACE, Carried, lacks_start, resumed
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step.outcome import (
     RankOutcome,
@@ -36,13 +36,13 @@ from introspect_cli.compare.step.outcome import (
     watches_results,
 )
 from introspect_cli.compare.step.overview import Heat
-from introspect_cli.compare.step.rests_on import written_inside
-from introspect_cli.compare.step.size import materialise
-from introspect_cli.compare.step.step import Step, carry_over, within_tolerance_of
+from introspect_cli.compare.step.rests_on import tensors_written_inside
+from introspect_cli.compare.step.size import divergence_at
+from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.step.structure import Structure
 from introspect_cli.compare.steps import Paired, differing, steps_of
 from introspect_cli.compare.terms.distance import Layouts
-from introspect_cli.compare.terms.evidence import Cause, Known, least
+from introspect_cli.compare.terms.evidence import Cause, Known, worst_of
 from introspect_cli.compare.terms.findings import Reach
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.result import Role, Size
@@ -56,7 +56,7 @@ from introspect_cli.compare.terms.sites import (
     phase_code,
     selected,
 )
-from introspect_cli.compare.terms.table import DEAD, EQUAL, NOT_SEEN, WITHIN, Because, Learned, Table
+from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, UNUSED, WITHIN, Because, Learned, Table, unseen
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
 
@@ -69,11 +69,11 @@ if TYPE_CHECKING:
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.format.log import StepEntry
 
-_AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
+_LOCAL_REASONS = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
 
 _AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
-_OUTSIDE = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
+_SCRIPT_PHASES = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 """Phases whose values code outside of modules makes: its draws are not on record."""
 
 
@@ -89,7 +89,7 @@ class Lead(NamedTuple):
     stands_for: int | None
 
 
-def choose(
+def choose_lead(
     step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
 ) -> Lead | None:
     """The record that leads the answer; None for the earliest of the step.
@@ -113,21 +113,21 @@ def choose(
     if effect == positions[0] and began is None:
         site = step.sites[effect]
         is_output = site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD
-        written = written_inside(step, site.fqn, step.order_at(effect)) if is_output else []
+        written = tensors_written_inside(step, site.fqn, step.order_at(effect)) if is_output else []
         return Lead(step, written[0], written[0]) if written and written[0] in positions else None
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
-    harmless = not (step.is_one_sided(effect) or new_values or brings_values(table.keeping(table.cause)))
+    harmless = not (step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause)))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
     if harmless and not _was_drawn_from(step, site, before, earlier):
         alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
         return Lead(alone, alone.sites.index(site), effect)
     if began is not None:
         first = Step(step.comparison, began, Carried())
-        return Lead(first, drawn(first) or 0, None)
+        return Lead(first, drawn_one_sided_start(first) or 0, None)
     if step.sites[positions[0]].kind is not Kind.RNG:
         return None
     # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
-    blamed = drawn(step)
+    blamed = drawn_one_sided_start(step)
     if blamed is None:
         blamed = next((position for position in positions if is_drawn_from(step, position)), None)
     return Lead(step, blamed, blamed) if blamed is not None and blamed in positions else None
@@ -150,7 +150,7 @@ def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: S
     if not (earlier.random or any(site.kind is Kind.RNG for site in before)):
         return False
     draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
-    by_script = effect.phase in _OUTSIDE or (effect.kind is Kind.INPUT and "." not in effect.fqn)
+    by_script = effect.phase in _SCRIPT_PHASES or (effect.kind is Kind.INPUT and "." not in effect.fqn)
     begun = bool(step.carried.params or step.carried.buffers)  # what the step began with was drawn, too
     return draws or by_script or begun or not step.comparison.notices_all_draws
 
@@ -166,7 +166,7 @@ def is_drawn_from(step: Step, position: int) -> bool:
     )
 
 
-def brings_values(causes: Table) -> bool:
+def has_new_values(causes: Table) -> bool:
     """Whether a one-sided forward record has a checksum that the other run has nowhere.
 
     Also where a one-sided module has inputs but no recorded outputs. A wrapper or an identity brings none.
@@ -193,30 +193,30 @@ def brings_values(causes: Table) -> bool:
 
 # --- the other origins of the step
 
-_JUDGED = 300
+_MAX_JUDGED = 300
 """Divergences that are looked at, from the first on and of what the optimizers leave: nearly all follow from others."""
 
-_MOST = 8
+_MAX_ORIGINS = 8
 
-_STANDS_ALONE = _AT_ITS_PLACE | {"rng", "initial", "outside", "own_code", "buffer"}
+_INDEPENDENT_REASONS = _LOCAL_REASONS | {"rng", "initial", "outside", "own_code", "buffer"}
 """Reasons that say of one record that what went into it is equal, whatever differs elsewhere."""
 
 
 def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> list[tuple[int, Cause]]:
-    """Up to `_MOST` further origins among `positions`, in order, one per cause (loader, module class, or reason).
+    """Up to `_MAX_ORIGINS` further origins among `positions`, in order, one per cause (loader, module class, reason).
 
-    Each is recorded by both runs, has the role ORIGIN for a reason in `_STANDS_ALONE`, evidence that is all EQUAL, and
-    an effect. Later calls of a module do not count, nor start values where `first` is one.
+    Each is recorded by both runs, has the role ORIGIN for a reason in `_INDEPENDENT_REASONS`, evidence that is all
+    EQUAL, and an effect. Later calls of a module do not count, nor start values where `first` is one.
     """
-    seen = {_key(step, first, cause)}
+    seen = {_cause_key(step, first, cause)}
     others: list[tuple[int, Cause]] = []
-    for position in _looked_at(step, positions):
+    for position in _positions_judged(step, positions):
         site = step.sites[position]
         if site == first or step.is_one_sided(position):
             continue
         other = judge(step, position)
-        key = _key(step, site, other)
-        if other.role is not Role.ORIGIN or other.reason not in _STANDS_ALONE or key in seen:
+        key = _cause_key(step, site, other)
+        if other.role is not Role.ORIGIN or other.reason not in _INDEPENDENT_REASONS or key in seen:
             continue
         if any(fact.known is not Known.EQUAL for fact in other.evidence):
             continue  # it may come from what was not seen, or have grown from what was let pass
@@ -227,19 +227,19 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         if _has_effect(step, position, other):
             seen.add(key)
             others.append((position, other))
-            if len(others) == _MOST:
+            if len(others) == _MAX_ORIGINS:
                 break
     return others
 
 
-def _looked_at(step: Step, positions: Sequence[int]) -> Iterator[int]:
-    """The first `_JUDGED` positions, then as many of the optimizer phase."""
-    yield from positions[:_JUDGED]
-    left = [position for position in positions[_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
-    yield from left[:_JUDGED]
+def _positions_judged(step: Step, positions: Sequence[int]) -> Iterator[int]:
+    """The first `_MAX_JUDGED` positions, then as many of the optimizer phase."""
+    yield from positions[:_MAX_JUDGED]
+    left = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
+    yield from left[:_MAX_JUDGED]
 
 
-def _key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
+def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
     """Key by which two origins have one cause: loader, class of module, or the reason alone."""
     if cause.reason == "batch":
         return cause.reason, site.fqn
@@ -254,23 +254,23 @@ def _has_effect(step: Step, position: int, cause: Cause) -> bool:
     """Whether an origin counts: a generator is drawn from, or an optimizer's hyper-parameters differ; else True."""
     if cause.reason == "rng":
         return is_drawn_from(step, position)
-    return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.standing))
+    return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.last_text))
 
 
-def shown_by(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
+def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
     """By position, a cause `resumed` for one divergence per lost part; {} but in a resumed run's first step."""
-    if resumption is None or not step.comparison.goes_on_at(step.number):
+    if resumption is None or not step.comparison.is_resume_step(step.number):
         return {}
     by_position = {}
     for part in resumption.lost:
-        those = [position for position, site in enumerate(step.sites) if shows(site, part)]
+        those = [position for position, site in enumerate(step.sites) if holds_part(site, part)]
         those.sort(key=lambda position: step.sites[position].path != "['step']")  # a count says most
         if those:
             by_position[those[0]] = Cause(Role.ORIGIN, "resumed")
     return by_position
 
 
-def shows(site: Site, part: Part) -> bool:
+def holds_part(site: Site, part: Part) -> bool:
     """Whether a record holds this part of a checkpoint: its generator's start state, a batch, or optimizer state."""
     if site.kind is Kind.RNG:
         return site.phase is Phase.START and part.generator == generator_of(site)
@@ -300,7 +300,7 @@ class Walk:
         self.learned = Learned()
         self.one_sided: tuple[int, Table] | None = None
         if comparison.options.evaluation is None and not comparison.options.narrowed:
-            outcome.resumption = comparison.resumption()
+            outcome.resumption = comparison.resumption
 
     def run(self, places: Sequence[int]) -> None:
         """Walk the steps at these indices and fill the outcome.
@@ -314,7 +314,7 @@ class Walk:
             reader.prefetch(rows[list(places)].tolist())
         for place, table in self._opened(places):
             if (table.diverging & table.chosen).any():
-                self._take(place, table)
+                self._list_step(place, table)
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
@@ -324,7 +324,7 @@ class Walk:
                     outcome.cut(place + 1)
                     break
         if outcome.first is None and self.one_sided is not None:
-            self._take(*self.one_sided, structure=True)
+            self._list_step(*self.one_sided, structure=True)
 
     def _opened(self, places: Sequence[int]) -> Iterator[tuple[int, Table]]:
         """(index, table) of each step in `places` after all passes; with noise runs all steps are learned from."""
@@ -332,21 +332,21 @@ class Walk:
         for place in range(len(self.outcome.paired)) if floors else places:
             entry_a, entry_b = self.outcome.paired[place]
             if floors:
-                self._learn(entry_a)
+                self._raise_floors(entry_a)
             if place in opened:
-                table, self.learned = self._passed(entry_a.step, entry_b.step)
+                table, self.learned = self._table_at(entry_a.step, entry_b.step)
                 self._count_passed(table)
-                self._see_results(table)
+                self._narrow_results(table)
                 yield place, table
 
-    def _passed(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
+    def _table_at(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
         """Table of a step after `pair` and all passes, and what was learned."""
         table, learned = pair(self.comparison, step_a, step_b), self.learned
         for step_pass in PASSES:
             table, learned = step_pass(table, learned, self.comparison)
         return table, learned
 
-    def _learn(self, entry_a: StepEntry) -> None:
+    def _raise_floors(self, entry_a: StepEntry) -> None:
         """Raise each noise run's floor by this step, where its digest differs."""
         comparison = self.comparison
         for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
@@ -356,7 +356,7 @@ class Walk:
             if entry.digest != entry_a.digest:
                 batches = comparison.a.read(entry_a.step), reader.read(entry.step)
                 compared = floor.alignment.mask(frozenset(), ())
-                table = matched(floor.alignment, compared, (entry_a.step, entry.step), batches)
+                table = table_of(floor.alignment, compared, (entry_a.step, entry.step), batches)
                 floor.learn(table, comparison.layouts[0], Layouts(reader.layouts))
 
     # --- counts
@@ -368,11 +368,13 @@ class Walk:
         equal = int((both & np.isin(table.state, (EQUAL, WITHIN))).sum())
         recorded = int(self.counted[np.asarray(comparison.a.read(table.step).site)].sum())
         started = int(self.counted[table.sites_a].sum()) - recorded  # what the step before left, where b lists it
-        blind = int(_unseen(table.a, self.counted).sum())
+        blind = int((unseen(table.a) & self.counted[table.sites_a]).sum())
         outcome.tally.update(equal=equal, records=started, opened=recorded, opened_blind=blind)
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
-        outcome.formed = outcome.formed or dead_note(table, np.flatnonzero(chosen & (table.state == DEAD)), comparison)
+        outcome.unused_note = outcome.unused_note or unused_note(
+            table, np.flatnonzero(chosen & (table.state == UNUSED)), comparison
+        )
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         outcome.tally.update(within=len(within), cut=int((chosen & (table.because == Because.CUT)).sum()))
         if len(within) and not outcome.tolerated and outcome.first is None:
@@ -380,7 +382,7 @@ class Walk:
             outcome.tolerated = f"{what(table.named(first))} in step {table.step}"
         self._count_unseen(table)
 
-    def _see_results(self, table: Table) -> None:
+    def _narrow_results(self, table: Table) -> None:
         """Narrow the kinds of results that agree in all steps.
 
         Steps after the last training that hold no results, or no update, do not count. Kinds that are NaN throughout
@@ -395,7 +397,7 @@ class Walk:
             kinds = agreed_kinds(table) - outcome.hidden
             if outcome.results is None or updates(table):
                 outcome.results = kinds if outcome.results is None else outcome.results & kinds
-            outcome.results_known = least((outcome.results_known, results_known(table)))
+            outcome.results_known = worst_of((outcome.results_known, results_known(table)))
 
     def _count_unseen(self, table: Table) -> None:
         """Add records NOT_SEEN to the tally: those listed elsewhere, and those unobserved in one run or both."""
@@ -415,7 +417,7 @@ class Walk:
 
     # --- divergences
 
-    def _take(self, place: int, table: Table, *, structure: bool = False) -> None:
+    def _list_step(self, place: int, table: Table, *, structure: bool = False) -> None:
         """Count a diverging step and list its divergences up to the limit.
 
         A step in which only causes differ is skipped, unless `structure`.
@@ -436,44 +438,41 @@ class Walk:
             outcome.heat.add(place, chosen, comparison.layouts)
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
-        before, carried = self._before(table)
+        before, carried = self._step_before(table)
         begins = outcome.first is None
-        gap, resumed_now = is_gap(comparison, table), self.resumed and begins
+        gap, resumed_now = lacks_start(comparison, table), self.resumed and begins
         step = Step(comparison, table, carried, before=before, gap=gap, resumed=resumed_now, learned=self.learned)
         place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
         positions = [place_of[row] for row in chosen.in_order.tolist()]
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
             positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
         if begins and comparison.causes is not None:
-            lead = choose(step, positions, self.structure, self.began, new_values=self.new_values)
+            lead = choose_lead(step, positions, self.structure, self.began, new_values=self.new_values)
             if lead is not None:
-                self._list(lead.step, lead.position)
+                self._append(lead.step, lead.position)
                 positions = [position for position in positions if position != lead.stands_for]
-        lost = shown_by(step, outcome.resumption) if begins else {}
+        lost = shown_losses(step, outcome.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
             if outcome.first is not None and not room:
                 break
-            self._list(step, position, lost.get(position) if outcome.first is not None else None)
+            self._append(step, position, lost.get(position) if outcome.first is not None else None)
         if begins:
-            outcome.lost += [materialise(step, position, cause) for position, cause in lost.items()]
-            self._see_others(step, positions)
-        self.carried, self.last = carry_over(step, carried, comparison.ended), table.step
+            outcome.lost += [divergence_at(step, position, cause) for position, cause in lost.items()]
+            self._add_origins(step, positions)
+        self.carried, self.last = carried.after(table, comparison.ended), table.step
 
-    def _before(self, table: Table) -> tuple[Table | None, Carried]:
+    def _step_before(self, table: Table) -> tuple[Table | None, Carried]:
         """(table of the previous step or None, differences that this step begins with)."""
         comparison = self.comparison
         step_a, step_b = table.step - 1, table.step_b - 1
         if step_a not in comparison.a or step_b not in comparison.b:
-            return None, self.carried if self.last is None else kept(self.carried, comparison.ended)
-        before, _ = self._passed(step_a, step_b)
+            return None, self.carried if self.last is None else self.carried.lasting(comparison.ended)
+        before, _ = self._table_at(step_a, step_b)
         if self.last == step_a:
             return before, self.carried
-        carried = kept(self.carried, comparison.ended)
+        carried = self.carried.after(before, comparison.ended)
         carried.rng |= {name for name, step in self.structure.random.items() if step < table.step}
-        if (before.diverging & ~before.cause).any():
-            return before, carry_over(Step(comparison, before, carried), carried, comparison.ended)
-        carried.within |= within_tolerance_of(before)
         return before, carried
 
     def _only_causes(self, place: int, table: Table) -> bool:
@@ -486,7 +485,7 @@ class Walk:
             return False
         outcome = self.outcome
         self.began = self.began or table
-        self.new_values = self.new_values or brings_values(causes)
+        self.new_values = self.new_values or has_new_values(causes)
         undecided = outcome.first is None and not self.options.evaluation
         if undecided and (outcome.hidden or not results_agree(table)):
             if records_results(table):
@@ -495,27 +494,27 @@ class Walk:
                 outcome.unrecorded = table.step
         return True
 
-    def _list(self, step: Step, position: int, cause: Cause | None = None) -> None:
+    def _append(self, step: Step, position: int, cause: Cause | None = None) -> None:
         """Append one divergence, judged unless `cause` is given; the first becomes the outcome's first."""
         outcome = self.outcome
         cause = cause or judge(step, position)
-        divergence = materialise(step, position, cause)
+        divergence = divergence_at(step, position, cause)
         if outcome.first is None:
             outcome.first, outcome.cause, outcome.step = divergence, cause, step
             step.resumed = False
         outcome.listed.append(divergence)
 
-    def _see_others(self, step: Step, positions: Sequence[int]) -> None:
+    def _add_origins(self, step: Step, positions: Sequence[int]) -> None:
         """Set the outcome's first shared divergence and the other origins of the step."""
         first, cause = self.outcome.first, self.outcome.cause
         if first is None or cause is None:
             return
         both = (position for position in positions if not step.is_one_sided(position))
         if first.only and (position := next(both, None)) is not None:
-            self.outcome.shared = materialise(step, position, judge(step, position))
+            self.outcome.shared = divergence_at(step, position, judge(step, position))
         if cause.role is Role.ORIGIN and first.step == step.number:
             for position, other in origins(step, positions, first.site, cause):
-                divergence = materialise(step, position, other)
+                divergence = divergence_at(step, position, other)
                 if first.size is Size.ROUNDING or divergence.size is not Size.ROUNDING or other.reason != "module":
                     self.outcome.origins.append((divergence, other))  # else the same numbers lie elsewhere in memory
 
@@ -545,12 +544,15 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     # steps with equal digests are not opened to find out what run a could not see, which hardly changes: the first and
     # the last common step are counted, and the last stands for those between
     ends = [comparison.a.read(paired[place][0].step) for place in (0, -1)] if len(paired) else []
-    blind = sum(int(_unseen(batch, counted).sum()) * n for batch, n in zip(ends, (1, len(paired) - 1), strict=False))
+    blind = sum(
+        int((unseen(batch) & counted[batch.site]).sum()) * n
+        for batch, n in zip(ends, (1, len(paired) - 1), strict=False)
+    )
     alike = records - outcome.tally["opened"] - max(blind - outcome.tally["opened_blind"], 0)
     blank = int(_is_blank(ends[-1], sites, counted)) if ends else 0
     outcome.tally.update(records=records, blind_both=blind, blank=blank, equal=alike)
     if not places and options.evaluation is None and not options.narrowed:
-        outcome.resumption = comparison.resumption()
+        outcome.resumption = comparison.resumption
     return outcome
 
 
@@ -561,16 +563,9 @@ def _measured(comparison: Comparison, paired: Paired) -> int:
     return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
 
 
-def _unseen(batch: StepBatch, counted: Mask) -> Mask:
-    """Mask of a batch's rows without a value (not observed, or partial without checksum), of those counted."""
-    status = np.asarray(batch.status)
-    unseen = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
-    return np.asarray((unseen | (status == int(Status.NOT_OBSERVED))) & counted[np.asarray(batch.site)])
-
-
 def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:
     """Whether a step has outputs, none observed, and neither loss nor gradient."""
     kinds, chosen = sites.kind[np.asarray(batch.site)], counted[np.asarray(batch.site)]
     outputs = chosen & (kinds == kind_code(Kind.OUTPUT))
-    shows = (outputs & ~_unseen(batch, counted)) | of_kinds(kinds, (Kind.LOSS, Kind.GRAD))
+    shows = (outputs & ~unseen(batch)) | of_kinds(kinds, (Kind.LOSS, Kind.GRAD))
     return bool(outputs.any() and not shows.any())

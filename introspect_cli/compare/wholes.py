@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     Calls = Mapping[tuple[bool, str], int]
 
-_TRAINED = frozenset({Kind.PARAM.value, Kind.GRAD.value})
-_STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
+_TRAINED_KINDS = frozenset({Kind.PARAM.value, Kind.GRAD.value})
+_STATE_KINDS = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 _Names = frozenset[tuple[str, str]]
 
@@ -60,9 +60,13 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
         return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
     if len(a.ranks) == len(b.ranks) == 1:
         return True
-    if work is not None and not _held(pairs[:1])[0]:
+    if work is not None and not _states_of(pairs[:1])[0]:
         return False  # as other layouts are, as a rule: no task is needed
-    every = [_held(pairs)] if work is None else list(work(_held_by, tasks_of([a, b], [one.rank for one, _ in pairs])))
+    every = (
+        [_states_of(pairs)]
+        if work is None
+        else list(work(_states_of_task, tasks_of([a, b], [one.rank for one, _ in pairs])))
+    )
     if not all(alike for alike, _ in every) or not _cut_alike(*pairs[0]):
         return False
     held = set[tuple[_Names, _Names]]().union(*(states for _, states in every))
@@ -78,27 +82,27 @@ def _cut_alike(one: RankReader, two: RankReader) -> bool:
     if not (_parts(one) or _parts(two)):
         return True  # no step has to be read
     step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
-    cut_a, cut_b = ({}, {}) if step is None else (_cut(one, step), _cut(two, step))
+    cut_a, cut_b = ({}, {}) if step is None else (_parts_by_name(one, step), _parts_by_name(two, step))
     return all(cut_a[name] == cut_b[name] for name in cut_a.keys() & cut_b.keys())
 
 
-def _cut(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
+def _parts_by_name(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
     """By (kind, FQN) of parameters and gradients, whether the rank has only a part."""
     batch, sites = reader.read(step), reader.sites
     return {
         (sites.kind[site], sites.fqn[site]): reader.layouts[layout].part is not None
         for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True)
-        if sites.kind[site] in _TRAINED
+        if sites.kind[site] in _TRAINED_KINDS
     }
 
 
-def _held_by(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:
-    """`_held` for the ranks of a task."""
+def _states_of_task(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:
+    """`_states_of` for the ranks of a task."""
     with task.opened() as [a, b]:
-        return _held([(a.rank(rank), b.rank(rank)) for rank in task.ranks])
+        return _states_of([(a.rank(rank), b.rank(rank)) for rank in task.ranks])
 
 
-def _held(pairs: Pairs) -> tuple[bool, set[tuple[_Names, _Names]]]:
+def _states_of(pairs: Pairs) -> tuple[bool, set[tuple[_Names, _Names]]]:
     """(whether each pair has equal sets of parts, pairs of names of parameters and optimizer states)."""
     states: set[tuple[_Names, _Names]] = set()
     names: dict[int, _Names] = {}
@@ -113,7 +117,7 @@ def _state(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
     """(FQN, kind) of parameters and optimizer states; cached by site table."""
     if id(sites) not in kept:
         names = zip(sites.fqn, sites.kind, strict=True)
-        kept[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATES)
+        kept[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATE_KINDS)
     return kept[id(sites)]
 
 
@@ -266,8 +270,8 @@ def losses_of(reader: RankReader, step: int) -> int:
 
 
 _COARSE = frozenset({"bfloat16", "float16"})
-_MODULE = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT))
-_CALLED = _MODULE | {kind.value for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE)}
+_MODULE_KINDS = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT))
+_CALLED_KINDS = _MODULE_KINDS | {kind.value for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE)}
 
 
 @dataclass(frozen=True)
@@ -358,7 +362,7 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
     if alike and pairs and np.array_equal(pairs[0][0].sites.key, pairs[0][1].sites.key):
         return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
     rename = (match.rename if match is not None else None) or str
-    one, two = _Called(every[0], a.stages, rename), _Called(every[1], b.stages)
+    one, two = _MostCalls(every[0], a.stages, rename), _MostCalls(every[1], b.stages)
     root = _root(one.modules, two.modules)
     numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
     of_a = {(key[0], one.its_name(key[1])): fold for key, fold in _folds(one, two, *numbers).items()}
@@ -373,7 +377,7 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
 # --- microbatches
 
 
-class _Called:
+class _MostCalls:
     """Largest number of calls per step of everything a run calls."""
 
     def __init__(
@@ -385,7 +389,7 @@ class _Called:
         self._modules: dict[str, int] = {}
         for reader in readers:
             table, stages = reader.sites, every.get(reader.rank)
-            for at in [at for at, kind in enumerate(table.kind) if kind in _CALLED]:
+            for at in [at for at, kind in enumerate(table.kind) if kind in _CALLED_KINDS]:
                 its_name = table.fqn[at] if stages is None else stages.name(table.fqn[at])
                 fqn = rename(its_name)
                 self._its_names[fqn] = its_name
@@ -394,7 +398,7 @@ class _Called:
                 self.most[key] = max(self.most.get(key, 0), int(table.call[at]) + 1)
                 if table.kind[at] == Kind.BATCH.value:
                     self.batches.add(key)
-                if table.kind[at] in _MODULE and table.phase[at] == Phase.FORWARD.value:
+                if table.kind[at] in _MODULE_KINDS and table.phase[at] == Phase.FORWARD.value:
                     self._modules[fqn] = self.most[key]
 
     def its_name(self, fqn: str) -> str:
@@ -412,7 +416,7 @@ class _Called:
         return self.most.get((False, "loss"), 0)
 
 
-def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tuple[bool, str], int]:
+def _folds(called: _MostCalls, other: _MostCalls, number: int, others: int) -> dict[tuple[bool, str], int]:
     """Calls per microbatch by (evaluation, FQN), for what is to be put together.
 
     `number` and `others` are the microbatches of the two runs.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SORTED = (
+ORDER_UNKNOWN = (
     "the order in which values were computed is not known: the files do not tell it, and sites were sorted by kind and "
     "name"
 )
@@ -100,7 +100,7 @@ class Dump:
                 if tensor.unread:
                     lost = "; bfloat16 loses its name in numpy's files: save it as float32 or as .safetensors"
                     raise StoreError(f"{words} in {path}: {tensor.unread}{lost * (tensor.dtype == 'void16')}")
-                named = parsed(words, self.kind, self.root)
+                named = parse_name(words, self.kind, self.root)
                 key = (named.step, named.rank, named.site)
                 if key in seen:
                     raise StoreError(f"{seen[key]} and {words} are of the same site: give one of them another name")
@@ -117,11 +117,11 @@ class Dump:
                 rows.sort(key=lambda item: (item[0] or 0, item[1]))
             elif not own_order:
                 self.sorted = True
-                rows.sort(key=lambda item: _natural(item[2][0]))
+                rows.sort(key=lambda item: _natural_key(item[2][0]))
             yield Incoming(step, rank, tuple(row for _, _, row in rows))
 
 
-def find(source: Path) -> list[tuple[str, Path]]:
+def find_arrays(source: Path) -> list[tuple[str, Path]]:
     """The files of arrays of a directory, or the one file that is named; each with its name without its ending.
 
     A single archive is not part of any name; a file of one array is.
@@ -143,21 +143,15 @@ def find(source: Path) -> list[tuple[str, Path]]:
     return named
 
 
-def parsed(words: str, kind: Kind | None = None, root: str = "") -> Named:
+def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
     """Parse an array's name, such as `step3/rank0/output/model.h.0`.
 
     Raises:
         UsageError: it has no kind, and none is given; or nothing after it.
     """
     parts = [part for part in words.split("/") if part not in ("", ".")]
-    step = rank = call = 0
+    step, rank = _take_number(parts, 0, _STEP), _take_number(parts, 0, _RANK)
     order = phase = None
-    if parts and (match := _STEP.fullmatch(parts[0])):
-        step = int(match[1])
-        parts.pop(0)
-    if parts and (match := _RANK.fullmatch(parts[0])):
-        rank = int(match[1])
-        parts.pop(0)
     if parts and (match := _NUMBERED.match(parts[0])):
         order = int(match[1])
         parts[0] = parts[0][match.end() :]
@@ -174,9 +168,7 @@ def parsed(words: str, kind: Kind | None = None, root: str = "") -> Named:
             f"the name {words!r} does not say what the array is: put a kind before it ({kinds}), as in output/{words}, "
             "or give --kind for names without one"
         )
-    if len(parts) > 1 and (match := _CALL.fullmatch(parts[-1])):
-        call = int(match[1])
-        parts.pop()
+    call = _take_number(parts, -1, _CALL) if len(parts) > 1 else 0
     name, bracket, path = ".".join(parts).partition("[")
     if named is Kind.INPUT and not bracket:
         bracket, path = "[", "0]"  # the first argument, as a capture names it
@@ -187,7 +179,16 @@ def parsed(words: str, kind: Kind | None = None, root: str = "") -> Named:
     return Named(step, rank, order, Site(phase or USUAL_PHASES[named], named, name, call, shallow(bracket + path)))
 
 
-def _natural(site: Site) -> tuple[object, ...]:
+def _take_number(parts: list[str], at: int, pattern: re.Pattern[str]) -> int:
+    """Take the word at a place out of `parts` if it is a number of this kind, and return the number; else 0."""
+    match = pattern.fullmatch(parts[at]) if parts else None
+    if match is None:
+        return 0
+    del parts[at]
+    return int(match[1])
+
+
+def _natural_key(site: Site) -> tuple[object, ...]:
     """A key that sorts by phase, kind and name, numbers in names by their size."""
     numbers = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", site.fqn) if part]
     kind = list(USUAL_PHASES).index(site.kind)

@@ -65,13 +65,13 @@ def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
         StoreError: it has no tensor.
     """
     state = State()
-    parts = _Parts([("optimizer", tree)]) if _is_optimizer(tree) else _sorted(tree, state)
+    parts = _Parts([("optimizer", tree)]) if _is_optimizer(tree) else _sort_entries(tree, state)
     models = parts.models
     for part, tensors in models.items():
-        _model(part if len(models) > 1 or part not in _MODEL else "", tensors, state)
-    _optimizers(parts.optimizers, _candidates(models) if order_counts else None, state)
+        _put_model(part if len(models) > 1 or part not in _MODEL else "", tensors, state)
+    _put_optimizers(parts.optimizers, _parameter_shapes(models) if order_counts else None, state)
     if parts.plain:
-        leaves = [(name, value) for name, value in _leaves(parts.plain) if isinstance(value, _PLAIN)]
+        leaves = [(name, value) for name, value in _dotted_leaves(parts.plain) if isinstance(value, _PLAIN)]
         state.settings["checkpoint"] = dict(leaves[:_MOST_SETTINGS])
     if not any(isinstance(value, Pieces) for value in state.rows.values()):
         raise StoreError("it holds no tensor")
@@ -87,7 +87,7 @@ class _Parts:
     plain: dict[str, Any] = field(default_factory=dict)
 
 
-def _sorted(tree: Mapping[Any, Any], state: State) -> _Parts:
+def _sort_entries(tree: Mapping[Any, Any], state: State) -> _Parts:
     """Sort a checkpoint's top-level entries by content, then by name; random states go into `state` at once."""
     parts, loose = _Parts(), dict[str, Any]()
     for key, part in tree.items():
@@ -95,30 +95,30 @@ def _sorted(tree: Mapping[Any, Any], state: State) -> _Parts:
         if isinstance(part, Pieces) and not _RANDOM.search(name):
             loose[name] = part
         elif _is_optimizer(part):
-            parts.optimizers.append((_singular(name), part))
+            parts.optimizers.append((_optimizer_name(name), part))
         elif _RANDOM.search(name) and isinstance(part, (dict, list, Pieces)):
-            _random(name, part, state)
+            _put_random_states(name, part, state)
         elif isinstance(part, list) and part and all(map(_is_optimizer, part)):
-            names = [f"{_singular(name)}{number if len(part) > 1 else ''}" for number in range(len(part))]
+            names = [f"{_optimizer_name(name)}{number if len(part) > 1 else ''}" for number in range(len(part))]
             parts.optimizers += zip(names, part, strict=True)
-        elif tensors := {leaf: value for leaf, value in _leaves(part) if isinstance(value, Pieces)}:
+        elif tensors := {leaf: value for leaf, value in _dotted_leaves(part) if isinstance(value, Pieces)}:
             parts.models[name] = tensors
         else:
             parts.plain[name] = part
     if loose:
         parts.models[""] = loose
-    if any(map(_is_of_size, parts.models.values())):
-        for name in [name for name, tensors in parts.models.items() if not _is_of_size(tensors)]:
-            parts.plain[name] = {leaf: _number(value) for leaf, value in parts.models.pop(name).items()}
+    if any(map(_has_arrays, parts.models.values())):
+        for name in [name for name, tensors in parts.models.items() if not _has_arrays(tensors)]:
+            parts.plain[name] = {leaf: _single_number(value) for leaf, value in parts.models.pop(name).items()}
     return parts
 
 
-def _is_of_size(tensors: Mapping[str, Any]) -> bool:
+def _has_arrays(tensors: Mapping[str, Any]) -> bool:
     """Whether any tensor has more than one element; single numbers alone are settings, not a model."""
     return any(math.prod(value.shape) > 1 for value in tensors.values())
 
 
-def _number(value: Any) -> Any:
+def _single_number(value: Any) -> Any:
     """The number in a tensor of one element; None for anything else."""
     if not isinstance(value, Pieces) or value.unread:
         return None
@@ -126,7 +126,7 @@ def _number(value: Any) -> Any:
     return pieces[0][0] if pieces and len(pieces[0]) == 1 and isinstance(pieces[0][0], (bool, int, float)) else None
 
 
-def _singular(name: str) -> str:
+def _optimizer_name(name: str) -> str:
     return "optimizer" if name in ("optimizer_states", "optimizer_state_dict", "optimizers", "optim") else name
 
 
@@ -134,11 +134,11 @@ def _is_optimizer(part: Any) -> bool:
     return isinstance(part, dict) and isinstance(part.get("state"), dict) and "param_groups" in part
 
 
-def _leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _dotted_leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of each leaf of nested dicts and lists."""
     if isinstance(part, (dict, list)):
         for key, value in part.items() if isinstance(part, dict) else enumerate(part):
-            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+            yield from _dotted_leaves(value, f"{name}.{key}" if name else str(key))
     else:
         yield name, part
 
@@ -146,37 +146,37 @@ def _leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 # --- the model
 
 
-def _model(part: str, tensors: Mapping[str, Any], state: State) -> None:
+def _put_model(part: str, tensors: Mapping[str, Any], state: State) -> None:
     """Put a model's tensors as parameters and buffers, below the name `part`."""
-    buffers = _buffers(tensors)
+    buffers = _batchnorm_buffers(tensors)
     for name, value in tensors.items():
         state.put(Kind.BUFFER if name in buffers else Kind.PARAM, f"{part}.{name}" if part else name, value)
 
 
-def _buffers(names: Mapping[str, Any]) -> set[str]:
+def _batchnorm_buffers(names: Mapping[str, Any]) -> set[str]:
     """Names of batch-norm buffers: `running_mean` and `running_var` side by side, and their count."""
     owners = {name.rpartition(".")[0] for name in names if name.rpartition(".")[2] == _BATCHNORM[0]}
-    whole = {owner for owner in owners if _inside(owner, _BATCHNORM[1]) in names}
-    return {name for owner in whole for leaf in _BATCHNORM if (name := _inside(owner, leaf)) in names}
+    whole = {owner for owner in owners if _dotted(owner, _BATCHNORM[1]) in names}
+    return {name for owner in whole for leaf in _BATCHNORM if (name := _dotted(owner, leaf)) in names}
 
 
-def _inside(owner: str, leaf: str) -> str:
+def _dotted(owner: str, leaf: str) -> str:
     return f"{owner}.{leaf}" if owner else leaf
 
 
-def _candidates(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, tuple[int, ...]]] | None:
+def _parameter_shapes(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, tuple[int, ...]]] | None:
     """(name, shape) of the model's tensors without buffers, in order; None where there are several models."""
     if len(models) != 1:
         return None
     tensors = next(iter(models.values()))
-    buffers = _buffers(tensors)
+    buffers = _batchnorm_buffers(tensors)
     return [(name, value.shape) for name, value in tensors.items() if name not in buffers]
 
 
 # --- optimizers
 
 
-def _optimizers(
+def _put_optimizers(
     optimizers: Sequence[tuple[str, Mapping[Any, Any]]],
     candidates: Sequence[tuple[str, tuple[int, ...]]] | None,
     state: State,
@@ -184,7 +184,7 @@ def _optimizers(
     """Put the optimizers' states under parameter names: given ones, else found by order, else numbers."""
     documents = []
     for optimizer, held in optimizers:
-        groups = _groups(held["param_groups"])
+        groups = _parameter_groups(held["param_groups"])
         names = _given_names(groups, held["state"])
         if names is None and candidates is not None:
             names = _names_by_order(groups, held["state"], candidates)
@@ -192,12 +192,12 @@ def _optimizers(
             state.notes.append(NUMBERED)
         for key, values in held["state"].items():
             name = names.get(key, f"{optimizer}.{key}") if names else f"{optimizer}.{key}"
-            for leaf, value in _leaves(values):
+            for leaf, value in _dotted_leaves(values):
                 path = shallow("".join(f"[{word!r}]" for word in leaf.split(".") if word))
                 state.put(Kind.OPTIMIZER_STATE, name, value, path)
         listed = [
             {
-                **{key: _setting(value) for key, value in group.items() if key not in ("params", "param_names")},
+                **{key: _plain_setting(value) for key, value in group.items() if key not in ("params", "param_names")},
                 "params": [names[key] if names and key in names else f"{optimizer}.{key}" for key in group["params"]],
             }
             for group in groups
@@ -207,7 +207,7 @@ def _optimizers(
         state.settings["optimizers"] = documents
 
 
-def _groups(stored: Any) -> list[dict[str, Any]]:
+def _parameter_groups(stored: Any) -> list[dict[str, Any]]:
     """Parameter groups in order, from a list or a dict by number, each with its `params` as a list of keys."""
     listed = list(stored.values()) if isinstance(stored, dict) else stored if isinstance(stored, list) else []
     groups = [group for group in listed if isinstance(group, dict)]
@@ -218,13 +218,13 @@ def _groups(stored: Any) -> list[dict[str, Any]]:
     return groups
 
 
-def _setting(value: Any) -> Any:
+def _plain_setting(value: Any) -> Any:
     """A group's value as plain data; a tensor as `a tensor of [shape]`."""
     if isinstance(value, Pieces):
         return f"a tensor of {list(value.shape)}"
     if isinstance(value, dict):
-        return [_setting(item) for item in value.values()]
-    return [_setting(item) for item in value] if isinstance(value, list) else value
+        return [_plain_setting(item) for item in value.values()]
+    return [_plain_setting(item) for item in value] if isinstance(value, list) else value
 
 
 def _given_names(groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any]) -> dict[Any, str] | None:
@@ -236,7 +236,7 @@ def _given_names(groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any]) -
         given = group.get("param_names")
         if not isinstance(given, list) or len(given) != len(group["params"]):
             return None
-        names |= {key: str(name) for key, name in zip(group["params"], given, strict=True)}
+        names |= zip(group["params"], map(str, given), strict=True)
     return names or None
 
 
@@ -247,8 +247,8 @@ def _names_by_order(
     names: dict[Any, str] = {}
     for group in groups:
         shapes = [_shape_of(held.get(key)) for key in group["params"]]
-        first = _fit(shapes, candidates)
-        last = _fit(shapes[::-1], candidates[::-1])
+        first = _first_fit(shapes, candidates)
+        last = _first_fit(shapes[::-1], candidates[::-1])
         if first is None or last is None or first != last[::-1]:
             return None
         names |= dict(zip(group["params"], first, strict=True))
@@ -257,12 +257,12 @@ def _names_by_order(
 
 def _shape_of(values: Any) -> tuple[int, ...] | None:
     """The most common shape among a state's tensors of several elements: its parameter's; None without any."""
-    tensors = (value for _, value in _leaves(values) if isinstance(value, Pieces))
+    tensors = (value for _, value in _dotted_leaves(values) if isinstance(value, Pieces))
     shapes = Counter(tensor.shape for tensor in tensors if math.prod(tensor.shape) > 1)
     return shapes.most_common(1)[0][0] if shapes else None
 
 
-def _fit(
+def _first_fit(
     shapes: Sequence[tuple[int, ...] | None], candidates: Sequence[tuple[str, tuple[int, ...]]]
 ) -> list[str] | None:
     """Names of the first candidates, in order, with these shapes (None fits any); None where one finds none."""
@@ -278,10 +278,10 @@ def _fit(
 # --- random states
 
 
-def _random(name: str, part: Any, state: State) -> None:
+def _put_random_states(name: str, part: Any, state: State) -> None:
     """Put the random states in `part`, one site per generator."""
     inner: dict[str, dict[str, Any]] = {}
-    for leaf, value in _leaves(part):
+    for leaf, value in _dotted_leaves(part):
         head, _, rest = leaf.partition(".")
         inner.setdefault(head, {})[rest] = value
     for head, values in inner.items():
@@ -299,7 +299,7 @@ def _is_cpu(values: Mapping[str, Any]) -> bool:
     return [value.shape for value in values.values() if isinstance(value, Pieces)] == [(5056,)]
 
 
-def sites_below(rows: Mapping[Site, Any]) -> Iterator[tuple[Site, Any]]:
+def in_usual_order(rows: Mapping[Site, Any]) -> Iterator[tuple[Site, Any]]:
     """The rows sorted: random states, parameters and buffers, then all others."""
     ranks = {Kind.RNG: 0, Kind.PARAM: 1, Kind.BUFFER: 1}
     yield from sorted(rows.items(), key=lambda row: ranks.get(row[0].kind, 2))

@@ -63,7 +63,7 @@ def open_any(path: str | Path) -> Run:
     """
     path = chosen(path)
     if is_checkpoint(path):
-        return _opened(Path(path))
+        return _open_checkpoint(Path(path))
     try:
         return open_run(path)
     except NoRunError as error:
@@ -83,25 +83,25 @@ def opened(*paths: str | Path) -> Iterator[list[Run]]:
         yield [stack.enter_context(open_any(path)) for path in paths]
 
 
-def _opened(path: Path) -> Run:
+def _open_checkpoint(path: Path) -> Run:
     """Open a checkpoint as a temporary run of one step."""
-    from introspect_cli.exchange.checkpoint_state import sites_below, state_of
+    from introspect_cli.exchange.checkpoint_state import in_usual_order, state_of
     from introspect_cli.exchange.tensor_files import read_any
     from introspect_cli.tensors.arrays import Pieces
 
     tree = read_any(path)
     try:
-        state = state_of(tree, order_counts=not _sorted_by_name(path))
+        state = state_of(tree, order_counts=not _is_sorted_by_name(path))
     except StoreError as error:
         raise StoreError(f"{path} is not a checkpoint: {error}") from None
-    summaries = {site: summarised(held) for site, held in sites_below(state.rows)}
+    summaries = {site: summarised(held) for site, held in in_usual_order(state.rows)}
     run = written(summaries, path, state.settings, {CHECKPOINT: {"from": path.name}, "not_observed": state.notes})
     held = {summaries[site].checksum: held for site, held in state.rows.items() if isinstance(held, Pieces)}
-    run.load_tensor = _reloaded(held)
+    run.load_tensor = _tensor_loader(held)
     return run
 
 
-def _reloaded(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None]:
+def _tensor_loader(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None]:
     """A function that reads a tensor again by checksum; None for large ones, and beyond `_MOST_RELOADED` elements."""
     left = _MOST_RELOADED
 
@@ -118,17 +118,17 @@ def _reloaded(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None
     return read
 
 
-def _sorted_by_name(path: Path) -> bool:
+def _is_sorted_by_name(path: Path) -> bool:
     """Whether tensors are stored in order of name (safetensors), so that their order tells nothing."""
     return path.suffix == ".safetensors" or (path.is_dir() and any(path.glob("*.safetensors")))
 
 
 def summarised(held: Any) -> Summary:
     """The summary of a tensor or plain value."""
-    from introspect_cli.exchange.incoming import value
+    from introspect_cli.exchange.incoming import plain_summary
     from introspect_cli.tensors.arrays import Pieces, summary_of
 
-    return summary_of(held, widened) if isinstance(held, Pieces) else value(held)
+    return summary_of(held, widened) if isinstance(held, Pieces) else plain_summary(held)
 
 
 def written(

@@ -68,19 +68,15 @@ def parse_pickle(data: bytes) -> Any:
     stack: list[Any] = []
     memo: dict[Any, Any] = {}
 
-    def taken(count: int = 0) -> list[Any]:
-        """Pop the last `count` items of the stack; for 0, all after the last mark."""
-        if not count:
-            count = next(at for at, item in enumerate(reversed(stack)) if item is _MARK)
+    def taken(count: int) -> list[Any]:
+        """Pop the last `count` items of the stack."""
         items = stack[len(stack) - count :]
         del stack[len(stack) - count :]
         return items
 
     def marked() -> list[Any]:
         """Pop all items after the last mark, and the mark."""
-        items = taken()
-        stack.pop()
-        return items
+        return taken(next(at for at, item in enumerate(reversed(stack), 1) if item is _MARK))[1:]
 
     argument: Any
     for opcode, argument, _ in pickletools.genops(data):

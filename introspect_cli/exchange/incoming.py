@@ -62,14 +62,14 @@ def checksum_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def value(plain: object) -> Summary:
+def plain_summary(plain: object) -> Summary:
     """The summary of a plain value, by its type and the first 200 characters of its repr."""
     kind = type(plain).__name__
     text = repr(plain)[:200]
     return Summary(Status.VALUE, Layout((), f"python.{kind}"), checksum_of(f"{kind} {text}"), text=text)
 
 
-def scalar(number: float, dtype: str = "float32") -> Summary:
+def scalar_summary(number: float, dtype: str = "float32") -> Summary:
     """The summary of a tensor without dimensions, of which only the printed value is known."""
     printed = float(number)
     flags = {"nans": np.isnan(printed), "posinfs": printed == np.inf, "neginfs": printed == -np.inf}
@@ -80,7 +80,7 @@ def scalar(number: float, dtype: str = "float32") -> Summary:
     return Summary(Status.PARTIAL, Layout((), dtype), checksum_of(f"scalar {number!r}"), stats)
 
 
-def biased(stats: dict[str, float], numel: int) -> None:
+def add_biased_variance(stats: dict[str, float], numel: int) -> None:
     """Set `var` (biased) from `uvar`, or else from `std`, both with n - 1; nothing where it is set."""
     if "var" in stats or numel < 1:
         return

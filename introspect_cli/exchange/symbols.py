@@ -12,7 +12,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from introspect_cli.exchange.incoming import biased
+from introspect_cli.exchange.incoming import add_biased_variance
 from introspect_cli.records import Layout
 
 if TYPE_CHECKING:
@@ -122,5 +122,5 @@ def read_tensor(text: str) -> tuple[Layout, dict[str, float], str] | None:
     if not stats and not digest and not dtype:
         return None
     layout = Layout(shape or (), dtype or "unknown", "", "")
-    biased(stats, layout.numel)
+    add_biased_variance(stats, layout.numel)
     return layout, stats, digest

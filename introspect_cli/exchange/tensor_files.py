@@ -78,7 +78,7 @@ def is_tensors(path: str | Path) -> bool:
     place = Path(path)
     if place.is_dir():
         names = {entry.name for entry in place.iterdir()}
-        return DISTRIBUTED in names or bool(_tensor_files(names)) or bool(_parts(place, names))
+        return DISTRIBUTED in names or bool(_tensor_files(names)) or bool(_distributed_parts(place, names))
     return place.suffix in SUFFIXES and (place.exists() or place.is_symlink())
 
 
@@ -97,7 +97,7 @@ def _tensor_files(names: set[str]) -> list[str]:
     return []
 
 
-def _parts(place: Path, names: set[str]) -> list[str]:
+def _distributed_parts(place: Path, names: set[str]) -> list[str]:
     """Names of subdirectories that are `torch.distributed.checkpoint` directories."""
     return [name for name in sorted(names) if (place / name / DISTRIBUTED).is_file()]
 
@@ -109,17 +109,19 @@ def read_any(path: Path) -> dict[Any, Any]:
         StoreError: it cannot be read.
     """
     try:
-        return _directory(path) if path.is_dir() else _of(path)
+        return _read_directory(path) if path.is_dir() else _named_tensors(path)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None
 
 
-def _of(path: Path) -> dict[Any, Any]:
-    content = _file(path)
+def _named_tensors(path: Path) -> dict[Any, Any]:
+    """What a file holds, by name; a lone array has an empty name."""
+    content = _read_file(path)
     return content if isinstance(content, dict) else {"": content}
 
 
-def _directory(path: Path) -> dict[Any, Any]:
+def _read_directory(path: Path) -> dict[Any, Any]:
+    """The model's tensors, distributed parts and training state below a directory, each part under its own key."""
     names = {entry.name for entry in path.iterdir()}
     if DISTRIBUTED in names:
         return read_distributed(path)
@@ -127,26 +129,26 @@ def _directory(path: Path) -> dict[Any, Any]:
     files = _tensor_files(names)
     for name in files:
         # of several files whose tensors are called alike, each is a part of its own
-        inside = _sharded(path, name) if name.endswith(".index.json") else _of(path / name)
+        inside = _read_sharded(path, name) if name.endswith(".index.json") else _named_tensors(path / name)
         if twice := tensors.keys() & inside.keys():
             raise StoreError(f"{path} has several files with a tensor {next(iter(twice))!r}: name one of them")
         tensors |= inside
     whole: dict[Any, Any] = {"model": tensors} if tensors else {}
-    for name in _parts(path, names):
+    for name in _distributed_parts(path, names):
         part = read_distributed(path / name)
         whole |= part if not whole.keys() & part.keys() else {name: part}
     for name in sorted(names):
         if match := _TRAINING_STATE.fullmatch(name):
-            whole[name.partition(".")[0] if match[1] else f"rng {name.partition('.')[0]}"] = _file(path / name)
+            whole[name.partition(".")[0] if match[1] else f"rng {name.partition('.')[0]}"] = _read_file(path / name)
     if _STATE in names:
-        state = _json(path / _STATE)
+        state = _read_json(path / _STATE)
         whole["trainer"] = {key: state[key] for key in _COUNTERS if key in state} if isinstance(state, dict) else {}
     return whole if len(whole) > 1 or not tensors else tensors
 
 
-def _sharded(folder: Path, name: str) -> dict[Any, Any]:
+def _read_sharded(folder: Path, name: str) -> dict[Any, Any]:
     """The tensors of all files in an index's `weight_map`; each must lie beside the index."""
-    index = _json(folder / name)
+    index = _read_json(folder / name)
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
         raise StoreError(f"{folder / name} is no index of tensors: it has no weight_map")
@@ -154,7 +156,7 @@ def _sharded(folder: Path, name: str) -> dict[Any, Any]:
     for file in dict.fromkeys(places.values()):
         if file != os.path.basename(file) or file in ("", ".", ".."):  # noqa: PTH119 - a name, not a path
             raise StoreError(f"{folder / name} names {file!r}, which is no file beside it: nothing of it is read")
-        held = _of(folder / file)
+        held = _named_tensors(folder / file)
         wanted = [tensor for tensor, place in places.items() if place == file]
         if lost := [tensor for tensor in wanted if tensor not in held]:
             raise StoreError(f"{folder / file} lacks {lost[0]}, which {name} says is there")
@@ -162,9 +164,9 @@ def _sharded(folder: Path, name: str) -> dict[Any, Any]:
     return tensors
 
 
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     """Parse a JSON file; StoreError where it is over `_MOST_JSON` bytes or invalid."""
-    with _regular(path) as file:
+    with _open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > _MOST_JSON:
             raise StoreError(f"{path} is too large to be read: it has more than {_MOST_JSON >> 20} MiB")
         try:
@@ -173,7 +175,7 @@ def _json(path: Path) -> Any:
             raise StoreError(f"{path} is no JSON: {error}") from None
 
 
-def _regular(path: Path) -> Any:
+def _open_regular(path: Path) -> Any:
     """Open a regular file for reading; StoreError for a pipe, device or directory."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -182,15 +184,16 @@ def _regular(path: Path) -> Any:
     return os.fdopen(fd, "rb")
 
 
-def _file(path: Path) -> Any:
-    with _regular(path):
+def _read_file(path: Path) -> Any:
+    """What a file of tensors holds, read by its ending; StoreError where it is not one, or damaged."""
+    with _open_regular(path):
         pass
     if path.suffix not in (*SUFFIXES, ".npy"):
         raise StoreError(f"{path} is not a file of tensors: name one that ends in {', '.join(SUFFIXES)}")
     if path.suffix in TORCH:
         return read_torch(path, str(path))
     try:
-        return {".safetensors": _safetensors, ".npz": _npz, ".npy": _npy}[path.suffix](path)
+        return {".safetensors": _read_safetensors, ".npz": _read_npz, ".npy": _read_npy}[path.suffix](path)
     except MemoryError:
         raise StoreError(f"cannot read {path}: there is not enough memory") from None
     except _DAMAGE as error:
@@ -202,8 +205,9 @@ def _file(path: Path) -> Any:
 # --- safetensors
 
 
-def _safetensors(path: Path) -> dict[Any, Any]:
-    with _regular(path) as file:
+def _read_safetensors(path: Path) -> dict[Any, Any]:
+    """The tensors of a safetensors file by name; ValueError where a size or place in it cannot be."""
+    with _open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = struct.unpack("<Q", file.read(8))[0]
         if length > min(size - 8, _MOST_HEADER):
@@ -226,25 +230,25 @@ def _safetensors(path: Path) -> dict[Any, Any]:
             continue
         if math.prod(shape) * NUMPY[kind].itemsize != end - begin:
             raise ValueError(f"{name} needs another number of bytes than it has")
-        tensors[name] = Pieces(kind, tuple(shape), _span(path, data + begin, end - begin, NUMPY[kind]))
+        tensors[name] = Pieces(kind, tuple(shape), _span_reader(path, data + begin, end - begin, NUMPY[kind]))
     return tensors
 
 
-def _span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callable[[], Iterator[NDArray[Any]]]:
+def _span_reader(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callable[[], Iterator[NDArray[Any]]]:
     """A function that reads `length` bytes from byte `first` on, as arrays.
 
     Not mapped into memory: a file that is truncated meanwhile would end the process.
     """
 
     def read() -> Iterator[NDArray[Any]]:
-        with _regular(path) as file:
+        with _open_regular(path) as file:
             file.seek(first)
-            yield from _numbers(file, path, length, stored)
+            yield from _read_arrays(file, path, length, stored)
 
     return read
 
 
-def _numbers(file: Any, path: Path, length: int, stored: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+def _read_arrays(file: Any, path: Path, length: int, stored: np.dtype[Any]) -> Iterator[NDArray[Any]]:
     """Yield `length` bytes of an open file as arrays of at most `PIECE` elements; StoreError where it ends early."""
     left = length
     while left:
@@ -262,24 +266,25 @@ def _numbers(file: Any, path: Path, length: int, stored: np.dtype[Any]) -> Itera
 # --- numpy's files
 
 
-def _npy(path: Path) -> dict[Any, Any]:
-    return {"": _array("it", path, lambda: _regular(path))}
+def _read_npy(path: Path) -> dict[Any, Any]:
+    return {"": _npy_pieces("it", path, lambda: _open_regular(path))}
 
 
-def _npz(path: Path) -> dict[Any, Any]:
-    with _regular(path) as file, zipfile.ZipFile(file) as archive:
+def _read_npz(path: Path) -> dict[Any, Any]:
+    """The arrays of an archive of numpy's by name."""
+    with _open_regular(path) as file, zipfile.ZipFile(file) as archive:
         members = [member for member in archive.namelist() if member.endswith(".npy")]
     names = [member.removesuffix(".npy") for member in members]
-    return {name: _array(name, path, partial(_member, path, f"{name}.npy")) for name in names}
+    return {name: _npy_pieces(name, path, partial(_open_member, path, f"{name}.npy")) for name in names}
 
 
 @contextmanager
-def _member(path: Path, member: str) -> Iterator[Any]:
-    with _regular(path) as file, zipfile.ZipFile(file) as archive, archive.open(member) as inside:
+def _open_member(path: Path, member: str) -> Iterator[Any]:
+    with _open_regular(path) as file, zipfile.ZipFile(file) as archive, archive.open(member) as inside:
         yield inside
 
 
-def _array(name: str, path: Path, opened: Callable[[], AbstractContextManager[Any]]) -> Pieces:
+def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManager[Any]]) -> Pieces:
     """An array in numpy's format, read piece by piece when asked for; Fortran order is read at once."""
     with opened() as file:
         shape, fortran, dtype = _npy_header(file)
@@ -293,7 +298,7 @@ def _array(name: str, path: Path, opened: Callable[[], AbstractContextManager[An
         try:
             with opened() as inside:
                 _npy_header(inside)
-                pieces = _numbers(inside, path, math.prod(shape) * dtype.itemsize, dtype)
+                pieces = _read_arrays(inside, path, math.prod(shape) * dtype.itemsize, dtype)
                 if fortran and len(shape) > 1:
                     whole = np.concatenate([*pieces, np.empty(0, dtype)]).reshape(shape, order="F")
                     yield from cut(np.ascontiguousarray(whole).reshape(-1).astype(plain, copy=False))

@@ -105,14 +105,9 @@ def histogram(tag: str, array: np.ndarray[Any, Any]) -> bytes:
     flat = array.astype(np.float64).ravel()
     flat = flat[np.isfinite(flat)]
     counts, edges = np.histogram(flat, _BINS) if len(flat) else (np.zeros(0), np.zeros(1))
-    numbers = (
-        float(flat.min(initial=np.inf)) if len(flat) else 0.0,
-        float(flat.max(initial=-np.inf)) if len(flat) else 0.0,
-        float(len(flat)),
-        float(flat.sum()),
-        float((flat * flat).sum()),
-    )
-    body = b"".join(_double(place + 1, number) for place, number in enumerate(numbers))
+    ends = (flat.min(), flat.max()) if len(flat) else (0.0, 0.0)
+    numbers = (*ends, len(flat), flat.sum(), (flat * flat).sum())
+    body = b"".join(_double(field, float(number)) for field, number in enumerate(numbers, 1))
     body += _bytes(6, edges[1:].astype("<f8").tobytes()) + _bytes(7, counts.astype("<f8").tobytes())
     return _bytes(1, tag.encode()) + _bytes(5, body)
 

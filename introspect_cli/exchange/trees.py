@@ -18,7 +18,15 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.formats import wanted_records, wanted_steps
-from introspect_cli.exchange.incoming import Incoming, Row, biased, checksum_of, read_bytes, step_and_rank, value
+from introspect_cli.exchange.incoming import (
+    Incoming,
+    Row,
+    add_biased_variance,
+    checksum_of,
+    plain_summary,
+    read_bytes,
+    step_and_rank,
+)
 from introspect_cli.inspect.module_tree import flattened, keys, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
 
@@ -64,13 +72,13 @@ def write_tree(run: Run, directory: Path, selection: Selection) -> int:
     """
     written = 0
     for step, rank in wanted_steps(run, selection):
-        for root in calls(run, step, rank, selection):
+        for root in nested_calls(run, step, rank, selection):
             place = directory / f"step={step}" / f"rank{rank}"
             place.mkdir(parents=True, exist_ok=True)
             again = f"_call{root.number}" if root.number else ""
             stem = f"{_SAFE.sub('_', root.fqn)[:100]}{again}_debug_tree"
             for name, values in (("FULL_TENSORS", True), ("SUMMARY", False)):
-                document = node(run, root, values=values, top=True)
+                document = written_node(run, root, values=values, top=True)
                 if values and not _has_values(document):
                     continue
                 text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
@@ -79,7 +87,7 @@ def write_tree(run: Run, directory: Path, selection: Selection) -> int:
     return written
 
 
-def calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
+def nested_calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
     """The outermost forward calls of a step, each with its nested `children`."""
     by_call: dict[tuple[str, int], Call] = {}
     for record in wanted_records(run, step, rank, selection):
@@ -100,13 +108,15 @@ def calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
     return [root for root in roots if root.children or "." not in root.fqn]
 
 
-def node(run: Run, call: Call, *, values: bool, top: bool = False) -> dict[str, Any]:
+def written_node(run: Run, call: Call, *, values: bool, top: bool = False) -> dict[str, Any]:
     """One call, with its children, as the nested data of a debug tree."""
     args: list[tuple[str, Any]] = []
     kwargs: list[tuple[str, Any]] = []
     for record in call.inputs:
         first = keys(record.site.path)[:1]
-        (args if first and isinstance(first[0], int) else kwargs).append((record.site.path, leaf(run, record, values)))
+        (args if first and isinstance(first[0], int) else kwargs).append(
+            (record.site.path, written_value(run, record, values))
+        )
     given, named = nested(args) if args else [], nested(kwargs) if kwargs else {}
     document: dict[str, Any] = {
         "module_path": f"{call.fqn} (top-level)" if top else call.fqn,
@@ -114,13 +124,13 @@ def node(run: Run, call: Call, *, values: bool, top: bool = False) -> dict[str, 
     }
     if not call.children:
         document["outputs"] = (
-            nested([(r.site.path, leaf(run, r, values)) for r in call.outputs]) if call.outputs else None
+            nested([(r.site.path, written_value(run, r, values)) for r in call.outputs]) if call.outputs else None
         )
-    document["children"] = [node(run, child, values=values) for child in call.children]
+    document["children"] = [written_node(run, child, values=values) for child in call.children]
     return document
 
 
-def leaf(run: Run, record: Record, values: bool) -> Any:
+def written_value(run: Run, record: Record, values: bool) -> Any:
     """A tensor as shape, dtype, statistics and, with `values`, its elements; a plain value as its text."""
     summary = record.summary
     if summary.status in (Status.VALUE, Status.NOT_OBSERVED):
@@ -129,7 +139,7 @@ def leaf(run: Run, record: Record, values: bool) -> Any:
     described: dict[str, Any] = {"shape": f"torch.Size({list(layout.shape)})", "dtype": f"torch.{layout.dtype}"}
     stored = run.tensor(summary.checksum) if values and summary.checksum else None
     if stored is not None:
-        described["value"] = printed(stored)
+        described["value"] = printed_lines(stored)
     if layout.dtype in _DESCRIBED:
         # torch's std is the unbiased one.
         stats = {**summary.stats, "std": summary.stats.get("uvar", np.nan) ** 0.5}
@@ -137,7 +147,7 @@ def leaf(run: Run, record: Record, values: bool) -> Any:
     return described
 
 
-def printed(array: np.ndarray[Any, Any]) -> list[str]:
+def printed_lines(array: np.ndarray[Any, Any]) -> list[str]:
     """A tensor's values as torch prints them in scientific notation at a width of 120, one line an item."""
     formats: Any = {"float_kind": lambda value: f"{value: .4e}"}
     body = np.array2string(array, separator=", ", max_line_width=120, prefix="tensor(", formatter=formats)
@@ -185,11 +195,11 @@ def read_trees(directory: Path) -> Iterator[Incoming]:
                 raise StoreError(f"{path} is not a debug tree: it is not valid JSON") from None
             if not isinstance(document, dict) or "module_path" not in document:
                 raise StoreError(f"{path} is not a debug tree: it has no module_path at its top")
-            rows += _node(document, seen, str(path), 0)
+            rows += _read_node(document, seen, str(path), 0)
         yield Incoming(step, rank, tuple(rows))
 
 
-def _node(document: Any, seen: dict[str, int], path: str, depth: int) -> Iterator[Row]:
+def _read_node(document: Any, seen: dict[str, int], path: str, depth: int) -> Iterator[Row]:
     """The records of a call in a tree and of the calls inside it, in order."""
     if not isinstance(document, dict) or depth > _DEEPEST:
         raise StoreError(f"{path} is not a debug tree: a child is no object, or lies more than {_DEEPEST} deep")
@@ -198,16 +208,16 @@ def _node(document: Any, seen: dict[str, int], path: str, depth: int) -> Iterato
     inputs = document.get("inputs")
     inputs = inputs if isinstance(inputs, dict) else {}
     for group in ("args", "kwargs"):
-        for place, item in _leaves(inputs.get(group)):
-            yield Site(Phase.FORWARD, Kind.INPUT, fqn, call, place), SiteInfo(), _summary(item)
+        for place, item in _tensor_leaves(inputs.get(group)):
+            yield Site(Phase.FORWARD, Kind.INPUT, fqn, call, place), SiteInfo(), _read_summary(item)
     for child in document.get("children") or ():
-        yield from _node(child, seen, path, depth + 1)
+        yield from _read_node(child, seen, path, depth + 1)
     if document.get("outputs") is not None:
-        for place, item in _leaves(document["outputs"]):
-            yield Site(Phase.FORWARD, Kind.OUTPUT, fqn, call, place), SiteInfo(), _summary(item)
+        for place, item in _tensor_leaves(document["outputs"]):
+            yield Site(Phase.FORWARD, Kind.OUTPUT, fqn, call, place), SiteInfo(), _read_summary(item)
 
 
-def _leaves(item: Any) -> list[tuple[str, Any]]:
+def _tensor_leaves(item: Any) -> list[tuple[str, Any]]:
     """(path, leaf) of nested data; a dict that describes a tensor is a leaf, None is left out."""
     return [(path, leaf) for path, leaf in flattened(item, is_leaf=_is_tensor) if leaf is not None]
 
@@ -216,10 +226,10 @@ def _is_tensor(item: Any) -> bool:
     return isinstance(item, dict) and "shape" in item and "dtype" in item
 
 
-def _summary(item: Any) -> Summary:
+def _read_summary(item: Any) -> Summary:
     """The summary of a leaf: a tensor's statistics, or a plain value."""
     if not isinstance(item, dict):
-        return value(item)
+        return plain_summary(item)
     shape = tuple(int(size) for size in re.findall(r"\d+", str(item["shape"]))[:64])
     dtype = str(item["dtype"]).removeprefix("torch.")
     stats: dict[str, float] = {}
@@ -229,6 +239,6 @@ def _summary(item: Any) -> Summary:
             if match and not math.isnan(float(match[1])):
                 stats[name] = float(match[1])
     layout = Layout(shape, dtype)
-    biased(stats, layout.numel)
+    add_biased_variance(stats, layout.numel)
     text = json.dumps([item.get("value"), str(item["shape"]), dtype, *sorted(stats.items())])
     return Summary(Status.PARTIAL, layout, checksum_of(text), stats)

@@ -17,7 +17,15 @@ import yaml
 
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.formats import wanted_records, wanted_steps
-from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, scalar, step_and_rank, value
+from introspect_cli.exchange.incoming import (
+    Incoming,
+    Row,
+    checksum_of,
+    plain_summary,
+    read_bytes,
+    scalar_summary,
+    step_and_rank,
+)
 from introspect_cli.exchange.symbols import read_tensor, write_tensor
 from introspect_cli.inspect.module_tree import flattened, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
@@ -67,16 +75,16 @@ def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, An
         if record.summary.status is not Status.NOT_OBSERVED:
             by_kind.setdefault(record.site.kind, []).append(record)
     root = _only_root(by_kind)
-    data, grads, buffers = (_latest(by_kind.get(kind, ())) for kind in (Kind.PARAM, Kind.GRAD, Kind.BUFFER))
+    data, grads, buffers = (_latest_by_name(by_kind.get(kind, ())) for kind in (Kind.PARAM, Kind.GRAD, Kind.BUFFER))
     parts = {
-        "parameters": _parameters(run, data, grads, root),
+        "parameters": _written_parameters(run, data, grads, root),
         "buffers": {
-            **{name.removeprefix(root): _leaf(run, record) for name, record in buffers.items()},
-            **_all_of(run, "buffers", buffers),
+            **{name.removeprefix(root): _written_value(run, record) for name, record in buffers.items()},
+            **_digest_entry(run, "buffers", buffers),
         },
-        "optimizers": _optimizers(run, by_kind),
-        "rngs": _rngs(by_kind),
-        "batch": _batch(run, by_kind, step),
+        "optimizers": _written_optimizers(run, by_kind),
+        "rngs": _random_states(by_kind),
+        "batch": _written_batch(run, by_kind, step),
     }
     return {name: part for name, part in parts.items() if part}
 
@@ -88,7 +96,7 @@ def _only_root(by_kind: dict[Kind, list[Record]]) -> str:
     return f"{roots.pop()}." if len(roots) == 1 else ""
 
 
-def _latest(records: Iterable[Record]) -> dict[str, Record]:
+def _latest_by_name(records: Iterable[Record]) -> dict[str, Record]:
     """One record by FQN: that after the optimizer step where there is one, else the last."""
     latest: dict[str, Record] = {}
     for record in records:
@@ -106,13 +114,14 @@ def digest_of(run: Run, record: Record) -> str:
     return hashlib.md5(stored.tobytes(), usedforsecurity=False).hexdigest()
 
 
-def _all(digests: Iterable[str]) -> str:
+def _digest_of_all(digests: Iterable[str]) -> str:
     """The MD5 of digests joined in order."""
     joined = "".join(digests).encode()
     return hashlib.md5(joined, usedforsecurity=False).hexdigest()
 
 
-def _leaf(run: Run, record: Record) -> Any:
+def _written_value(run: Run, record: Record) -> Any:
+    """A plain value as YAML has it, a tensor as its line of statistics; one without dimensions as its number."""
     summary = record.summary
     if summary.status is Status.VALUE:
         return yaml_value(summary.text)
@@ -132,22 +141,24 @@ def yaml_value(text: str) -> Any:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-def _parameters(run: Run, data: dict[str, Record], grads: dict[str, Record], root: str) -> dict[str, Any]:
+def _written_parameters(run: Run, data: dict[str, Record], grads: dict[str, Record], root: str) -> dict[str, Any]:
+    """Data and gradient of each parameter by name without `root`, and a digest over all of either."""
     parts_by_name: dict[str, Any] = {}
     for name in dict.fromkeys([*data, *grads]):
         parts = {"data": data.get(name), "grad": grads.get(name)}
         parts_by_name[name.removeprefix(root)] = {
-            key: _leaf(run, record) for key, record in parts.items() if record is not None
+            key: _written_value(run, record) for key, record in parts.items() if record is not None
         }
-    return parts_by_name | _all_of(run, "data", data) | _all_of(run, "grads", grads)
+    return parts_by_name | _digest_entry(run, "data", data) | _digest_entry(run, "grads", grads)
 
 
-def _all_of(run: Run, what: str, records: dict[str, Record]) -> dict[str, str]:
+def _digest_entry(run: Run, what: str, records: dict[str, Record]) -> dict[str, str]:
     """`{"__all_<what>__": digest}` over all records' digests; {} without records."""
-    return {f"__all_{what}__": _all(digest_of(run, record) for record in records.values())} if records else {}
+    return {f"__all_{what}__": _digest_of_all(digest_of(run, record) for record in records.values())} if records else {}
 
 
-def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, Any]]:
+def _written_optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, Any]]:
+    """The report of each optimizer: its groups with the step's hyper-parameters, and its state by position."""
     settings = run.settings.get("optimizers")
     if not isinstance(settings, list) or not (Kind.OPTIMIZER_STATE in by_kind or Kind.HYPERPARAMETER in by_kind):
         return []
@@ -176,19 +187,22 @@ def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, A
             {
                 "__type__": optimizer.get("class"),
                 "param_groups": groups,
-                "__all_param_groups__": _all([repr(groups)]),
-                "state": {index: _nested(run, records) for index, records in held.items()},
-                "__all_state__": _all(digest_of(run, record) for records in held.values() for record in records),
+                "__all_param_groups__": _digest_of_all([repr(groups)]),
+                "state": {index: _written_nested(run, records) for index, records in held.items()},
+                "__all_state__": _digest_of_all(
+                    digest_of(run, record) for records in held.values() for record in records
+                ),
             }
         )
     return reports
 
 
-def _nested(run: Run, records: Iterable[Record]) -> Any:
-    return nested([(record.site.path, _leaf(run, record)) for record in records])
+def _written_nested(run: Run, records: Iterable[Record]) -> Any:
+    return nested([(record.site.path, _written_value(run, record)) for record in records])
 
 
-def _rngs(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
+def _random_states(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
+    """Digests of random states by generator; those of all CUDA devices as one."""
     digests: dict[str, Any] = {}
     for record in by_kind.get(Kind.RNG, []):
         digest = f"{record.summary.checksum:016x}"
@@ -198,22 +212,23 @@ def _rngs(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
         else:
             digests[name] = {"state": digest} if name in ("numpy", "python") else digest
     if "torch.cuda" in digests:
-        digests["torch.cuda"] = _all(digests["torch.cuda"])
+        digests["torch.cuda"] = _digest_of_all(digests["torch.cuda"])
     return digests
 
 
-def _batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> dict[str, Any]:
+def _written_batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> dict[str, Any]:
+    """The step's batch as nested data, or a list of them where there were several; {} where none was recorded."""
     records = [record for record in by_kind.get(Kind.BATCH, []) if record.site.phase is Phase.DATA]
     if not records:
         return {}
     calls = defaultdict[tuple[str, int], list[Record]](list)
     for record in records:
         calls[record.site.fqn, record.site.call].append(record)
-    batches = [_nested(run, call) for call in calls.values()]
+    batches = [_written_nested(run, call) for call in calls.values()]
     return {
         "__batch_idx__": step,
         "__batch__": batches[0] if len(batches) == 1 else batches,
-        "__all_batch__": _all(digest_of(run, record) for record in records),
+        "__all_batch__": _digest_of_all(digest_of(run, record) for record in records),
     }
 
 
@@ -259,65 +274,67 @@ def read_reports(directory: Path, root: str) -> Iterator[Incoming]:
         document = documents.load(read_bytes(path), str(path))
         if not isinstance(document, dict):
             raise StoreError(f"{path} is not an introspection report: it holds no keys at its top")
-        yield Incoming(step, rank, tuple(_rows(document, root)))
+        yield Incoming(step, rank, tuple(_read_rows(document, root)))
 
 
-def _rows(document: dict[Any, Any], root: str) -> Iterator[Row]:
-    names = [name for name in _map(document.get("parameters")) if not str(name).startswith("__all_")]
+def _read_rows(document: dict[Any, Any], root: str) -> Iterator[Row]:
+    """The records of a report: batch, random states, parameters, buffers, then optimizers."""
+    names = [name for name in _dict_or_empty(document.get("parameters")) if not str(name).startswith("__all_")]
     yield from _batch_rows(document.get("batch"))
-    for name, state in _map(document.get("rngs")).items():
+    for name, state in _dict_or_empty(document.get("rngs")).items():
         fqn = "cuda" if name == "torch.cuda" else str(name)
         text = str(state.get("state")) if isinstance(state, dict) and set(state) == {"state"} else str(state)
         summary = Summary(Status.VALUE, Layout((), "rng"), checksum_of(text), text=text[:200])
         yield Site(Phase.START, Kind.RNG, fqn), SiteInfo(), summary
     for name in names:
-        entry = _map(_map(document.get("parameters"))[name])
+        entry = _dict_or_empty(_dict_or_empty(document.get("parameters"))[name])
         for key, kind in (("grad", Kind.GRAD), ("data", Kind.PARAM)):
             if key in entry:
-                yield Site(Phase.OPTIMIZER, kind, f"{root}.{name}"), SiteInfo(), _summary(entry[key])
-    for name, tensor in _map(document.get("buffers")).items():
+                yield Site(Phase.OPTIMIZER, kind, f"{root}.{name}"), SiteInfo(), _read_summary(entry[key])
+    for name, tensor in _dict_or_empty(document.get("buffers")).items():
         if not str(name).startswith("__all_"):
-            yield Site(Phase.OPTIMIZER, Kind.BUFFER, f"{root}.{name}"), SiteInfo(), _summary(tensor)
+            yield Site(Phase.OPTIMIZER, Kind.BUFFER, f"{root}.{name}"), SiteInfo(), _read_summary(tensor)
     yield from _optimizer_rows(document.get("optimizers"), [f"{root}.{name}" for name in names])
 
 
-def _map(document: object) -> dict[Any, Any]:
+def _dict_or_empty(document: object) -> dict[Any, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _summary(leaf: Any) -> Summary:
+def _read_summary(leaf: Any) -> Summary:
+    """The summary of a value in a report: of a tensor's line, a number, or any other plain value."""
     if isinstance(leaf, str):
         tensor = read_tensor(leaf)
         if tensor is not None:
             layout, stats, digest = tensor
             return Summary(Status.PARTIAL, layout, checksum_of(digest or leaf), stats)
     if isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
-        return scalar(leaf, "float32" if isinstance(leaf, float) else "int64")
-    return value(leaf)
+        return scalar_summary(leaf, "float32" if isinstance(leaf, float) else "int64")
+    return plain_summary(leaf)
 
 
 def _batch_rows(batch: object) -> Iterator[Row]:
-    for path, leaf in flattened(_map(batch).get("__batch__")) if batch else ():
-        yield Site(Phase.DATA, Kind.BATCH, "DataLoader", 0, path), SiteInfo("DataLoader"), _summary(leaf)
+    for path, leaf in flattened(_dict_or_empty(batch).get("__batch__")) if batch else ():
+        yield Site(Phase.DATA, Kind.BATCH, "DataLoader", 0, path), SiteInfo("DataLoader"), _read_summary(leaf)
 
 
 def _optimizer_rows(entries: object, names: list[str]) -> Iterator[Row]:
     """Settings of each param group but `params`, then state by parameter; a second Adam is `Adam#2`."""
     seen: dict[str, int] = {}
     for entry in entries if isinstance(entries, list) else []:
-        optimizer = _map(entry)
+        optimizer = _dict_or_empty(entry)
         kind = str(optimizer.get("__type__", "Optimizer"))
         seen[kind] = seen.get(kind, 0) + 1
         name = kind if seen[kind] == 1 else f"{kind}#{seen[kind]}"
         groups = optimizer.get("param_groups")
         for number, group in enumerate(groups if isinstance(groups, list) else []):
-            for key, setting in _map(group).items():
+            for key, setting in _dict_or_empty(group).items():
                 if key != "params":
                     site = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, f"[{number}][{key!r}]")
-                    yield site, SiteInfo(kind), value(setting)
-        for index, state in _map(optimizer.get("state")).items():
+                    yield site, SiteInfo(kind), plain_summary(setting)
+        for index, state in _dict_or_empty(optimizer.get("state")).items():
             # The position counts over all parameters of the optimizer, which of most is all of the model's.
             is_named = isinstance(index, int) and len(seen) == 1 and index < len(names)
             fqn = names[index] if is_named else f"{name}.{index}"
             for path, leaf in flattened(state):
-                yield Site(Phase.OPTIMIZER, Kind.OPTIMIZER_STATE, fqn, 0, path), SiteInfo(), _summary(leaf)
+                yield Site(Phase.OPTIMIZER, Kind.OPTIMIZER_STATE, fqn, 0, path), SiteInfo(), _read_summary(leaf)

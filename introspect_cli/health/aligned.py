@@ -235,7 +235,7 @@ class AlignedStep:
         """Put the ranks' rows together by site."""
         self.step, self.batches, self.sites, self._readers = step, batches, ranks.sites, ranks.readers
         rows: dict[int, dict[int, int]] = {}
-        for (rank, batch), numbers in zip(batches.items(), ranks.whole.numbers, strict=True):
+        for (rank, batch), numbers in zip(batches.items(), ranks.whole.site_numbers, strict=True):
             for row, number in enumerate(numbers[batch.site].tolist()):
                 rows.setdefault(number, {})[rank] = row
         self.rows: Mapping[int, Rows] = rows

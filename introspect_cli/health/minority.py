@@ -61,7 +61,7 @@ def _of_rank(reader: RankReader, last: int) -> Array:
         numbers = steps[rows].astype(np.uint64)
         for column, share in enumerate(shares):
             if share["kind"] in _KINDS:
-                total = totals.totals[form][totals.place[rows], column]
+                total = totals.totals[form][totals.position[rows], column]
                 mixed = mix(total[:, 0] ^ mix(total[:, 1] ^ mix(numbers + np.uint64(1))))
                 numbers_of[share.tobytes()] = numbers_of.get(share.tobytes(), 0) + int(mixed.sum(dtype=np.uint64))
     out = np.zeros(len(numbers_of), _HELD)
@@ -171,5 +171,5 @@ def _of_share(reader: RankReader, batch: StepBatch, share: Any) -> dict[int, int
     """Row numbers of a share's records, by site key."""
     kinds = np.array([KIND_CODES[kind] for kind in reader.sites.kind], np.int64)
     places = np.array([part_hash(layout) for layout in reader.layouts], np.uint64)
-    rows = np.flatnonzero((kinds[batch.site] == share["kind"]) & (places[batch.layout] == share["place"]))
+    rows = np.flatnonzero((kinds[batch.site] == share["kind"]) & (places[batch.layout] == share["part"]))
     return dict(zip(reader.sites.key[batch.site[rows]].tolist(), rows.tolist(), strict=True))

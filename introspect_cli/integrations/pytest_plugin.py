@@ -61,21 +61,21 @@ class Checks:
             atol: tolerated root-mean-square difference.
         """
         __tracebackhide__ = True
-        from introspect_cli.rerun.golden import ABOUT, KINDS, STORE, Golden, compared, keep, took_long
+        from introspect_cli.rerun.golden import ABOUT, KINDS, STORE, Golden, compare_golden, pack_golden, takes_long
 
         place = self._folder / path
         golden = Golden(steps=0, tolerance={"": (rtol, atol)} if rtol or atol else {})
         if not self._update and not (place / ABOUT).exists():
             pytest.fail(f"no golden run at {place}: save it with `pytest {_UPDATE}` and commit it", pytrace=False)
         options: dict[str, Any] = {"record": KINDS}
-        if not self._update and took_long(place):
+        if not self._update and takes_long(place):
             options |= {"against": str(place / STORE), "stop": True, "diff": f"--rtol {rtol} --atol {atol}"}
         with tempfile.TemporaryDirectory() as folder:
             run = _captured(None, Path(folder) / "run", train, **options)
             if self._update:
-                keep(run, golden, place)
+                pack_golden(run, golden, place)
                 return
-            _fail_unless_same(compared(place, golden, run))
+            _fail_unless_same(compare_golden(place, golden, run))
 
     def assert_same_numbers(
         self, model_a: Any, model_b: Any, inputs: Any, *, rtol: float = 0.0, atol: float = 0.0

@@ -34,7 +34,6 @@ def follow(
     path: str | Path,
     take: Callable[[RankReader, int], None],
     *,
-    wait: bool = True,
     rank: int | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> tuple[int, RunState]:
@@ -43,7 +42,6 @@ def follow(
     Args:
         path: the run.
         take: called with the rank and the number of a step.
-        wait: whether to wait for a run that is being written; else what is there is all.
         rank: the only one to look at; the lowest of all, where it is None.
         between: called after each look.
 
@@ -66,7 +64,7 @@ def follow(
         return len(taken) - 1, run.state
 
     only = None if rank is None else {rank}
-    return poll(path, look, opened=partial(open_run, only=only), wait=wait, between=between)
+    return poll(path, look, opened=partial(open_run, only=only), between=between)
 
 
 TOTALS = {Kind.GRAD.value: "grad_norm", Kind.PARAM.value: "param_norm"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -35,7 +34,7 @@ class Place(Protocol):
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Publish the numbers of a step."""
 
-    def keep(self, file: Path) -> None:
+    def add_file(self, file: Path) -> None:
         """Publish a file: the page, or the packed run."""
 
     def close(self) -> str:
@@ -43,6 +42,12 @@ class Place(Protocol):
 
 
 NUMBERS = "metrics.jsonl"
+
+
+def _json_line(step: int, numbers: Mapping[str, float]) -> str:
+    """The numbers of a step as a line of JSON; those not finite as text."""
+    plain = {name: value if abs(value) < float("inf") else str(value) for name, value in numbers.items()}
+    return json.dumps({"step": step, **plain}) + "\n"
 
 
 class Directory:
@@ -55,12 +60,11 @@ class Directory:
         self._file = (self.path / NUMBERS).open("w", encoding="utf-8")
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Append a JSON line with the numbers of a step; those not finite as text."""
-        plain = {name: value if abs(value) < float("inf") else str(value) for name, value in numbers.items()}
-        self._file.write(json.dumps({"step": step, **plain}) + "\n")
+        """Append the numbers of a step."""
+        self._file.write(_json_line(step, numbers))
         self._file.flush()
 
-    def keep(self, file: Path) -> None:
+    def add_file(self, file: Path) -> None:
         """Copy a file, atomically."""
         fresh = self.path / f".{file.name}"
         shutil.copyfile(file, fresh)
@@ -82,7 +86,7 @@ class Remote:
             url: such as `s3://bucket/runs`.
             run: its directory.
             name: of the run.
-            rank: which rank of a launch; all, where it is None.
+            rank: which rank of a launch; all, where it is None. Only the first one's numbers are sent.
             sources: whether the text of source files goes with it.
 
         Raises:
@@ -90,36 +94,33 @@ class Remote:
         """
         if not Path(run).is_dir():
             raise StoreError(f"{run} is not a directory of a run: name one that `introspect capture -o` made")
-        self._text, self._run = url, run
+        self._url, self._run = url, run
         self._sender = Sender(Path(run), f"{url.rstrip('/')}/{name}", rank, sources=sources)
-        self._local = tempfile.TemporaryDirectory(prefix="introspect-publish-")
-        self._directory = Directory(self._local.name, name) if not rank else None
-        self._numbers = ""
-        self._files: dict[str, bytes] = {}
-        self._began = False
+        self._files: dict[str, bytes | bytearray] = {} if rank else {NUMBERS: bytearray()}
+        self._has_sent = False
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Keep the numbers of a step for the next upload."""
-        if self._directory is not None:
-            self._directory.log(step, numbers)
+        if NUMBERS in self._files:
+            self._files[NUMBERS] += _json_line(step, numbers).encode()
 
-    def keep(self, file: Path) -> None:
+    def add_file(self, file: Path) -> None:
         """Keep a file for the next upload; a packed run is ignored, since the run itself is uploaded."""
         if not file.name.endswith(ENDING):
             self._files[file.name] = file.read_bytes()
 
-    def look(self) -> None:
+    def send_if_due(self) -> None:
         """Upload what is new, if the interval is over; a failed upload is retried with the next.
 
         Raises:
-            RefusedError: storage will not have it.
+            RefusedError: storage refuses the first upload.
         """
         if self._sender.is_due():
             try:
                 self._send()
-                self._began = True
+                self._has_sent = True
             except RefusedError:
-                if not self._began:
+                if not self._has_sent:
                     raise
             except StoreError:
                 pass  # it is tried again
@@ -127,10 +128,8 @@ class Remote:
     def _send(self) -> None:
         """Upload the run, the file of numbers and kept files."""
         self._sender.send()
-        if self._directory is not None:
-            self._files[NUMBERS] = (self._directory.path / NUMBERS).read_bytes()
         for name, data in self._files.items():
-            self._sender.storage.put(name, data)
+            self._sender.storage.put(name, bytes(data))
 
     def close(self) -> str:
         """Upload the rest, retried after each of `PAUSES`.
@@ -138,28 +137,24 @@ class Remote:
         Raises:
             StoreError: not all was sent.
         """
-        try:
-            for pause in (0.0, *PAUSES):
-                time.sleep(pause)
-                try:
-                    self._send()
-                except StoreError as error:
-                    failed = error
-                    if isinstance(error, RefusedError):
-                        break
-                else:
-                    return self._sender.storage.url
-            much = f"{human_size(left)} of" if (left := self._sender.waiting) else "not all of"
-            again = f"`introspect publish {self._run} {self._text}` sends the rest"
-            raise StoreError(f"{much} {self._run} {'were not' if left else 'was'} sent: {failed}; {again}")
-        finally:
-            if self._directory is not None:
-                self._directory.close()
-            self._local.cleanup()
+        for pause in (0.0, *PAUSES):
+            time.sleep(pause)
+            try:
+                self._send()
+            except StoreError as error:
+                failed = error
+                if isinstance(error, RefusedError):
+                    break
+            else:
+                return self._sender.storage.url
+        much = f"{human_size(left)} of" if (left := self._sender.waiting) else "not all of"
+        again = f"`introspect publish {self._run} {self._url}` sends the rest"
+        raise StoreError(f"{much} {self._run} {'were not' if left else 'was'} sent: {failed}; {again}")
 
 
-_NAMES = str.maketrans(dict.fromkeys("[]'\"#(),@", "_"))
-_MOST = 1000  # metrics of MLflow in one request
+_MLFLOW_NAMES = str.maketrans(dict.fromkeys("[]'\"#(),@", "_"))
+_MAX_METRICS = 1000
+"""Metrics of MLflow in one request."""
 
 
 class TensorBoard:
@@ -177,7 +172,7 @@ class TensorBoard:
         values = [scalar(f"introspect/{name}", value) for name, value in numbers.items()]
         self._file.add(step, values, time.time())
 
-    def keep(self, file: Path) -> None:
+    def add_file(self, file: Path) -> None:
         """TensorBoard shows no files."""
 
     def close(self) -> str:
@@ -218,11 +213,13 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(f"introspect/{name}".translate(_NAMES), value, now, step) for name, value in numbers.items()]
-        for begin in range(0, len(metrics), _MOST):
-            self._client.log_batch(self._run, metrics=metrics[begin : begin + _MOST])
+        metrics = [
+            Metric(f"introspect/{name}".translate(_MLFLOW_NAMES), value, now, step) for name, value in numbers.items()
+        ]
+        for begin in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[begin : begin + _MAX_METRICS])
 
-    def keep(self, file: Path) -> None:
+    def add_file(self, file: Path) -> None:
         """Log a file as an artifact."""
         self._client.log_artifact(self._run, str(file), "introspect")
 
@@ -259,7 +256,7 @@ class WeightsAndBiases:
         """Log the numbers of a step."""
         self._run.log({f"introspect/{name}": value for name, value in numbers.items()}, step=step)
 
-    def keep(self, file: Path) -> None:
+    def add_file(self, file: Path) -> None:
         """Log a file as an artifact."""
         artifact = self._artifact(f"{self._name}-{file.name}".replace("/", "-"), type="introspect")
         artifact.add_file(str(file), name=file.name)

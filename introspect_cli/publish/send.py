@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
-from introspect_cli.publish.share import ANOTHER, Share
+from introspect_cli.publish.part import OTHER_RUN, PartSender
 from introspect_cli.store.files.folders import (
     ATTEMPT_NAME,
     LARGEST,
@@ -34,16 +34,16 @@ from introspect_cli.store.remote.objects import NothingThereError, Storage, belo
 if TYPE_CHECKING:
     from pathlib import Path
 
-EVERY = 10.0
+ROUND_SECONDS = 10.0
 """Seconds between two rounds."""
 
-FRACTION = 0.02
+ROUND_FRACTION = 0.02
 """Of the time so far, where that is more: a run of a week has some hundred rounds, not sixty thousand."""
 
-AT_ONCE = 8
+MAX_CONCURRENT = 8
 
 
-def _job(manifest: bytes, path: str) -> object:
+def _job_id(manifest: bytes, path: str) -> object:
     """The job id of the launch in a manifest; None where it names none."""
     said = documents.load(manifest, path)
     return (launch_of(said) or {}).get("job") if isinstance(said, dict) else None
@@ -68,9 +68,9 @@ class Sender:
         self._run = run
         self._rank = rank
         self._sources = sources
-        self._shares: dict[str, Share] = {}
-        self._announced: set[str] = set()
-        self._there: dict[str, set[str]] = {}
+        self._parts: dict[str, PartSender] = {}
+        self._manifests_sent: set[str] = set()
+        self._shared_there: dict[str, set[str]] = {}
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._next = 0.0
@@ -78,12 +78,7 @@ class Sender:
     @property
     def waiting(self) -> int:
         """Bytes seen in the last round and not sent."""
-        return sum(share.waiting for share in self._shares.values())
-
-    @property
-    def steps(self) -> int:
-        """Steps seen in the last round, of the rank with the fewest."""
-        return min((share.steps for share in self._shares.values()), default=0)
+        return sum(part.waiting for part in self._parts.values())
 
     def is_due(self) -> bool:
         """Whether the interval since the last round is over."""
@@ -96,26 +91,26 @@ class Sender:
             StoreError: some of it was not sent.
         """
         now = time.monotonic()
-        every = max(EVERY, FRACTION * (now - self._began))
+        every = max(ROUND_SECONDS, ROUND_FRACTION * (now - self._began))
         self._next = now + every
         try:
-            shares = [self._shares.get(place) or self._begin(place) for place in self._places()]
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                for done in [pool.submit(share.send, every) for share in shares]:
+            parts = [self._parts.get(place) or self._new_part(place) for place in self._directories()]
+            with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
+                for done in [pool.submit(part.send, every) for part in parts]:
                     done.result()
         except OSError as error:
             raise StoreError(f"cannot read {self._run}: {reason(error)}") from None
 
-    def _begin(self, place: str) -> Share:
-        """The `Share` of a directory, begun and kept for further rounds."""
+    def _new_part(self, place: str) -> PartSender:
+        """The `PartSender` of a directory, begun and kept for further rounds."""
         base = place.rpartition("/")[0]
         with Folder.at(str(self._run / base)) as folder:
             run_id = str(read_manifest(folder).get("id"))
         before = partial(self._send_shared, base) if place else lambda: None
-        self._shares[place] = share = Share(
+        self._parts[place] = part = PartSender(
             self._run, place, self.storage, run_id, sources=self._sources, before=before
         )
-        return share
+        return part
 
     def _send_shared(self, base: str) -> None:
         """Upload the launch's `shared/` files before a catalogue whose log names them."""
@@ -123,17 +118,17 @@ class Sender:
             if SHARED not in run:
                 return
             place = below(base, SHARED)
-            if base not in self._there:
+            if base not in self._shared_there:
                 with suppress(NothingThereError):
-                    self._there[base] = set(self.storage.entries(place) or {})
-            there = self._there.setdefault(base, set())
+                    self._shared_there[base] = set(self.storage.entries(place) or {})
+            there = self._shared_there.setdefault(base, set())
             with run.folder(SHARED) as folder:
                 for name in folder.names():
                     if name not in there and SHARED_NAME.fullmatch(name):
                         self.storage.put(f"{place}/{name}", folder.read_file(name, LARGEST))
                         there.add(name)
 
-    def _places(self) -> list[str]:
+    def _directories(self) -> list[str]:
         """The directories with a catalogue each: "" for a run of one process, else each rank's.
 
         Uploads manifests above.
@@ -146,15 +141,15 @@ class Sender:
         places = []
         for base in bases:
             with Folder.at(str(self._run / base)) as folder:
-                if base not in self._announced and MANIFEST in folder:
-                    self._announce(folder, base)
+                if base not in self._manifests_sent and MANIFEST in folder:
+                    self._send_manifest(folder, base)
                 names = [match for match in map(RANK_NAME.fullmatch, folder.names()) if match]
             if self._rank is not None:
                 names = [match for match in names if int(match[1]) == self._rank and base == bases[-1]]
             places += [f"{base}{match[0]}" for match in names]
         return [place for place in places if (self._run / place / LOG).exists()]
 
-    def _announce(self, folder: Folder, base: str) -> None:
+    def _send_manifest(self, folder: Folder, base: str) -> None:
         """Upload a launch's manifest unless it is there; StoreError where another launch's is."""
         name = f"{base}{MANIFEST}"
         data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
@@ -163,6 +158,6 @@ class Sender:
             self.storage.put(name, data)
         elif isinstance(there, StoreError):
             raise there
-        elif _job(there, f"{self.storage.url}/{name}") != _job(data, name):
-            raise StoreError(ANOTHER.format(self.storage.url))
-        self._announced.add(base)
+        elif _job_id(there, f"{self.storage.url}/{name}") != _job_id(data, name):
+            raise StoreError(OTHER_RUN.format(self.storage.url))
+        self._manifests_sent.add(base)

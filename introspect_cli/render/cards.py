@@ -9,7 +9,6 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.compare.terms.words import what
@@ -63,11 +62,8 @@ def _where(result: DiffResult, first: Divergence) -> str:
     steps = text(step_words(first.step, first.labels))
     if result.counts.steps_compared:
         steps += f" <small>of {count(result.counts.steps_compared, 'step')} compared</small>"
-    nodes = {node.fqn: node for node in result.tree}
-    origin = next((node for node in result.tree if node.state == "origin"), None)
-    owner = nodes.get(site.fqn) or nodes.get(site.fqn.rpartition(".")[0]) or origin
     kind = f"{site.kind.value}{f' {site.path}' if site.path else ''}{f', call {site.call}' if site.call else ''}"
-    source = first.source or (owner.source if owner is not None else "")
+    source = first.source or result.defined_in
     rows = [
         ("record", f"{text(kind)} <small>({text(site.phase.value)})</small>"),
         ("class", text(first.module_class if first.module_class != site.fqn else "")),
@@ -120,7 +116,8 @@ def _later(result: DiffResult, first: Divergence) -> str:
 def _why(result: DiffResult, first: Divergence) -> str:
     """The card "Why": where the cause lies, and the lines that a terminal shows."""
     follows = first.role is not Role.ORIGIN and first.reason != "resumed"
-    blamed = "unknown: not everything was recorded" if follows else reason_named(first.reason).place
+    known = result.explains[0].text if result.explains else first.reason
+    blamed = "unknown: not everything was recorded" if follows else known
     return card("Why", text(blamed), (), html_of(why_lines(result) if result.head else [line(result.sentence)]))
 
 

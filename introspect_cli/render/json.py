@@ -214,7 +214,7 @@ def culprit_document(culprit: Culprit) -> dict[str, Any]:
 
 def proof_document(proof: Proof) -> dict[str, Any]:
     """The smallest set of changes that makes two runs diverge."""
-    from introspect_cli.rerun.changes.minimise import kind_of, place_of
+    from introspect_cli.rerun.changes.elements import kind_of, place_of
 
     elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]
     return _with_result({"format": FORMAT, **vars(proof), "elements": elements}, proof.result)

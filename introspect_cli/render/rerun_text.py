@@ -16,7 +16,7 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.rerun.bisect import Culprit
-    from introspect_cli.rerun.changes.minimise import Element
+    from introspect_cli.rerun.changes.elements import Element
     from introspect_cli.rerun.changes.search import Proof
     from introspect_cli.rerun.zoom import Zoomed
 
@@ -85,7 +85,7 @@ def zoom_blocks(zoomed: Zoomed) -> list[Block]:
     blocks: list[Block] = []
     if zoomed.before.verdict is not Verdict.DIVERGED:
         return diff_blocks(zoomed.before)
-    shown = zoomed.after if zoomed.closeups and zoomed.after is not None else zoomed.before
+    shown = zoomed.before if zoomed.after is None or zoomed.after.first is None else zoomed.after
     blocks.append(line(clean(shown.sentence), "bad"))
     blocks += [line(clean(side.note, 1200), "" if side.repeats else "unsure") for side in zoomed.sides]
     if zoomed.after is not None and not zoomed.after.first:

@@ -1,8 +1,8 @@
-"""Run a script at two revisions, so that what it computes can be compared.
+"""Run a script at revisions of a repository, so that what it computes can be compared.
 
-Both run in the same place, one after the other, with the same seed, environment and data; b is compared with a while it
-runs and ends at its first divergence. A capture is kept under the name of all that went into it (revision, command,
-options, variables, packages, the files beside git's), so what was asked before is answered from disk.
+All revisions run in the same place, one after the other, with the same seed, environment and data. A capture is kept
+under the name of all that went into it (revision, command, options, variables, packages, the files beside git's), so
+what was asked before is answered from disk.
 """
 
 from __future__ import annotations
@@ -19,35 +19,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.answer.endings import raised
-from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.settings.settings import ENV_NOISE
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.git import Repository
+from introspect_cli.rerun.git import WORK_TREE, Repository, Revision
 from introspect_cli.rerun.place import (
-    AS_IT_IS,
     COMMITS,
-    PLACE,
-    Around,
+    TREE,
     Place,
-    Revision,
-    ended_in_order,
-    exclusively,
-    path_of_the_users,
-    placed,
-    revision_of,
+    Surroundings,
+    build_place,
+    locked,
     scripts_of,
+    signals_as_exits,
     survey_of_git,
+    users_path,
 )
 from introspect_cli.rerun.variant import (
     Rerun,
     capture,
-    ends_against,
-    kept_run,
+    complete_run,
     log_of,
-    or_nothing,
+    removed_on_error,
+    run_logged,
+    started_at,
+    stop_options,
 )
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.read.run import open_run
@@ -57,216 +53,86 @@ from introspect_cli.texts import count
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
-MOST_KEPT = 20
-"""Captures that are kept."""
-MOST_BYTES = 4 << 30
-"""Bytes of captures that are kept."""
+MAX_KEPT = 20
+"""Captures of revisions that are kept; the least recently used go first."""
 _REFUSED = ("-o", "--output", "--against", "--stop", "--repeat", "--verify-neutral", "--force")
-_SHOWN = 4
+_MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Question:
-    """The command that is captured at both revisions, and how.
+class Command:
+    """A command that is captured at several revisions.
 
     Attributes:
         options: capture options.
-        words: the script and its arguments.
+        words: the script and its arguments (or `-m`, a module and its arguments).
         links: paths that git does not keep and that are linked, relative to the directory where we are.
-        fresh: run again what was run before.
-        stop: end b at its first divergence.
-        rtol: what b is compared by while it runs.
-        noise: runs that should equal a.
+        setup: shell command to run in the place before each capture, such as a reinstall; "" for none.
     """
 
     options: tuple[str, ...]
     words: tuple[str, ...]
     links: tuple[str, ...] = ()
-    fresh: bool = False
-    stop: bool = True
-    rtol: float = 0.0
-    noise: tuple[str, ...] = ()
+    setup: str = ""
 
-
-def captured(
-    a: str, b: str, runs: Sequence[str | None], asked: Question, tell: Callable[[str], None]
-) -> tuple[str, str]:
-    """Capture whichever of a and b is a revision, and return the paths of both runs.
-
-    Args:
-        a: a revision, or `.` for the work tree as it is, or what stands for a run.
-        b: as a.
-        runs: the runs that a and b stand for; None of a revision.
-        asked: what is run.
-        tell: shown a line for each capture.
-
-    Raises:
-        UsageError: there is no such revision, the script does not run there, or an option cannot be meant.
-        StoreError: a run cannot be written.
-    """
-    here = Path.cwd()
-    refused = next((word for word in asked.options if word.partition("=")[0] in _REFUSED), None)
-    if refused is not None:
-        raise UsageError(f"leave {refused} out after `--`: where runs are written and compared is decided here")
-    around = Repository.around(here)
-    if around is None:
-        first = next(word for word, run in zip((a, b), runs, strict=True) if run is None)
-        raise UsageError(f"{first} is no run, and {here} is in no git repository that has it as a revision")
-    user = Repository(around.root)
-    for word, run in zip((a, b), runs, strict=True):
-        if run is not None and word != AS_IT_IS and user.is_revision(word):
-            tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
-    base = here / RUNS / COMMITS
-    with ended_in_order(), exclusively(base, tell):
-        return _Captures(user, base, asked, tell).pair((a, b), runs)
+    @property
+    def seeded(self) -> tuple[str, ...]:
+        """The options, with `--seed 0` where they have no seed."""
+        has_seed = "--seed" in {word.partition("=")[0] for word in self.options}
+        return self.options if has_seed else (*self.options, "--seed", "0")
 
 
 @dataclass(frozen=True)
-class _Captures:
-    """Captures of revisions of a repository."""
+class Captures:
+    """Captures of a command at revisions.
+
+    Attributes:
+        user: the user's repository.
+        base: directory of the runs, and of the place in which they are made.
+        command: what is captured.
+        around: what each revision is given that git does not keep.
+        tell: shown a line for each capture.
+    """
 
     user: Repository
     base: Path
-    asked: Question
+    command: Command
+    around: Surroundings
     tell: Callable[[str], None]
 
-    def pair(self, words: Sequence[str], runs: Sequence[str | None]) -> tuple[str, str]:
-        """Paths of both sides' runs; a side that is a revision is captured, b against a."""
-        revisions = [
-            revision_of(self.user, word) if run is None else None for word, run in zip(words, runs, strict=True)
-        ]
-        around = survey_of_git(self.user, Path.cwd(), scripts_of(self.asked.words), self.base)
-        names = [self._name(one, around) if one is not None else "" for one in revisions]
-        first, second = runs
-        if revisions[0] is not None:
-            first = str(self._captured("a", revisions[0], around, names[0]))
-        assert first is not None
-        if revisions[1] is not None:
-            name = names[1]
-            if names[0] == names[1]:
-                self.tell("a and b are the same code: where their runs differ, the script does not repeat itself")
-                name += "-again"
-            second = str(self._captured("b", revisions[1], around, name, against=first))
-        assert second is not None
-        self._bound({Path(first).name, Path(second).name})
-        return first, second
+    @classmethod
+    def here(cls, user: Repository, base: Path, command: Command, tell: Callable[[str], None]) -> Captures:
+        """Captures of a command that would run in the current directory."""
+        here = Path(os.path.realpath(Path.cwd()))
+        return cls(user, base, command, survey_of_git(user, here, scripts_of(command.words), base), tell)
 
-    def _name(self, revision: Revision, around: Around) -> str:
-        """`<commit>-<hash>`, the hash over revision, files around, options, environment and installed packages."""
-        environment = {name: value for name, value in os.environ.items() if not ENV_NOISE.match(name)}
-        directories = [path for path in sys.path if path.endswith("-packages") and Path(path).is_dir()]
-        made: list[Any] = [
-            revision.state(),
-            around.states(),
-            [*self.asked.options, "--", *self.asked.words],
-            [*self.asked.links, str(Path.cwd().relative_to(self.user.root))],
-            sorted(environment.items()),
-            [__version__, sys.executable, [(path, Path(path).stat().st_mtime_ns) for path in directories]],
-        ]
-        key = hashlib.blake2b(json.dumps(made).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-        return f"{revision.commit[:10]}{'-changed' if revision.changed else ''}-{key}"
+    def place(self, revision: Revision) -> AbstractContextManager[Place]:
+        """The place in which a revision runs, for the length of a block."""
+        return build_place(self.around, self.base / TREE, revision=revision, links=self.command.links)
 
-    def _captured(
-        self, side: str, revision: Revision, around: Around, name: str, *, against: str | None = None
-    ) -> Path:
-        """The run of a revision, kept or captured; with `against`, ended at its first divergence from that run."""
-        whole = self.base / name
-        run, options = whole, list(self.asked.options)
-        if "--seed" not in {word.partition("=")[0] for word in options}:
-            options += ["--seed", "0"]
-        if against is not None and self.asked.stop:
-            more = ends_against(against, self.asked.rtol, self.asked.noise)
-            run = whole.with_name(f"{name}-to-{hashlib.blake2b(json.dumps(more).encode(), digest_size=3).hexdigest()}")
-            options += more
-        kept = None if self.asked.fresh else kept_run(whole) or kept_run(run)
-        changed = "" if kept is None else self._changed_since(kept.run)
-        if changed:
-            self.tell(f"{changed} has changed since {side} was captured")
-        elif kept is not None:
-            self.tell(f"{side} is {revision.words}: captured before, {_shown(kept.run)}")
-            self._refuse(side, kept, revision)
-            os.utime(kept.run)
-            return kept.run
-        self.tell(
-            f"{side} is {revision.words}: running {shlex.join(self.asked.words)} (introspect watch {_shown(run)})"
-        )
-        began = time.monotonic()
-        at, links = self.base / PLACE, self.asked.links
-        with or_nothing(run), placed(around, at, revision=revision, links=links) as place:
+    def capture(self, revision: Revision, run: Path, more: Iterable[str] = ()) -> Rerun:
+        """Capture the command at a revision into `run`, with more capture options; a run without steps if it fails.
+
+        Raises:
+            UsageError: a file was imported from the user's work tree.
+        """
+        with removed_on_error(run), self.place(revision) as place:
             if place.large:
-                names = some([os.path.relpath(path, self.user.root) for path in place.large], _SHOWN)
+                names = some([os.path.relpath(path, self.user.root) for path in place.large], _MAX_NAMED)
                 self.tell(f"linked, being too large to copy: {names}; what the script writes there is written to yours")
-            done = self._run(run, revision, place, options)
-            self._refuse(side, done, revision)
-            self._check(done, revision, place)
-        with open_run(run) as opened:
-            stopped = opened.manifest.get("stopped") is True
-        if stopped and against is not None and not self._diverges(against, run):
-            return self._captured(side, revision, around, name)
-        if run != whole and not stopped:
-            if whole.exists():
-                remove_run(whole)
-            run.rename(whole)
-            log_of(run).replace(log_of(whole))
-            run = whole
-        how = ", up to its first divergence" if stopped else ""
-        self.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
-        return run
+            if self.command.setup and run_logged(self.command.setup, log_of(run), place.directory):
+                return Rerun(run, 1, 0)
+            words = map(place.rebuilt_word, self.command.words)
+            environment = {} if "PYTHONHASHSEED" in os.environ else {"PYTHONHASHSEED": "0"}
+            done = capture(run, place, (*self.command.seeded, *more, *words), environment)
+            if done.usable:
+                self._check_imports(done, revision, place)
+        return done
 
-    def _diverges(self, reference: str, run: Path) -> bool:
-        """Whether a run that was stopped at its first divergence still diverges from `reference` now."""
-        with contextlib.ExitStack() as stack:
-            paths = (reference, str(run), *self.asked.noise)
-            a, b, *others = (stack.enter_context(open_run(path)) for path in paths)
-            return compare_runs(a, b, DiffOptions(rtol=self.asked.rtol), others).verdict is Verdict.DIVERGED
-
-    def _changed_since(self, kept: Path) -> str:
-        """Name of a file outside the revision that a kept run read and that has changed since; "" where none has."""
-        here, place = Path(os.path.realpath(Path.cwd())), self.base / PLACE
-        links = [here / path for path in self.asked.links]
-        with open_run(kept) as run:
-            files, started = run.settings.document("files"), run.time("started")
-        began = 0.0 if started is None else started.timestamp()
-        for name, about in files.items():
-            path = self.user.root / Path(name).expanduser()
-            if path.is_relative_to(place):
-                path = path_of_the_users(place, path, self.user.root)
-            elif path.is_relative_to(self.user.root) and not any(path.is_relative_to(link) for link in links):
-                continue  # the revision's, or one that was copied
-            if about.get("many"):
-                continue
-            if not path.is_file() or path.stat().st_size != about.get("size") or path.stat().st_mtime > began:
-                return str(name)
-        return ""
-
-    def _run(self, run: Path, revision: Revision, place: Place, options: Sequence[str]) -> Rerun:
-        """Capture the command at a revision's place, PYTHONHASHSEED 0 where unset; UsageError without the script."""
-        words = list(self.asked.words)
-        if words[0].endswith(".py") and not (place.directory / place.moved_word(words[0])).exists():
-            raise UsageError(f"there is no {words[0]} at {revision.words}")
-        words = [place.moved_word(word) for word in words]
-        environment = {} if "PYTHONHASHSEED" in os.environ else {"PYTHONHASHSEED": "0"}
-        return capture(run, place, (*options, *words), environment)
-
-    def _refuse(self, side: str, done: Rerun, revision: Revision) -> None:
-        """Raise UsageError where a capture recorded no step, unless b ended by an exception, which is compared."""
-        if done.usable:
-            return
-        error = None
-        if kept_run(done.run) is not None:
-            with open_run(done.run) as run:
-                error = raised(run, "")
-        if error is not None and side == "b":
-            return
-        how = f"exit code {done.exit_code} ({done.last_lines.rpartition(' / ')[2]})" if error is None else error.words
-        raise UsageError(
-            f"nothing to compare: {shlex.join(self.asked.words)} at {revision.words} ends by {how}, before its first "
-            "step is complete"
-        )
-
-    def _check(self, done: Rerun, revision: Revision, place: Place) -> None:
+    def _check_imports(self, done: Rerun, revision: Revision, place: Place) -> None:
         """Check that the imported files were the revision's.
 
         Raises:
@@ -284,24 +150,166 @@ class _Captures:
                     "an absolute path or from where it is installed"
                 )
 
-    def _bound(self, used: set[str]) -> None:
-        """Remove the least recently used captures beyond `MOST_KEPT` or `MOST_BYTES`, never those in `used`."""
-        runs = sorted(
-            (path.parent for path in self.base.glob("*/manifest.yaml")), key=lambda path: -path.stat().st_mtime
-        )
-        total = 0
-        for number, run in enumerate(runs):
-            total += sum(path.lstat().st_size for path in run.rglob("*"))
-            if run.name not in used and (number >= MOST_KEPT or total > MOST_BYTES):
+    def run_of(self, revision: Revision, side: str, more: tuple[str, ...] = (), *, fresh: bool = False) -> Rerun:
+        """The kept run of a revision, if nothing that went into it has changed; else a new one.
+
+        Args:
+            revision: what is captured.
+            side: `a` or `b`, whose runs are kept apart, and told of in a line each; "" to tell nothing.
+            more: further capture options.
+            fresh: capture again what is kept.
+
+        Raises:
+            UsageError: a file was imported from the user's work tree.
+        """
+        run = self.base / self.name(revision, side, more)
+        kept = None if fresh else complete_run(run)
+        changed = "" if kept is None else self.changed_since(run)
+        how = f"running {shlex.join(self.command.words)} (introspect watch {_near(run)})"
+        if kept is not None:
+            how = f"{changed} has changed since it was captured; {how}" if changed else f"captured before, {_near(run)}"
+        if side:
+            self.tell(f"{side} is {revision.words}: {how}")
+        if kept is not None and not changed:
+            os.utime(run)
+            return kept
+        began = time.monotonic()
+        done = self.capture(revision, run, more)
+        if side and done.usable:
+            with open_run(run) as opened:
+                how = ", up to its first divergence" if opened.manifest.get("stopped") is True else ""
+            self.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
+        return done
+
+    def name(self, revision: Revision, side: str, more: tuple[str, ...]) -> str:
+        """`<commit>-<hash>`, the hash over revision, files around, command, environment and installed packages."""
+        environment = {name: value for name, value in os.environ.items() if not ENV_NOISE.match(name)}
+        directories = [path for path in sys.path if path.endswith("-packages") and Path(path).is_dir()]
+        hashed: list[Any] = [
+            [side, *revision.state()],
+            self.around.states(),
+            [*self.command.seeded, *more, "--", *self.command.words],
+            [*self.command.links, self.command.setup, os.path.relpath(self.around.directory, self.user.root)],
+            sorted(environment.items()),
+            [__version__, sys.executable, [(path, Path(path).stat().st_mtime_ns) for path in directories]],
+        ]
+        key = hashlib.blake2b(json.dumps(hashed).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+        return f"{revision.commit[:10]}{'-changed' if revision.changed else ''}-{key}"
+
+    def changed_since(self, kept: Path) -> str:
+        """Name of a file outside the revision that a kept run read and that has changed since; "" where none has."""
+        place, links = self.base / TREE, [self.around.directory / path for path in self.command.links]
+        with open_run(kept) as run:
+            files, began = run.settings.document("files"), started_at(run) or 0.0
+        for name, about in files.items():
+            path = self.user.root / Path(name).expanduser()
+            if path.is_relative_to(place):
+                path = users_path(place, path, self.user.root)
+            elif path.is_relative_to(self.user.root) and not any(path.is_relative_to(link) for link in links):
+                continue  # the revision's, or one that was copied
+            if about.get("many"):
+                continue
+            if not path.is_file() or path.stat().st_size != about.get("size") or path.stat().st_mtime > began:
+                return str(name)
+        return ""
+
+    def remove_old(self, used: Sequence[Path]) -> None:
+        """Remove the least recently used captures beyond `MAX_KEPT`, never those in `used`."""
+        runs = sorted((path.parent for path in self.base.glob("*/manifest.yaml")), key=lambda run: -run.stat().st_mtime)
+        for run in runs[MAX_KEPT:]:
+            if run not in used:
                 with contextlib.suppress(StoreError):
                     remove_run(run)
                     log_of(run).unlink(missing_ok=True)
 
 
 def _digests(root: Path, names: Sequence[str]) -> set[str]:
+    """Source digests of the files `names` that exist below `root`."""
     return {source_digest((root / name).read_bytes()) for name in names if (root / name).is_file()}
 
 
-def _shown(path: Path) -> str:
+# --- two revisions
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two revisions, or a revision and a run, to be compared.
+
+    Attributes:
+        words: a and b: a revision, `.` for the work tree as it is, or the name of a run.
+        runs: the runs that they stand for; None for a revision.
+        fresh: run again what was run before.
+        stop: end b at its first divergence.
+        rtol: what b is compared by while it runs.
+        noise: runs that should equal a.
+    """
+
+    words: tuple[str, str]
+    runs: tuple[str | None, str | None]
+    fresh: bool = False
+    stop: bool = True
+    rtol: float = 0.0
+    noise: tuple[str, ...] = ()
+
+
+def capture_pair(pair: Pair, command: Command, tell: Callable[[str], None]) -> tuple[str, str]:
+    """Capture whichever of a and b is a revision, and return the paths of both runs; `tell` is shown a line for each.
+
+    Raises:
+        UsageError: there is no such revision, the script does not run there, or an option cannot be meant.
+        StoreError: a run cannot be written.
+    """
+    refused = next((word for word in command.options if word.partition("=")[0] in _REFUSED), None)
+    if refused is not None:
+        raise UsageError(f"leave {refused} out after `--`: where runs are written and compared is decided here")
+    user = Repository.around(Path.cwd())
+    if user is None:
+        first = next(word for word, run in zip(pair.words, pair.runs, strict=True) if run is None)
+        raise UsageError(f"{first} is no run, and {Path.cwd()} is in no git repository that has it as a revision")
+    for word, run in zip(pair.words, pair.runs, strict=True):
+        if run is not None and word != WORK_TREE and user.is_revision(word):
+            tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
+    base = Path.cwd() / RUNS / COMMITS
+    with signals_as_exits(), locked(base, tell):
+        revisions = [
+            None if run else Revision.named(user, word) for word, run in zip(pair.words, pair.runs, strict=True)
+        ]
+        captures = Captures.here(user, base, command, tell)
+        states = [revision.state() for revision in revisions if revision is not None]
+        if len(states) > 1 and states[0] == states[1]:
+            tell("a and b are the same code: where their runs differ, the script does not repeat itself")
+        paths: list[str] = []
+        for side, revision, run in zip("ab", revisions, pair.runs, strict=True):
+            stops = stop_options(paths[0], pair.rtol, pair.noise) if paths and pair.stop else ()
+            paths.append(run or "" if revision is None else _capture_side(captures, side, revision, stops, pair))
+        captures.remove_old([*map(Path, paths)])
+    return paths[0], paths[1]
+
+
+def _capture_side(captures: Captures, side: str, revision: Revision, stops: tuple[str, ...], pair: Pair) -> str:
+    """Path of the run of a revision; with `stops`, capture options that end it at its first divergence.
+
+    Raises:
+        UsageError: it recorded no step, unless b ended by an exception, which is compared.
+    """
+    done = captures.run_of(revision, side, stops, fresh=pair.fresh)
+    if done.usable:
+        return str(done.run)
+    error = None
+    if complete_run(done.run) is not None:
+        with open_run(done.run) as opened:
+            error = raised(opened, "")
+    if error is None or side == "a":
+        last = done.last_lines.rpartition(" / ")[2]
+        why = f"exit code {done.exit_code} ({last})" if error is None else error.words
+        raise UsageError(
+            f"nothing to compare: {shlex.join(captures.command.words)} at {revision.words} ends by {why}, before its "
+            "first step is complete"
+        )
+    return str(done.run)
+
+
+def _near(path: Path) -> str:
+    """A path relative to the current directory, if it is below it."""
     near = os.path.relpath(path)
     return str(path) if near.startswith(os.pardir) else near

@@ -1,4 +1,4 @@
-"""A git repository asked through git itself, and work trees of its commits beside the user's own.
+"""A git repository asked through git itself, and the trees of its revisions beside the user's own.
 
 Running code of another commit must leave the user's checkout, index and stash as they are: each commit gets a work tree
 of its own, which is removed afterwards.
@@ -7,16 +7,24 @@ of its own, which is removed afterwards.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
+import stat
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+WORK_TREE = "."
+"""What names the work tree as it is among revisions."""
+CODE_ENDINGS = (".py", ".pyx", ".pyi")
+_SUBMODULE = "160000"
 
 
 class Repository:
@@ -33,25 +41,18 @@ class Repository:
 
     @classmethod
     def around(cls, directory: Path) -> Repository | None:
-        """The repository that holds the directory; None where there is none."""
+        """The repository that holds the directory, its root as the directory; None where there is none."""
         try:
-            return cls(directory)
+            return cls(cls(directory).root)
         except UsageError:
             return None
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run `git` with these words in the repository; output decoded, any exit code."""
-        done = self._run(*words)
-        answer, complaint = (data.decode("utf-8", "replace") for data in (done.stdout, done.stderr))
-        return subprocess.CompletedProcess(done.args, done.returncode, answer, complaint)
+        """Run git with any exit code, without hooks, prompts and `GIT_*` variables.
 
-    def blob(self, name: str) -> bytes | None:
-        """Content of a file at a commit, named `commit:path`; None where there is none."""
-        done = self._run("cat-file", "blob", name)
-        return done.stdout if done.returncode == 0 else None
-
-    def _run(self, *words: str) -> subprocess.CompletedProcess[bytes]:
-        """Run git without hooks, prompts and `GIT_*` variables; UsageError where git cannot be started."""
+        Raises:
+            UsageError: git cannot be started.
+        """
         environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         try:
             return subprocess.run(  # noqa: S603 - no shell
@@ -60,6 +61,8 @@ class Repository:
                 cwd=self.directory,
                 env={**environment, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"},
                 capture_output=True,
+                encoding="utf-8",
+                errors="replace",
                 check=False,
                 stdin=subprocess.DEVNULL,
             )
@@ -67,15 +70,15 @@ class Repository:
             raise UsageError(f"cannot run git: {error.strerror or error}") from None
 
     def ask(self, *words: str) -> str:
-        """The output of a git command, stripped.
+        """The output of a git command, stripped; UsageError where git refuses."""
+        return self._output(*words).strip()
+
+    def _output(self, *words: str) -> str:
+        """The output of a git command.
 
         Raises:
             UsageError: git refuses; its last line says why.
         """
-        return self._answer(*words).strip()
-
-    def _answer(self, *words: str) -> str:
-        """The output of a git command; UsageError with its last line where it fails."""
         answer = self.run(*words)
         if answer.returncode:
             lines = (answer.stderr or answer.stdout).strip().splitlines() or ["it failed"]
@@ -88,17 +91,14 @@ class Repository:
         Raises:
             UsageError: git refuses.
         """
-        return [name for name in self._answer(*words, "-z").split("\0") if name]
-
-    def has(self, commit: str) -> bool:
-        """Whether the repository holds a commit."""
-        return self.run("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
+        return [name for name in self._output(*words, "-z").split("\0") if name]
 
     def is_revision(self, word: str) -> bool:
         """Whether a word names a commit."""
         return self._resolve(word).returncode == 0
 
     def _resolve(self, word: str) -> subprocess.CompletedProcess[str]:
+        """Git's answer to which commit a word names."""
         return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{word}^{{commit}}")
 
     def commit(self, revision: str) -> str:
@@ -113,25 +113,109 @@ class Repository:
         return answer.stdout.strip()
 
 
-@contextlib.contextmanager
-def work_tree(user: Repository, path: Path, commit: str, *, keep: bool = False) -> Iterator[Repository]:
-    """A work tree of a commit at a path, removed afterwards unless it is to be kept.
-
-    Raises:
-        UsageError: git refuses.
-    """
-    _remove(user, path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    user.ask("worktree", "add", "--detach", "--force", str(path), commit)
+def tracked_files(root: Path) -> frozenset[Path]:
+    """Paths of a project's files that git tracks; empty outside a repository."""
     try:
-        yield Repository(path)
-    finally:
-        if not keep:
-            _remove(user, path)
+        return frozenset(root / name for name in Repository(root).names("ls-files"))
+    except UsageError:
+        return frozenset()
 
 
-def _remove(user: Repository, path: Path) -> None:
-    """Remove the work tree at `path` with git, then whatever is left of its directory."""
-    user.run("worktree", "remove", "--force", "--force", str(path))
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
+@dataclass(frozen=True)
+class Revision:
+    """A revision, or the work tree as it is.
+
+    Attributes:
+        name: as it was asked for.
+        user: the user's repository.
+        commit: what is checked out.
+        changed: by path, whether a file that differs from the commit's in the work tree exists there.
+    """
+
+    name: str
+    user: Repository
+    commit: str
+    changed: Mapping[str, bool] = field(default_factory=dict)
+
+    @classmethod
+    def named(cls, user: Repository, name: str) -> Revision:
+        """Resolve a revision, or `.` for the work tree with its changes; untracked files count where they are code.
+
+        Raises:
+            UsageError: there is no such revision, or it has another commit of a submodule than is checked out:
+                submodules run as they lie there.
+        """
+        commit = user.commit("HEAD" if name == WORK_TREE else name)
+        if name == WORK_TREE:
+            # `git diff` would write the index
+            asked = ("status", "--porcelain", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
+            listed = user.names(*asked)
+            names = [line[3:] for line in listed if line[:2] != "??" or line.endswith(CODE_ENDINGS)]
+            return cls(name, user, commit, {path: os.path.lexists(user.root / path) for path in sorted(names)})
+        for entry in user.names("ls-tree", "-r", "--full-tree", commit):
+            about, _, path = entry.partition("\t")
+            if about.startswith(_SUBMODULE) and (user.root / path / ".git").exists():
+                wanted = about.split()[2]
+                if Repository(user.root / path).commit("HEAD") != wanted:
+                    raise UsageError(
+                        f"{name} has commit {wanted[:10]} of the submodule {path}: check it out there first"
+                    )
+        return cls(name, user, commit)
+
+    @property
+    def words(self) -> str:
+        """`main (4e52087ddf)`."""
+        changes = f" with {len(self.changed)} changed" if self.changed else ""
+        shown = "the work tree" if self.name == WORK_TREE else self.name
+        return f"{shown} ({self.commit[:10]}{changes})"
+
+    def state(self) -> list[object]:
+        """Commit, and digests of changed files: equal for equal trees, as plain data."""
+        digests = [[path, _digest(self.user.root / path) if exists else None] for path, exists in self.changed.items()]
+        return [self.commit, digests]
+
+    @contextlib.contextmanager
+    def checked_out(self, root: Path) -> Iterator[None]:
+        """Its tree at `root`, changed files included, for the length of a block.
+
+        Raises:
+            UsageError: git refuses.
+        """
+        self._remove(root)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        self.user.ask("worktree", "add", "--detach", "--force", str(root), self.commit)
+        try:
+            for path, exists in self.changed.items():
+                with contextlib.suppress(OSError):
+                    (root / path).unlink()
+                if exists:
+                    copy_file(self.user.root / path, root / path)
+            yield
+        finally:
+            self._remove(root)
+
+    def _remove(self, root: Path) -> None:
+        """Remove the work tree at `root` with git, then whatever is left of its directory."""
+        self.user.run("worktree", "remove", "--force", "--force", str(root))
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def copy_file(path: Path, to: Path) -> None:
+    """Copy a file, or recreate a link, unless `to` exists; nothing where the file is gone."""
+    if os.path.lexists(to):
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            to.symlink_to(os.path.normpath(path.parent / path.readlink()) if path.exists() else path.readlink())
+        elif path.is_file():
+            shutil.copy2(path, to)
+
+
+def _digest(path: Path) -> str:
+    """A digest of a file's content and executable bit; `-> target` for a link, "" for nothing."""
+    if path.is_symlink():
+        return f"-> {path.readlink()}"
+    if not path.is_file():
+        return ""
+    return f"{hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()} {path.stat().st_mode & stat.S_IXUSR}"

@@ -8,7 +8,6 @@ compressed file. Beside it stand the command to run again and the tolerance, so 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
 from introspect_cli.rerun.place import Place
-from introspect_cli.rerun.variant import LONG, capture, ends_against, log_of, took
+from introspect_cli.rerun.variant import LONG_SECONDS, capture, duration, log_of, stop_options
 from introspect_cli.store.files.folders import GOLDEN_RUN
 from introspect_cli.store.format import documents
 from introspect_cli.store.read.run import Run, open_run
@@ -57,7 +56,7 @@ class Golden:
     tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def small_run(steps: int) -> list[str]:
+def small_run_options(steps: int) -> list[str]:
     """The options of `capture` that keep a run small: few kinds, no statistics, no settings but the machine's."""
     schedule = f"0:4,{steps // 2},{steps - 1}" if steps > 4 else f"0:{steps}"
     small = ["--no-env", "--no-packages", "--no-source"]
@@ -77,10 +76,10 @@ def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = Fal
         raise StoreError(f"{path} exists already; choose another place with -o, or --force to replace it")
     with tempfile.TemporaryDirectory() as folder:
         run = _captured(golden, Path(folder) / "run", sources=sources)
-        return keep(run, golden, path, sources=sources)
+        return pack_golden(run, golden, path, sources=sources)
 
 
-def keep(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int:
+def pack_golden(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int:
     """Pack a run as the golden run at `path`; returns bytes written."""
     path.mkdir(parents=True, exist_ok=True)
     about = {
@@ -95,7 +94,7 @@ def keep(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int
     return sum(file.stat().st_size for file in path.iterdir())
 
 
-def read(path: Path) -> Golden:
+def read_golden(path: Path) -> Golden:
     """Read the description of the golden run at `path`.
 
     Raises:
@@ -112,7 +111,7 @@ def read(path: Path) -> Golden:
         raise StoreError(f"{path / ABOUT} cannot be read: save it again with --force") from None
 
 
-def _kept(path: Path) -> Run:
+def _open_golden(path: Path) -> Run:
     """Open the golden run's packed run."""
     try:
         return open_run(path / STORE)
@@ -120,36 +119,34 @@ def _kept(path: Path) -> Run:
         raise StoreError(f"{path} cannot be read; save it again with --force ({error})") from None
 
 
-def took_long(path: Path) -> bool:
-    """Whether a golden run took `LONG` seconds or more, so that comparing a new one while it runs pays.
+def takes_long(path: Path) -> bool:
+    """Whether a golden run took `LONG_SECONDS` seconds or more, so that comparing a new one while it runs pays.
 
     Raises:
         StoreError: it cannot be read.
     """
-    with _kept(path) as run:
-        return took(run) >= LONG
+    with _open_golden(path) as run:
+        return duration(run) >= LONG_SECONDS
 
 
-def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> DiffResult:
+def check(path: Path, *, noise: bool = False) -> DiffResult:
     """Run the script of a golden run again and compare.
 
     Raises:
         StoreError: there is no golden run, or the script recorded nothing.
         UsageError: a test saved it, and only that test can check it.
     """
-    golden = read(path)
+    golden = read_golden(path)
     if not golden.words:
         raise UsageError(f"a test saved {path}: run that test to check it")
     with tempfile.TemporaryDirectory() as folder:
         # with noise, what may pass is known after both runs
-        stop = ends_against(path) if not noise and took_long(path) else ()
+        stop = stop_options(path) if not noise and takes_long(path) else ()
         runs = [_captured(golden, Path(folder) / f"run{number}", stop) for number in range(1 + noise)]
-        if keep_run is not None:
-            shutil.copytree(runs[0], keep_run, dirs_exist_ok=True)
-        return compared(path, golden, runs[0], runs[1:])
+        return compare_golden(path, golden, runs[0], runs[1:])
 
 
-def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:
+def compare_golden(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:
     """Compare a new run with the golden one: once for each kind with its own tolerance, once for all other kinds.
 
     Side a is the golden run; with noise runs, which measure the code of a, it is the new one.
@@ -159,17 +156,17 @@ def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) 
         first difference is as small as rounding and the machines round differently.
     """
     with ExitStack() as stack:
-        kept, new = stack.enter_context(_kept(path)), stack.enter_context(open_run(run))
+        kept, new = stack.enter_context(_open_golden(path)), stack.enter_context(open_run(run))
         others = [stack.enter_context(open_run(other)) for other in noise]
         a, b = (new, kept) if others else (kept, new)
-        results = [compare_runs(a, b, options, others) for options in _parts(golden, kept)]
+        results = [compare_runs(a, b, options, others) for options in _options_by_tolerance(golden, kept)]
     answer = next((r for r in results if r.verdict is Verdict.DIVERGED), results[0])
     if answer.verdict is Verdict.SAME:
         answer = next((r for r in results if r.verdict is Verdict.UNDECIDED), answer)
-    return _another_machine(replace(answer, b=str(path)) if others else replace(answer, a=str(path)))
+    return _decided_on_machine(replace(answer, b=str(path)) if others else replace(answer, a=str(path)))
 
 
-def _parts(golden: Golden, run: Run) -> list[DiffOptions]:
+def _options_by_tolerance(golden: Golden, run: Run) -> list[DiffOptions]:
     """Options of one comparison for each kind with its own tolerance, and one for all other kinds."""
     kinds = {kind for rank in run.ranks for kind in run.rank(rank).sites.kind}
     rest = golden.tolerance.get("", (0.0, 0.0))
@@ -181,7 +178,7 @@ def _parts(golden: Golden, run: Run) -> list[DiffOptions]:
     return [*([DiffOptions(kinds=others, rtol=rest[0], atol=rest[1])] if others else []), *parts]
 
 
-def _another_machine(result: DiffResult) -> DiffResult:
+def _decided_on_machine(result: DiffResult) -> DiffResult:
     """UNDECIDED in place of DIVERGED where the first difference is as small as rounding, on another machine."""
     first = result.first
     if result.verdict is not Verdict.DIVERGED or first is None or first.a is None or first.b is None:
@@ -204,7 +201,7 @@ def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: b
     Raises:
         StoreError: it recorded nothing.
     """
-    options = [*small_run(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
+    options = [*small_run_options(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
     done = capture(run, Place(Path.cwd(), Path.cwd()), (*options, *golden.words))
     if done.usable:
         return run

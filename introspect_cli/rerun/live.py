@@ -9,7 +9,6 @@ twice as long as it worked.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ PAUSE = 0.05
 """Seconds between two looks at a run that goes on, at least."""
 
 _REST = 2
+"""How many times as long as a look took the pause after it is, at least."""
 _TRAINING = {Phase.BACKWARD.value, Phase.OPTIMIZER.value}
 
 
@@ -35,26 +35,26 @@ class LiveReference:
     """A reference run, opened again while it may grow, for comparison with a run in progress.
 
     Attributes:
-        opened: opens the reference.
+        open_reference: opens the reference.
         compare: compares the reference with the run.
     """
 
-    opened: Callable[[], Run]
+    open_reference: Callable[[], Run]
     compare: Callable[[Run, Run], DiffResult]
-    _one: Run | None = None
+    _opened: Run | None = None
 
     def reference(self) -> Run:
         """The reference, opened again while it is being written or has no step."""
-        if self._one is None or self._one.state is RunState.RUNNING or self._one.last_step is None:
+        if self._opened is None or self._opened.state is RunState.RUNNING or self._opened.last_step is None:
             self.close()
-            self._one = self.opened()
-        return self._one
+            self._opened = self.open_reference()
+        return self._opened
 
     def close(self) -> None:
         """Close the reference."""
-        if self._one is not None:
-            self._one.close()
-            self._one = None
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def result(self, run: Run) -> DiffResult | None:
         """Compare with a run; None where it is in progress and its steps may still be taken back.
@@ -74,29 +74,34 @@ class LiveReference:
 
 @dataclass
 class Digests:
-    """Digests of a run's steps compared with the reference's, by rank, each step once."""
+    """Digests of a run's steps compared with the reference's, each step once.
+
+    Attributes:
+        by_rank: the reference's digests by rank and step.
+        last_looked: the last step compared, by rank.
+    """
 
     by_rank: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    looked: dict[int, int] = field(default_factory=dict)
-    _of: Run | None = None
+    last_looked: dict[int, int] = field(default_factory=dict)
+    _reference: Run | None = None
 
     @property
     def last(self) -> int:
         """The last step compared on every rank; -1 where there is none."""
-        return min(self.looked.values(), default=-1)
+        return min(self.last_looked.values(), default=-1)
 
     def differ(self, reference: Run, run: Run) -> bool:
         """Whether a step not compared before differs from the reference's, or a rank is not in the reference."""
-        if reference is not self._of:
+        if reference is not self._reference:
             self.by_rank |= {rank: reference.rank(rank).digests() for rank in reference.ranks}
-            self._of = reference
+            self._reference = reference
         if set(run.ranks) - set(self.by_rank):
             return True
         differs = False
         for rank in run.ranks:
-            digests, last, other = run.rank(rank).digests(), self.looked.get(rank, -1), self.by_rank[rank]
+            digests, last, other = run.rank(rank).digests(), self.last_looked.get(rank, -1), self.by_rank[rank]
             differs |= any(step > last and other.get(step, digest) != digest for step, digest in digests.items())
-            self.looked[rank] = max(digests, default=-1)
+            self.last_looked[rank] = max(digests, default=-1)
         return differs
 
 
@@ -119,23 +124,20 @@ def compare_live(
         StoreError: one of them cannot be read.
         UsageError: the two cannot be compared.
     """
-    digests, last, rest_until = Digests(), -1, 0.0
-    waiting = reported = False
+    digests, last = Digests(), -1
+    is_waiting = is_reported = False  # for a full comparison; to `first`
 
     def look(run: Run) -> DiffResult | None:
         """Compare new steps; the result where a full comparison was made, else None."""
-        nonlocal last, rest_until, waiting, reported
-        waiting = (digests.differ(against.reference(), run) or waiting) and not reported
-        began, over = time.monotonic(), run.state is not RunState.RUNNING
-        result = None
-        if over or (waiting and began >= rest_until):
-            result = against.result(run)
-            waiting &= result is None
-            rest_until = time.monotonic() + _REST * (time.monotonic() - began)
-            if result is not None and result.verdict is Verdict.DIVERGED and not reported:
-                reported = True
-                first(result)
-        if not (over or waiting or reported) and digests.last != last:
+        nonlocal last, is_waiting, is_reported
+        is_waiting = (digests.differ(against.reference(), run) or is_waiting) and not is_reported
+        is_over = run.state is not RunState.RUNNING
+        result = against.result(run) if is_over or is_waiting else None
+        is_waiting &= result is None
+        if result is not None and result.verdict is Verdict.DIVERGED and not is_reported:
+            is_reported = True
+            first(result)
+        if not (is_over or is_waiting or is_reported) and digests.last != last:
             last = digests.last
             agreed(last)
         return result

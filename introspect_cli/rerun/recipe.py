@@ -6,9 +6,7 @@ a variable that holds one is taken as it is now.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.settings.settings import ENV_NOISE
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.git import Repository
-from introspect_cli.rerun.place import COMMITS, PLACE, path_of_the_users
+from introspect_cli.rerun.place import COMMITS, TREE, users_path
 from introspect_cli.store.files.folders import REDACTED, RUNS
 from introspect_cli.texts import clean, count
 
@@ -45,7 +43,6 @@ class Recipe:
         python: the interpreter; "" for the one that runs this.
         script: the script, as it was named; "" for a module.
         sources: hash of each source file by its name in the project; empty where none were recorded.
-        commit: the commit its files came from; "" where that was not recorded.
         notes: what is not as it was.
     """
 
@@ -57,7 +54,6 @@ class Recipe:
     python: str = ""
     script: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
-    commit: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -68,9 +64,9 @@ class Recipe:
     def words_at(self, place: Place) -> tuple[str, ...]:
         """Script and arguments for a place; paths are replaced where they would not lead to the rebuilt file."""
         words = []
-        for word in map(place.moved_word, (*self.started, *self.arguments)):
+        for word in map(place.rebuilt_word, (*self.started, *self.arguments)):
             path = Path(os.path.realpath(self.directory / word))
-            moved = place.moved(path)
+            moved = place.rebuilt(path)
             leads = moved == path or Path(os.path.realpath(place.directory / word)) == moved
             words.append(word if leads or not word.endswith(".py") else str(moved))
         return tuple(words)
@@ -101,7 +97,7 @@ def recipe_of(run: Run) -> Recipe:
         directory = str(launcher.get("directory"))
     if any(REDACTED in word for word in words):
         raise UnrepeatableError("its command line holds values that were redacted")
-    moved = _from_revisions(directory)
+    moved = _users_paths(directory)
     started, words, directory = [*map(moved, started)], [*map(moved, words)], moved(directory)
     if not Path(directory).is_dir():
         raise UnrepeatableError(f"its directory {directory} does not exist")
@@ -109,10 +105,10 @@ def recipe_of(run: Run) -> Recipe:
     python = str(command.get("python") or "")
     if python == sys.executable or not python:
         python = ""
-    elif not _has_us(python, directory, environment):
-        notes.append(f"its interpreter {python} does not exist or has no introspect-cli: this one is used")
+    elif not Path(python).is_file():
+        notes.append(f"its interpreter {python} does not exist: this one is used")
         python = ""
-    sources, git = run.settings.document("sources"), run.settings.document("git")
+    sources = run.settings.document("sources")
     return Recipe(
         options=tuple(_options(run)),
         started=tuple(started),
@@ -122,7 +118,6 @@ def recipe_of(run: Run) -> Recipe:
         python=python,
         script=moved(str(script or "")),
         sources={name: text for name, text in sources.items() if isinstance(name, str) and isinstance(text, str)},
-        commit=str(git.get("commit") or ""),
         notes=tuple(notes),
     )
 
@@ -130,27 +125,20 @@ def recipe_of(run: Run) -> Recipe:
 def _options(run: Run) -> list[str]:
     """Recorded capture options that change results or steps: seed, perturb, deterministic, compile, eval."""
     options = run.manifest.get("options") or {}
-    words: list[str] = []
-    if isinstance(options.get("seed"), int):
-        words += ["--seed", str(options["seed"])]
-    if isinstance(options.get("perturb"), int):
-        words += ["--perturb", str(options["perturb"])]
-    if options.get("deterministic") is True:
-        words.append("--deterministic")
-    if options.get("compile") in ("keep", "eager"):
-        words += ["--compile", options["compile"]]
-    if isinstance(options.get("eval"), bool):
-        words.append("--eval" if options["eval"] else "--no-eval")
+    words = [f"--{name}={options[name]}" for name in ("seed", "perturb") if isinstance(options.get(name), int)]
+    words += ["--deterministic"] if options.get("deterministic") is True else []
+    words += [f"--compile={options['compile']}"] if options.get("compile") in ("keep", "eager") else []
+    words += ["--eval" if options["eval"] else "--no-eval"] if isinstance(options.get("eval"), bool) else []
     return words
 
 
-def _from_revisions(directory: str) -> Callable[[str], str]:
+def _users_paths(directory: str) -> Callable[[str], str]:
     """A function that replaces a revision's former place in a text by the user's project; the identity otherwise."""
-    place = next((path for path in Path(directory).parents if path.parts[-3:] == (RUNS, COMMITS, PLACE)), None)
+    place = next((path for path in Path(directory).parents if path.parts[-3:] == (RUNS, COMMITS, TREE)), None)
     repository = None if place is None else Repository.around(place.parents[2])
     if place is None or repository is None or Path(directory).is_dir():
         return str
-    users = str(path_of_the_users(place, place / "0", repository.root)).rstrip(os.sep)
+    users = str(users_path(place, place / "0", repository.root)).rstrip(os.sep)
     return lambda text: text.replace(str(place / "0"), users)
 
 
@@ -172,15 +160,3 @@ def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | N
     changed |= {name: None for name in os.environ if name not in recorded and not ENV_NOISE.match(name)}
     notes = [f"{', '.join(secret)} was not recorded, being secret, and is not set now"] if secret else []
     return changed, notes
-
-
-def _has_us(python: str, directory: str, environment: Mapping[str, str | None]) -> bool:
-    """Whether an interpreter starts in `directory` and can import introspect_cli."""
-    variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        asked = [python, "-c", "import introspect_cli.cli"]
-        answer = subprocess.run(  # noqa: S603 - the interpreter that the user's own run had
-            asked, cwd=directory, env=variables, capture_output=True, check=False, timeout=60, stdin=subprocess.DEVNULL
-        )
-        return answer.returncode == 0
-    return False

@@ -16,7 +16,6 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.answer.endings import Raised, raised
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from introspect_cli.rerun.place import Place
     from introspect_cli.store.read.run import Run
 
-LONG = 20.0
+LONG_SECONDS = 20.0
 """Seconds from which on it pays to compare a run while it goes on."""
 
 _LAST_LINES = 5
@@ -71,38 +70,10 @@ class Rerun:
         return self.steps > 0
 
 
-@dataclass(frozen=True)
-class End:
-    """How a script ended.
-
-    Attributes:
-        exit_code: its exit code; 0 where it was ended on request.
-        error: the exception that ended it.
-    """
-
-    exit_code: int = 0
-    error: Raised | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether the exit code is not 0 or an exception ended it."""
-        return self.exit_code != 0 or self.error is not None
-
-    def is_as(self, other: End) -> bool:
-        """Whether exit codes are equal, and so are the exceptions, if any: text without directories, and function."""
-        one, two = (None if end.error is None else end.error.same_as for end in (self, other))
-        return self.exit_code == other.exit_code and one == two
-
-    @property
-    def words(self) -> str:
-        """`ValueError: bad shape at model.py:41 in forward`."""
-        return f"exit code {self.exit_code}" if self.error is None else self.error.words
-
-
-def end_of(run: Run) -> End:
-    """Exit code and exception of a run's script; exit code 0 where it was stopped on request."""
+def exit_code_of(run: Run) -> int:
+    """Exit code of a run's script; 0 where it was stopped on request, 1 where the manifest has none."""
     code = 0 if run.manifest.get("stopped") else run.manifest.get("exit_code")
-    return End(code if isinstance(code, int) else 1, raised(run, ""))
+    return code if isinstance(code, int) else 1
 
 
 def log_of(run: Path) -> Path:
@@ -132,7 +103,7 @@ def capture(
     Raises:
         StoreError: the log cannot be written.
     """
-    kept = None if again else kept_run(run)
+    kept = None if again else complete_run(run)
     if kept is not None:
         return kept
     words = list(words)
@@ -143,7 +114,7 @@ def capture(
     variables = {name: value for name, value in changed.items() if value is not None}
     command = [python or sys.executable, "-m", "introspect_cli", "capture", "-q", "--force", "-o", str(run), *words]
     try:
-        code = logged(command, log_of(run), place.directory, variables)
+        code = run_logged(command, log_of(run), place.directory, variables)
     except OSError as error:
         raise StoreError(f"cannot capture into {run}: {error.strerror or error}") from None
     state, made = _read(run, code)
@@ -152,13 +123,19 @@ def capture(
     return replace(made, exit_code=code)
 
 
-def took(run: Run) -> float:
+def started_at(run: Run) -> float | None:
+    """When a run started, in seconds since 1970; None where the manifest does not say."""
+    started = run.time("started")
+    return None if started is None else started.timestamp()
+
+
+def duration(run: Run) -> float:
     """Seconds from start to end of a run; 0 where the manifest does not say."""
     began, ended = run.time("started"), run.time("ended")
     return 0.0 if began is None or ended is None else (ended - began).total_seconds()
 
 
-def logged(
+def run_logged(
     command: Sequence[str] | str, log: Path, directory: Path, environment: Mapping[str, str] | None = None
 ) -> int:
     """Run a command (a str: in a shell) with all output in the file `log`; returns its exit code."""
@@ -194,7 +171,7 @@ def _end_with_parent() -> Callable[[], None] | None:
     return ask
 
 
-def kept_run(run: Path) -> Rerun | None:
+def complete_run(run: Path) -> Rerun | None:
     """The result of an earlier capture at `run`; None where there is none that is COMPLETE."""
     state, kept = _read(run, 0) if (run / "manifest.yaml").exists() else (None, None)
     return kept if state is RunState.COMPLETE else None
@@ -205,12 +182,12 @@ def _read(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
     try:
         with open_run(run) as opened:
             steps = opened.steps
-            return opened.state, Rerun(run, end_of(opened).exit_code, steps)
+            return opened.state, Rerun(run, exit_code_of(opened), steps)
     except StoreError:
         return None, Rerun(run, exit_code, 0)
 
 
-def ends_against(reference: Path | str, rtol: float = 0.0, noise: Sequence[Path | str] = ()) -> tuple[str, ...]:
+def stop_options(reference: Path | str, rtol: float = 0.0, noise: Sequence[Path | str] = ()) -> tuple[str, ...]:
     """Capture options (`--against`, `--stop`, ...) that end a run at its first divergence from `reference`."""
     options = ["--against", from_anywhere(reference), "--stop", *([f"--rtol={rtol}"] if rtol else [])]
     return (*options, *(f"--noise={from_anywhere(path)}" for path in noise))
@@ -229,23 +206,29 @@ class Reference:
     until: int | None = None
 
     @property
-    def ends(self) -> tuple[str, ...]:
-        """Capture options that end a rerun at the last step, and at its divergence where that saves `LONG` seconds.
+    def stop_options(self) -> tuple[str, ...]:
+        """Capture options that end a rerun at the last step, and at its divergence where that saves `LONG_SECONDS`.
 
         To compare while a script runs takes a second or two to begin, so it must pay.
         """
-        stops = ends_against(self.run)
+        stops = stop_options(self.run)
         if self.until is None:
             return stops
         with open_run(self.run) as run:
-            pays = took(run) * min((self.until + 1) / max(run.steps, 1), 1.0) >= LONG
+            pays = duration(run) * min((self.until + 1) / max(run.steps, 1), 1.0) >= LONG_SECONDS
         return ("--until-step", str(self.until), *(stops if pays else ()))
 
-    def judge(self, other: Rerun, exit_code: int = 0) -> tuple[Verdict, DiffResult | None]:
-        """Compare a rerun with the reference; UNDECIDED without a step, or where it agrees but exits otherwise.
+    @property
+    def exit_code(self) -> int:
+        """The exit code of its script."""
+        with open_run(self.run) as run:
+            return exit_code_of(run)
 
-        A script that ended with another exit code than the one expected tells something only by what it recorded
-        before: diverging is diverging, but agreeing up to the crash is not agreeing.
+    def judge(self, other: Rerun) -> tuple[Verdict, DiffResult | None]:
+        """Compare a rerun with the reference; UNDECIDED without a step, or where it agrees and then fails.
+
+        A script that fails tells something only by what it recorded before: diverging is diverging, but agreeing up to
+        the crash is not agreeing.
 
         Raises:
             StoreError: a store cannot be read.
@@ -255,19 +238,19 @@ class Reference:
         steps = None if self.until is None else Schedule.parse(f":{self.until + 1}")
         with open_run(self.run) as a, open_run(other.run) as b:
             result = compare_runs(a, b, DiffOptions(steps=steps))
-        if result.verdict is Verdict.SAME and other.exit_code != exit_code:
+        if result.verdict is Verdict.SAME and other.exit_code not in {0, self.exit_code}:
             return Verdict.UNDECIDED, result
         return result.verdict, result
 
 
-def briefly(result: DiffResult) -> str:
+def first_sentence(result: DiffResult) -> str:
     """`First divergence at step 3: output of GPT.h.0.`, or the comparison's sentence where there is none."""
     first = result.first
     return result.sentence if first is None else f"First divergence at step {first.step}: {what(first.site)}."
 
 
 @contextlib.contextmanager
-def or_nothing(run: Path) -> Iterator[None]:
+def removed_on_error(run: Path) -> Iterator[None]:
     """Remove the run, and its log unless the error is a UsageError, where the block raises."""
     try:
         yield

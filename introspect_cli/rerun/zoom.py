@@ -21,13 +21,14 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.terms.words import some, what
 from introspect_cli.records import Kind
-from introspect_cli.rerun.changes.texts import Texts, encoded, opened_files, texts_of
-from introspect_cli.rerun.place import Place, keep_out_of_git, placed, survey, tracked_files
+from introspect_cli.rerun.changes.texts import Texts, encode_text, opened_files, read_unchanged, source_texts
+from introspect_cli.rerun.place import Place, build_place, keep_out_of_git, survey
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
-from introspect_cli.rerun.variant import briefly, capture
+from introspect_cli.rerun.variant import capture, first_sentence, started_at
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.read.run import Run, open_run
+from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 FURTHEST_BACK = 64
 """Steps before the divergence that are recorded again at most, where the stores have none in between."""
 
-_FEW = 3  # steps of which whole tensors are kept at once
+_MAX_WHOLE_STEPS = 3
+"""Steps of which whole tensors are kept at once."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ class Zoomed:
     Attributes:
         before: the comparison of the stores as they were.
         sides: both runs, run again; empty where nothing diverges.
-        after: the comparison of the new captures; None where the stores were looked at.
-        closeups: the divergences that were looked at, the first one first.
+        after: the comparison of the new captures; None where a run does not repeat.
+        closeups: the divergences that were looked at, the first one first; as recorded where `after` has none.
         source: the line of code that ran the first of them, where it is an operator.
         directory: where the new captures are; None where there are none.
     """
@@ -131,7 +133,16 @@ def zoom(
         directory = (output or Path(RUNS) / f"zoom-{a.name}-{b.name}").resolve()
         keep_out_of_git(directory)
         everything = replace(options, steps=None, kinds=frozenset(), modules=(), limit=None, want_map=False)
-        return _Rerun((one, two), before, everything, directory, links, tell).look_at(before.first)
+        asked = [_recipe(name, run) for name, run in zip("ab", (one, two), strict=True)]
+        recipes = [recipe for recipe in asked if isinstance(recipe, Recipe)]
+        zoomed = Zoomed(before, tuple(side for side in asked if isinstance(side, Side)))
+        if not zoomed.sides:
+            zoomed = _Rerun((one, two), recipes, before, everything, directory, links, tell).look_at(before.first)
+        if zoomed.closeups:
+            return zoomed
+        has_captures = any(side.run is not None for side in zoomed.sides)
+        stored = (closeup(one, two, before.first),)
+        return replace(zoomed, closeups=stored, directory=directory if has_captures else None)
 
 
 @dataclass(frozen=True)
@@ -140,14 +151,16 @@ class _Rerun:
 
     Attributes:
         runs: both, as they were recorded.
+        recipes: how each is run again.
         before: their comparison.
         options: what counts in the comparison of the new captures.
         directory: where these are kept.
-        links: paths outside of git that a work tree needs.
+        links: paths that are linked and not copied.
         tell: shown a line for each run that is started.
     """
 
     runs: tuple[Run, Run]
+    recipes: Sequence[Recipe]
     before: DiffResult
     options: DiffOptions
     directory: Path
@@ -155,68 +168,47 @@ class _Rerun:
     tell: Callable[[str], None]
 
     def look_at(self, first: Divergence) -> Zoomed:
-        """Capture both again around `first` and look at it; only at the stores where one cannot be repeated."""
-        asked = [_recipe(name, run) for name, run in zip("ab", self.runs, strict=True)]
-        recipes = [recipe for recipe in asked if isinstance(recipe, Recipe)]
-        sides = tuple(side for side in asked if isinstance(side, Side))
-        if not sides:
-            steps = steps_between(self.runs[0], first)
-            globs = around(self.runs[0], first) if len(steps[0]) <= _FEW else ()
-            zoomed = self._captured(recipes, steps, globs, first)
-            without_tensors = (closeup.divergence for closeup in zoomed.closeups if closeup.difference is None)
-            nearer = next(filter(comparable, without_tensors), None)
-            if nearer is not None:
-                self.tell(f"first at step {nearer.step}, {what(nearer.site)}: once more, for whole tensors there")
-                globs = (*around(self.runs[0], nearer), *globs)
-                zoomed = self._captured(recipes, steps_at(nearer), globs, first)
-            if zoomed.closeups:
-                return zoomed
-            sides = zoomed.sides
-        stored = (closeup(*self.runs, first),)
-        return Zoomed(self.before, sides, closeups=stored, directory=self._place_of(sides))
-
-    def _place_of(self, sides: Sequence[Side]) -> Path | None:
-        """Directory of the new captures; None where no side has one."""
-        return self.directory if any(side.run is not None for side in sides) else None
+        """Capture both again around `first` and look at it; once more where whole tensors lack at a nearer one."""
+        steps = steps_between(self.runs[0], first)
+        globs = globs_around(self.runs[0], first) if len(steps[0]) <= _MAX_WHOLE_STEPS else ()
+        zoomed = self._captured(steps, globs, first)
+        without_tensors = (closeup.divergence for closeup in zoomed.closeups if closeup.difference is None)
+        nearer = next(filter(comparable, without_tensors), None)
+        if nearer is None:
+            return zoomed
+        self.tell(f"first at step {nearer.step}, {what(nearer.site)}: once more, for whole tensors there")
+        return self._captured(steps_at(nearer), (*globs_around(self.runs[0], nearer), *globs), first)
 
     def _captured(
-        self,
-        recipes: Sequence[Recipe],
-        steps: tuple[tuple[int, ...], tuple[int, ...]],
-        globs: Sequence[str],
-        first: Divergence,
+        self, steps: tuple[tuple[int, ...], tuple[int, ...]], globs: Sequence[str], first: Divergence
     ) -> Zoomed:
-        """Capture both at the given steps with whole tensors at `globs`, and look at their first divergences."""
-        sides: list[Side] = []
-        with contextlib.ExitStack() as stack:
-            places = []
-            for name, run, recipe, numbers in zip("ab", self.runs, recipes, steps, strict=True):
-                at = self.directory / f"{name}-tree"
-                place, note = stack.enter_context(place_of(run, recipe, at, self.links))
-                places.append(place)
-                sides.append(self._side(name, recipe, place, note, numbers, globs))
-            zoomed = Zoomed(self.before, tuple(sides), directory=self._place_of(sides))
-            if not all(side.repeats for side in sides):
-                return zoomed
-            one, two = (stack.enter_context(open_run(side.run or "")) for side in sides)
+        """Capture both at the given steps with whole tensors at `globs`, and look at their first divergences.
+
+        No closeups where a run does not repeat, or both agree now.
+        """
+        pairs = zip("ab", self.runs, self.recipes, steps, strict=True)
+        sides = tuple(self._side(name, run, recipe, numbers, globs) for name, run, recipe, numbers in pairs)
+        zoomed = Zoomed(self.before, sides, directory=self.directory)
+        if not all(side.repeats for side in sides):
+            return zoomed
+        with open_run(sides[0].run or "") as one, open_run(sides[1].run or "") as two:
             after = compare_runs(one, two, self.options)
             if after.first is None:
                 return replace(zoomed, after=after)
             closeups = tuple(closeup(one, two, divergence) for divergence in worth_a_look(after, first))
-            lines = source_lines((one, two), after.first, places)
+            lines = source_lines((one, two), after.first)
         return replace(zoomed, after=replace(after, divergences=()), closeups=closeups, source=lines)
 
-    def _side(
-        self, name: str, recipe: Recipe, place: Place, note: str, steps: tuple[int, ...], globs: Sequence[str]
-    ) -> Side:
+    def _side(self, name: str, run: Run, recipe: Recipe, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
         """Capture a run again, its `steps` with operators and tensors at `globs` whole; compare it with its store."""
-        run, path = self.runs["ab".index(name)], self.directory / name
-        there = (*recipe.options, *recipe.words_at(place))
-        self.tell(f"running {name} again {note}: {shlex.join(there)}, in {place.directory}")
-        options = ["--level", "op", "--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
-        words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
-        new = capture(path, place, words, recipe.environment, recipe.python)
-        note = "; ".join([f"Run {name} was run again {note}", *recipe.notes])
+        path = self.directory / name
+        with place_for(run, recipe, self.directory / f"{name}-tree", self.links) as (place, where):
+            there = (*recipe.options, *recipe.words_at(place))
+            self.tell(f"running {name} again {where}: {shlex.join(there)}, in {place.directory}")
+            options = ["--level", "op", "--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
+            words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
+            new = capture(path, place, words, recipe.environment, recipe.python)
+        note = "; ".join([f"Run {name} was run again {where}", *recipe.notes])
         if not new.usable:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"
             why += " (a file that is newer than the run has to be named: --link PATH)" if place.tops else ""
@@ -224,14 +216,21 @@ class _Rerun:
         difference = _not_repeated(run, path, steps)
         if difference:
             ended = f" (it ended with exit code {new.exit_code})" if new.exit_code else ""
-            return Side(
-                name, path, f"{note}, but does not repeat what was recorded{ended}. {difference}", repeats=False
-            )
+            note = f"{note}, but does not repeat what was recorded{ended}. {difference}"
+            return Side(name, path, note, repeats=False)
         return Side(name, path, f"{note}, and repeats what was recorded.", repeats=True)
 
 
+def _recipe(name: str, run: Run) -> Recipe | Side:
+    """The recipe of a run; a `Side` with the reason where it cannot be run again."""
+    try:
+        return recipe_of(run)
+    except UnrepeatableError as error:
+        return Side(name, None, f"Run {name} cannot be run again: {error}.", repeats=False)
+
+
 @contextlib.contextmanager
-def place_of(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> Iterator[tuple[Place, str]]:
+def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> Iterator[tuple[Place, str]]:
     """A place to run a recipe, and where that is as a clause: where it ran, if its files are as they were.
 
     Else the project is rebuilt with the texts that the run recorded, where all of these can be had.
@@ -245,12 +244,9 @@ def place_of(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> I
     Raises:
         UsageError: no such path to link.
     """
-    sources = texts_of(run, recipe)
-    changed = [
-        name
-        for name, digest in recipe.sources.items()
-        if not _holds(sources.places.get(name, sources.root / name), digest)
-    ]
+    sources = source_texts(run, recipe)
+    places = {name: sources.places.get(name, sources.root / name) for name in recipe.sources}
+    changed = [name for name, digest in recipe.sources.items() if read_unchanged(places[name], digest) is None]
     without = [name for name in changed if name in sources.missing or name in sources.redacted]
     if not changed or without:
         clause = "its source files unchanged" if recipe.sources else "no source files were recorded"
@@ -259,39 +255,21 @@ def place_of(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> I
         yield Place(sources.root, recipe.directory), f"where it ran, {clause}"
         return
     texts = _texts(run, sources)
-    began = run.time("started")
-    kept, before = tracked_files(sources.root), None if began is None else began.timestamp()
-    around = survey(sources.root, recipe.directory, texts.keys(), before, at.parent, kept)
+    around = survey(sources.root, recipe.directory, texts.keys(), started_at(run), at.parent)
     paths = recipe.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-    with placed(around, at, texts, links=links, paths=paths) as place:
+    with build_place(around, at, texts, links=links, paths=paths) as place:
         yield place, "from its recorded sources"
-
-
-def _holds(path: Path, digest: str) -> bool:
-    """Whether a file has the recorded digest."""
-    try:
-        return source_digest(path.read_bytes()) == digest
-    except OSError:
-        return False
 
 
 def _texts(run: Run, sources: Texts) -> dict[Path, bytes]:
     """Bytes by path of the recorded sources, and of opened configuration files that the run keeps."""
-    texts = {sources.places[name]: encoded(text) for name, text in sources.texts.items()}
+    texts = {sources.places[name]: encode_text(text) for name, text in sources.texts.items()}
     for name, digest in opened_files(run).items():
         path = Path(os.path.realpath(sources.root / name))
         data = run.source(digest) if digest in run.kept_sources and path.is_relative_to(sources.root) else None
         if data is not None and source_digest(data) == digest:
             texts.setdefault(path, data)
     return texts
-
-
-def _recipe(name: str, run: Run) -> Recipe | Side:
-    """The recipe of a run; a `Side` with the reason where it cannot be run again."""
-    try:
-        return recipe_of(run)
-    except UnrepeatableError as error:
-        return Side(name, None, f"Run {name} cannot be run again: {error}.", repeats=False)
 
 
 def _not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
@@ -305,7 +283,7 @@ def _not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
             return f"It recorded nothing of step {recorded[-1]}."
         compared = Schedule.parse(",".join(map(str, recorded)))
         result = compare_runs(run, again, DiffOptions(steps=compared, limit=1))
-    return "" if result.verdict is Verdict.SAME else briefly(result)
+    return "" if result.verdict is Verdict.SAME else first_sentence(result)
 
 
 def steps_between(a: Run, first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -327,7 +305,7 @@ def steps_at(first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return one, two
 
 
-def around(run: Run, first: Divergence) -> tuple[str, ...]:
+def globs_around(run: Run, first: Divergence) -> tuple[str, ...]:
     """Globs of the tensors to store whole: the site and all inside it, its parent, and batches.
 
     Without a loader, what the models are given is stored in their place.
@@ -342,27 +320,17 @@ def around(run: Run, first: Divergence) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*globs, *(f"={name}" for name in sorted(batches))]))
 
 
-def source_lines(runs: tuple[Run, Run], first: Divergence, places: Sequence[Place]) -> tuple[SourceLine, ...]:
+def source_lines(runs: tuple[Run, Run], first: Divergence) -> tuple[SourceLine, ...]:
     """Source lines that ran the diverging operator in a and in b; one, named `a and b`, where they are equal."""
     lines = []
-    for name, run, place, step in zip("ab", runs, places, (first.step, first.step_b), strict=True):
+    for name, run, step in zip("ab", runs, (first.step, first.step_b), strict=True):
         records = (record for record in run.rank(first.rank).records(step) if record.site == first.site)
-        source = next((record.info.source for record in records), "")
-        if source:
-            lines.append(SourceLine(name, source, _line(place.root, source)))
-    if len(lines) == 2 and lines[0].place == lines[1].place and lines[0].text == lines[1].text:
+        place = next((record.info.source for record in records), "")
+        file, _, number = place.rpartition(":")
+        source = Sources(run).get(file)
+        text = [] if source is None or not number.isdecimal() else source.text.splitlines()[int(number) - 1 :]
+        if place:
+            lines.append(SourceLine(name, place, text[0].strip() if text else ""))
+    if len(lines) == 2 and (lines[0].place, lines[0].text) == (lines[1].place, lines[1].text):
         return (replace(lines[0], name="a and b"),)
     return tuple(lines)
-
-
-def _line(root: Path, source: str) -> str:
-    """The text of line `file:line` of a project, stripped; "" where it cannot be read or lies outside."""
-    name, _, number = source.rpartition(":")
-    path = (root / name).resolve()
-    if not number.isdecimal() or not path.is_relative_to(root.resolve()):
-        return ""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return next((line.strip() for at, line in enumerate(file, 1) if at == int(number)), "")
-    except OSError:
-        return ""

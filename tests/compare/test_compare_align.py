@@ -238,14 +238,3 @@ class TestMap:
             result.map.modules.index("DataLoader") < result.map.modules.index("Net") < result.map.modules.index("loss")
         )
         assert self.cells(result, "DataLoader") == (0.0,) * 4
-
-    def test_the_tree_marks_the_origin(self, diff):
-        from small_runs import MODULES
-
-        about = {"modules": MODULES}
-        result = diff(train(), train("between"), DiffOptions(want_map=True), about_a=about, about_b=about)
-        states = {node.fqn: node.state for node in result.tree}
-        assert states == {"Net": "origin", "Net.a": "equal", "Net.norm": "diverged", "Net.b": "diverged"}
-        result = diff(train(), train("buffer"), DiffOptions(want_map=True), about_a=about, about_b=about)
-        states = {node.fqn: node.state for node in result.tree}
-        assert states == {"Net": "diverged", "Net.a": "equal", "Net.norm": "origin", "Net.b": "equal"}

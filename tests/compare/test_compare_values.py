@@ -12,7 +12,7 @@ from introspect_cli.compare.changes.near import ranked
 from introspect_cli.compare.changes.project import changed, changed_between
 from introspect_cli.records import Kind
 from introspect_cli.rerun.changes.edits import edits_of
-from introspect_cli.rerun.changes.units import units
+from introspect_cli.rerun.changes.units import join_edits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import lines
@@ -139,7 +139,7 @@ def test_the_pieces_of_a_rename_and_of_a_move_are_one_unit():
     b = MOVED.replace("y", "renamed").replace("import torch\n\n\nclass Part:\n    w = 1\n", "from part import Part\n")
     b = b.replace("k(x)", "k(x) + 1").replace("print", "tell")
     edits = edits_of("f.py", MOVED, b)
-    made = units(edits, {"f.py": MOVED}, {"f.py": b}, changed({"f.py": MOVED}, {"f.py": b}))
+    made = join_edits(edits, {"f.py": MOVED}, {"f.py": b}, changed({"f.py": MOVED}, {"f.py": b}))
     by_text = {frozenset((piece.b or piece.a).text for piece in one.pieces or (one,)) for one in made}
     assert frozenset({"renamed = g(x)", "z = h(renamed)"}) in by_text
     assert frozenset({"return k(x) + 1"}) in by_text

@@ -39,15 +39,8 @@ ASKED = {
     "operators": ["diff everything op-*"],
     "scenes": ["diff scenes *"],
     "refactorings": ["diff refactorings *"],
-    # `whole skip` and `samples samples-split` are asked again when what is decided of them is right again
-    "splits": [
-        "check splits *",
-        "diff splits *[!pt]",
-        "diff splits * --strict",
-        "diff splits whole swap",
-        "diff splits whole three-split",
-        "diff splits uneven *",
-    ],
+    "splits": ["* splits *"],
+    "unseen": ["diff * same-train_compiled-steps-3-mode-script"],
     **{
         name: [f"* {name} *"]
         for name in ("resumed", "loaded", "engines", "checkpoints", "ports", "ill", "attention", "kernels", "precision")

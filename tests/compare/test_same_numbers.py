@@ -22,9 +22,12 @@ def test_a_tensor_that_is_saved_under_another_name_of_its_model_is_structure(tmp
             [*trained, row("loss", "loss", "loss", 1.0), row("forward", "product", "n.pt", weight, path=f"['{key}']")]
         ]
 
-    runs = (("net", "net.w"), ("net", "module.net.w"), ("body", "body.w"), ("net", "average.w"))
-    for name, run in zip("abcd", runs, strict=True):
+    runs = (("net", "net.w"), ("net", "module.net.w"), ("body", "body.w"))
+    for name, run in zip("abc", runs, strict=True):
         write_run(tmp_path / name, rows(*run))
+    other = rows("net", "average.w")
+    other[0][-1] = row("forward", "product", "n.pt", np.ones((3, 3)), path="['average.w']")
+    write_run(tmp_path / "d", other)
     for name, (_, key) in zip("bc", runs[1:3], strict=True):
         result = compared(tmp_path / "a", tmp_path / name)
         assert result.verdict is Verdict.SAME

@@ -15,7 +15,7 @@ from synthetic import row, write_run
 from introspect_cli.commands.stores import import_
 from introspect_cli.compare.terms.result import Role, Verdict
 from introspect_cli.errors import IntrospectError
-from introspect_cli.exchange.arrays import SORTED, parsed
+from introspect_cli.exchange.arrays import ORDER_UNKNOWN, parse_name
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
@@ -183,7 +183,7 @@ def test_steps_ranks_calls_and_types_are_read(tmp_path):
     ],
 )
 def test_a_name_says_what_an_array_is(words, found):
-    named = parsed(words)
+    named = parse_name(words)
     assert (named.step, named.order, named.site) == found
 
 
@@ -195,7 +195,7 @@ def test_the_order_is_that_of_an_archive_or_of_numbers_and_is_never_made_up_in_s
     for write, arrays, order, said in (
         (as_archive, values, ["z", "b", "a"], []),
         (as_folder, numbered, ["z", "b", "a"], []),
-        (as_folder, values, ["a", "b", "z"], [SORTED]),
+        (as_folder, values, ["a", "b", "z"], [ORDER_UNKNOWN]),
     ):
         place = tmp_path / f"{write.__name__}{len(said)}"
         with open_run(imported(write(place, arrays), tmp_path / "run", "--force")) as run:
@@ -369,11 +369,11 @@ def test_gpt2_in_numpy_agrees_with_that_of_transformers_and_its_faults_are_found
     state = {name: value.numpy() for name, value in trained.original("gpt2").state_dict().items()}
     tokens = torch.randint(0, 60, (3, 12), generator=torch.Generator().manual_seed(1)).numpy()
     places = {
-        "": "to the output .logits of GPT2LMHeadModel in a, which is the output of model in b",
-        "eps": f"in or before {THEIRS}.h.1.ln_1 (LayerNorm) in a, which is model.layer_1.norm_1 in b",
-        "gelu": f"In between, a ran {THEIRS}.h.1.mlp.act.",
-        "mask": f"in or before {THEIRS}.h.1.attn.c_proj (Conv1D) in a, which is model.layer_1.mix in b",
-        "weight": f"{THEIRS}.h.1.mlp.c_fc.weight and model.layer_1.up.kernel have no equal on the other side",
+        "": "to the output .logits of GPT2LMHeadModel in a, the output of model in b",
+        "eps": f"the output of {THEIRS}.h.1.ln_1 (LayerNorm) in a, the output of model.layer_1.norm_1 in b",
+        "gelu": "left: its code, its options, what runs between the last value that agrees and this one",
+        "mask": f"the output of {THEIRS}.h.1.attn.c_proj (Conv1D) in a, the output of model.layer_1.mix in b",
+        "weight": f"no equal parameter in the other run: {THEIRS}.h.1.mlp.c_fc.weight, model.layer_1.up.kernel",
     }
     assert set(ported_numpy.FAULTS) < set(places)
     for fault, said in places.items():

@@ -437,16 +437,31 @@ def the_script_finds_its_own_hooks_only(log):
 def variables_that_others_hold_are_left_to_them(log):
     """Python before 3.13 keeps what it is asked for of a frame's variables: whoever asks again changes it."""
 
-    def scope():
+    def asked_itself():
         net = mlp()
         held = locals()
         before = dict(held)
-        exec("rate = 0.25", held)
         net(torch.randn(4, 8)).sum().backward()
         later = 1
-        return {name for name in held if name != "__builtins__"} - before.keys(), held["net"] is net, later
+        return held.keys() - before.keys(), held["net"] is net, later
 
-    log(*scope())
+    def taken():
+        return sys._getframe(1).f_locals
+
+    def asked_by_another():
+        net = mlp()
+        held = taken()
+        exec("rate = 0.25")
+        net(torch.randn(4, 8)).sum().backward()
+        return held["net"] is net, eval("rate")
+
+    def executes():
+        net = mlp()
+        exec("rate = 0.25")
+        net(torch.randn(4, 8)).sum().backward()
+        return eval("rate")
+
+    log(sorted(asked_itself()[0]), asked_itself()[1:], asked_by_another(), executes())
 
 
 @program

@@ -147,7 +147,7 @@ def test_a_directory_holds_numbers_page_and_pack_and_a_url_the_run_itself(publis
 
 def test_what_is_selected_is_published_of_a_run_that_is_over(published, introspect):
     place = published[0]
-    options = ("--no-files", "--kinds", "grad", "--modules", "*.0", "--stats", "l2")
+    options = ("--kinds", "grad", "--modules", "*.0", "--stats", "l2")
     done = introspect("publish", "run", "again", *options, cwd=place)
     assert done.returncode == 0, done.stderr
     line = json.loads((place / "again" / "run" / "metrics.jsonl").read_text().splitlines()[0])

@@ -14,7 +14,8 @@ from repositories import MODEL, git, introspect
 
 from introspect_cli.compare.settings.documents import arguments
 from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.rerun.changes.minimise import Difference, command_line, ddmin
+from introspect_cli.rerun.changes.elements import Difference, command_line
+from introspect_cli.rerun.changes.search import ddmin
 from introspect_cli.rerun.place import Place
 from introspect_cli.rerun.variant import Reference, capture
 
@@ -35,7 +36,7 @@ def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
     assert "model.py" in answer.stdout
     assert "Net" in answer.stdout
     said = " ".join(answer.stdout.split())
-    assert "Of 2 changes in 2 files, one makes them diverge: model.py:11; proven by 2 runs" in said
+    assert "Of 1 change in 1 file, one makes them diverge: model.py:11; proven by 2 runs" in said
     assert "+ return self.b(torch.relu(self.a(x)) * 1.001)" in said
     assert state(repository) == before
     assert git(repository, "worktree", "list").count("\n") == 0
@@ -43,7 +44,7 @@ def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
     assert len(answer.stderr.splitlines()) <= 12
 
     kept = repository.parent / "kept"
-    assert {name.partition("-to-")[2]: steps for name, steps in steps_of(kept).items()} == {"": 4, "0": 1}
+    assert sorted(set(steps_of(kept).values())) == [1, 4]
 
     # Started again, it answers from what is kept.
     times = written(kept)
@@ -66,9 +67,9 @@ def test_the_bad_revision_ends_soon_after_its_first_divergence(repository: Path)
     words = ("--steps", "80", "--pause", "0.1")
     answer = introspect(repository, "bisect", "--good", "HEAD~1", "-o", "../kept", "train.py", *words, code=1)
     assert f"first bad commit is {git(repository, 'rev-parse', 'HEAD')[:10]}: bad" in answer.stdout
-    whole = sorted(steps for name, steps in steps_of(repository.parent / "kept").items() if "-to-" not in name)
-    assert whole[-1] == 80
-    assert whole[0] < 80
+    steps = sorted(steps_of(repository.parent / "kept").values())
+    assert steps[-1] == 80
+    assert steps[-2] < 80
 
 
 def state(repository: Path) -> list[str]:
@@ -100,8 +101,8 @@ def test_a_killed_bisection_goes_on_where_it_stopped(repository: Path):
             if "later steps are not run" in line:
                 break
         os.killpg(running.pid, signal.SIGKILL)
-    done = {run: when for run, when in written(kept).items() if "-to-" not in run.parent.name}
-    assert len(done) == 2
+    done = {run: when for run, when in written(kept).items() if steps_of(kept)[run.parent.name] > 1}
+    assert done
     before = state(repository)
     answer = introspect(repository, *command, code=1)
     assert "scale the hidden layer" in answer.stdout
@@ -110,13 +111,11 @@ def test_a_killed_bisection_goes_on_where_it_stopped(repository: Path):
     assert git(repository, "worktree", "list").count("\n") == 0
 
 
-def test_steps_are_limited_and_the_work_tree_is_kept_on_request(repository: Path):
-    words = ("--good", "HEAD~10", "--bad", "HEAD~9", "--until-step", "2", "--keep", "-o", "../kept", "train.py")
+def test_steps_are_limited(repository: Path):
+    words = ("--good", "HEAD~10", "--bad", "HEAD~9", "--until-step", "2", "-o", "../kept", "train.py")
     answer = introspect(repository, "bisect", *words, code=1)
     assert "scale the hidden layer" in answer.stdout
-    kept = repository.parent / "kept"
-    assert set(steps_of(kept).values()) == {3}
-    assert list((kept / "tree" / "0").rglob("train.py"))
+    assert set(steps_of(repository.parent / "kept").values()) == {3}
 
 
 def test_revisions_that_do_not_run_are_skipped(repository: Path):

@@ -6,26 +6,22 @@ import json
 import os
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from answer_schema import schema
 from repositories import introspect
 
-from introspect_cli.compare.answer.endings import Raised
 from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.settings.files import parsed
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsError
-from introspect_cli.rerun.changes.edits import edits_of, with_edits
-from introspect_cli.rerun.changes.elements import Sides
-from introspect_cli.rerun.changes.other_files import in_directories
-from introspect_cli.rerun.changes.search import _Search
-from introspect_cli.rerun.changes.texts import undefined
-from introspect_cli.rerun.place import Around, placed, survey
+from introspect_cli.rerun.changes.edits import apply_edits, edits_of
+from introspect_cli.rerun.changes.search import Search
+from introspect_cli.rerun.changes.sides import Sides, different_files
+from introspect_cli.rerun.place import Surroundings, build_place, survey
 from introspect_cli.rerun.recipe import Recipe
-from introspect_cli.rerun.variant import End, Reference, Rerun
+from introspect_cli.rerun.variant import Reference, Rerun
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -36,9 +32,8 @@ class Asked(Attempts):
     """Answers of a rule instead of runs."""
 
     rule = None
-    narrowed = False
 
-    def _answer(self, chosen):
+    def _attempt(self, chosen):
         if self.runs >= self.most:
             raise OutOfRunsError
         self.runs += 1
@@ -53,12 +48,11 @@ class Asked(Attempts):
 def search(names, rule, most=100, likely=1):
     elements = [Change(name, "", Side(1, 1, "a"), Side(1, 1, "b")) for name in names]
     recipe = Recipe((), (), (), Path())
-    sides = Sides(recipe, Path(), {}, {}, {}, {}, tuple(elements), (), Path(), (), Path(), ("", ""))
-    around = Around(Path(), Path(), (), (), ())
+    sides = Sides(recipe, Surroundings(Path(), Path(), (), (), ()), {}, {}, {}, tuple(elements), ())
     answered = []
-    asked = Asked(sides, elements, around, Reference(Path(), 3), (), Path("runs"), most, answered.append)
+    asked = Asked(sides, elements, Reference(Path(), 3), (), (), Path("runs"), most, answered.append)
     asked.rule = rule
-    proof = _Search(asked, (around, around), DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
+    proof = Search(asked, DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
     return {element.file for element in proof.elements}, proof
 
 
@@ -136,7 +130,7 @@ def test_a_file_that_lies_in_both_directories_is_no_change_where_one_is_younger_
             (root / file).write_text(text)
             os.utime(root / file, (150, 150))
         grounds.append(survey(root, root, (), before, tmp_path / "runs"))
-    assert [name for name, _, _ in in_directories(*grounds)] == ["log.txt"]
+    assert [name for name, _, _ in different_files(*grounds)] == ["log.txt"]
 
 
 # Real runs.
@@ -281,7 +275,7 @@ def test_another_file_in_the_other_directory_is_found(first, tmp_path):
     answer = introspect(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
     said = " ".join(answer.stdout.split())
     assert "one makes them diverge: data.json: [2]; " in said
-    assert "the runs are the same up to step 0 in what a recorded, with it alone" in said
+    assert "the runs are the same up to step 0, with it alone" in said
 
 
 def test_a_value_of_a_configuration_file_that_was_edited_between_the_runs_is_the_cause(tmp_path):
@@ -326,40 +320,25 @@ def test_the_values_of_a_configuration_file_that_differ(name, a, b, places):
     changes = edits_of(name, a, b)
     if places is None:
         assert [change.unit for change in changes] == ["file"]
-        assert with_edits(changes, a, b) == b
+        assert apply_edits(changes, a, b) == b
         return
     assert [change.place for change in changes] == [f"{name}: {place}" for place in places]
     ending = Path(name).suffix
-    assert with_edits([], a, b) == a
-    assert parsed(with_edits(changes, a, b), ending) == parsed(b, ending)
+    assert apply_edits([], a, b) == a
+    assert parsed(apply_edits(changes, a, b), ending) == parsed(b, ending)
     for change in changes:
         others = [other for other in changes if other is not change]
-        between = parsed(with_edits(others, a, b), ending)
+        between = parsed(apply_edits(others, a, b), ending)
         assert between != parsed(a, ending) or not others
-        assert parsed(with_edits([change], a, b), ending) != parsed(a, ending)
+        assert parsed(apply_edits([change], a, b), ending) != parsed(a, ending)
 
 
-def test_the_change_that_makes_a_script_fail_is_proven_by_its_exception_whichever_run_fails(first, tmp_path):
+def test_a_run_that_fails_before_it_diverges_is_not_bisected(first, tmp_path):
     b = project(tmp_path / "exp2", *HARMLESS, ("model.py", "nn.Linear(4, 2)", "nn.Linear(4, 2, wide=True)"))
     introspect(b, "capture", "-q", "-o", "../b", "train.py", code=1)
-    answer = introspect(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
-    assert "; they end in different ways\n" in answer.stderr
-    assert "a with model.py:8 alone: ends as b: TypeError: Linear.__init__() got an unexpected" in answer.stderr
-    assert " ".join(answer.stdout.split()).startswith(
-        "Of 6 changes in 2 files, one makes them diverge: model.py:8; proven by 2 runs: without it the runs are the "
-        "same up to step 0, with it alone a ends by b's exception."
-    )
-    answer = introspect(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
-    assert "without it b ends by a's exception, with it alone a does not end by its exception." in " ".join(
-        answer.stdout.split()
-    )
-    shape, other = (
-        Raised("a", "ValueError: no /tmp/x/1/data.bin", "m.py", 3, "load"),
-        Raised("a", "ValueError: no", "", 3),
-    )
-    assert End(1, shape).is_as(End(1, replace(shape, exception="ValueError: no /home/y/data.bin", line=9)))
-    assert not End(1, shape).is_as(End(1, other))
-    assert not End(1).is_as(End())
+    answer = introspect(tmp_path, "bisect", "--changes", first / "a", "b", code=2)
+    assert "nothing to bisect: " in answer.stderr
+    assert "TypeError: Linear.__init__() got an unexpected" in " ".join(answer.stderr.split())
 
 
 def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
@@ -368,28 +347,12 @@ def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
     assert "say what to bisect" in introspect(first, "bisect", "--changes", "a", "a", "--good", "x", code=2).stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("import os\nprint(os.getpid(), __file__)", set()),
-        ("print(os.getpid())", {"os"}),
-        ("from x import *\nf()", set()),
-        ("def f(a, *b, c=1, **d):\n    return [e for e in (a, b, c, d, g)]\nf(h := 1, h)", {"g"}),
-        ("try:\n    pass\nexcept E as e:\n    print(e)", {"E"}),
-        ("x = (", set()),
-        ("def f(drop):\n    return drop\ndef g():\n    return drop\n", {"drop"}),
-        ("class A:\n    def f(self):\n        self.x = 1\n        return self.x + self.f() + self.y\n", {"self.y"}),
-        ("def f():\n    global x\n    x = 1\nprint([x for y in (1, 2) if (lambda: y)()])\n", set()),
-    ],
-)
-def test_names_that_nothing_defines_are_noticed(text, names):
-    assert undefined(text) == names
-
-
 # The directory of a variant.
 
 
-def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path, monkeypatch):
+def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path, monkeypatch, request):
+    stack = ExitStack()
+    request.addfinalizer(stack.close)
     root = tmp_path / "above" / "project"
     (root / "configs").mkdir(parents=True)
     (tmp_path / "above" / "data").mkdir()
@@ -403,7 +366,7 @@ def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path, mo
     source = root / "lib" / "__init__.py"
     around = survey(root, root / "configs", {source}, 2e9 - 1e9 + 5, tmp_path / "out")
     monkeypatch.setattr(sys, "path", [*sys.path, str(root)])
-    place = ExitStack().enter_context(placed(around, tmp_path / "out", {source: b"changed"}, paths="", keep=True))
+    place = stack.enter_context(build_place(around, tmp_path / "out", {source: b"changed"}, paths=""))
     assert place.directory.name == "configs"
     copied = place.directory / "c.yaml"
     assert copied.read_text() == "x"
@@ -413,17 +376,17 @@ def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path, mo
     assert not (place.directory / "../net.pt").exists()
     assert (Path(place.paths) / "lib" / "__init__.py").read_bytes() == b"changed"
     assert (root / "lib" / "__init__.py").read_bytes() == b""
-    assert place.moved_word(f"--out={root}/new") == f"--out={place.moved(root)}/new"
-    assert place.moved_word("--out=new") == "--out=new"
+    assert place.rebuilt_word(f"--out={root}/new") == f"--out={place.rebuilt(root)}/new"
+    assert place.rebuilt_word("--out=new") == "--out=new"
 
 
 def test_what_would_be_much_to_copy_is_linked_the_largest_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("introspect_cli.rerun.place.MOST_COPIED", 100)
+    monkeypatch.setattr("introspect_cli.rerun.place.MAX_COPIED_BYTES", 100)
     (tmp_path / "project" / ".git").mkdir(parents=True)
     for name, size in (("large", 70), ("small", 50)):
         (tmp_path / "project" / name).write_bytes(bytes(size))
     around = survey(tmp_path / "project", tmp_path / "project", (), None, tmp_path / "out")
-    with placed(around, tmp_path / "out") as place:
+    with build_place(around, tmp_path / "out") as place:
         assert (place.directory / "large").is_symlink()
         assert not (place.directory / "small").is_symlink()
         assert place.large == (tmp_path / "project" / "large",)

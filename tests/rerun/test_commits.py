@@ -15,7 +15,7 @@ from interpreter import PYTHON
 from repositories import git, introspect
 
 from introspect_cli.rerun import commits, place
-from introspect_cli.rerun.git import Repository
+from introspect_cli.rerun.git import Repository, Revision
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -135,8 +135,7 @@ def test_two_commits_are_compared_and_a_second_question_is_answered_from_disk(re
     assert more.stdout.startswith("The runs are the same")
     assert more.stderr.count("captured before") == 1
 
-    # a run that was not ended early is a whole one
-    last = introspect(repository, "diff", "refactored", "first", "--", "train.py", "40", code=0, SLOW="0.2")
+    last = introspect(repository, "diff", "first", "refactored", "--", "train.py", "40", code=0, SLOW="0.2")
     assert last.stderr.count("captured before") == 2
 
 
@@ -174,7 +173,7 @@ def test_a_subdirectory_and_what_lies_beside_the_repository(repository: Path):
     assert git(repository, "status", "--porcelain") == ""
     (repository.parent / "beside" / "scale.txt").write_text("3")
     answer = introspect(repository / "sub", "diff", "deep", "HEAD", "--", "train.py", "2", code=0)
-    assert "scale.txt has changed since a was captured" in answer.stderr
+    assert "scale.txt has changed since it was captured" in answer.stderr
     assert "captured before" not in answer.stderr
 
 
@@ -210,8 +209,8 @@ def test_a_killed_comparison_touches_nothing_and_leaves_nothing(repository: Path
 
 
 def test_a_capture_ends_with_the_one_who_is_killed(tmp_path: Path):
-    code = "import sys; from pathlib import Path; from introspect_cli.rerun.variant import logged\n"
-    code += "logged([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(900)'], "
+    code = "import sys; from pathlib import Path; from introspect_cli.rerun.variant import run_logged\n"
+    code += "run_logged([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(900)'], "
     running = subprocess.Popen([PYTHON, "-c", f"{code}Path('log'), Path.cwd())"], cwd=tmp_path)
     deadline = time.monotonic() + 600
     while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
@@ -229,7 +228,7 @@ def test_what_cannot_be_meant_is_one_sentence(repository: Path, tmp_path: Path):
     commit(repository, "exits", train="import sys\nsys.exit('no such option')\n")
     for words, said in (
         (("first", "nowhere", "--", "train.py"), "no revision 'nowhere'"),
-        (("first", "HEAD", "--", "other.py"), "there is no other.py at first ("),
+        (("first", "HEAD", "--", "other.py"), "nothing to compare: other.py at first ("),
         (("first", "HEAD", "--"), "nothing to run"),
         (("first", "--", "train.py"), "name two revisions before `--`"),
         (("--map", "--", "x", "y"), "there is no run at x"),
@@ -277,11 +276,11 @@ def test_a_run_of_that_name_wins_over_a_branch_and_that_is_said(repository: Path
 
 @pytest.mark.sweep
 def test_large_data_is_not_copied_but_named_and_linked_on_request(repository: Path, monkeypatch):
-    monkeypatch.setattr(place, "MOST_COPIED", 5)
-    at, first = repository.parent / "at", place.revision_of(Repository(repository), "first")
+    monkeypatch.setattr(place, "MAX_COPIED_BYTES", 5)
+    at, first = repository.parent / "at", Revision.named(Repository(repository), "first")
     around = place.survey_of_git(first.user, repository, [], at)
     for links, large in (((), ["log.txt"]), (["data"], [])):
-        with place.placed(around, at, revision=first, links=links) as made:
+        with place.build_place(around, at, revision=first, links=links) as made:
             assert [path.name for path in made.large] == large
             assert (made.directory / "data").is_symlink() == bool(links)
     introspect(repository, "diff", "first", "refactored", "--link", "data", "--", "train.py", "1", code=0)
@@ -332,9 +331,9 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
     sys.modules[Finder.__module__].MAPPING = {"model": str(repository / "src" / "model"), "other": "/elsewhere/other"}
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     monkeypatch.chdir(repository)
-    revision, base = place.revision_of(Repository(repository), "src"), repository.parent / "base"
+    revision, base = Revision.named(Repository(repository), "src"), repository.parent / "base"
     around = place.survey_of_git(revision.user, repository, [], base)
-    with place.placed(around, base, revision=revision) as tree:
+    with place.build_place(around, base, revision=revision) as tree:
         modules = Path(tree.paths.split(os.pathsep)[0])
         assert [path.name for path in modules.iterdir()] == ["model.py"]
         assert (modules / "model.py").resolve() == tree.root / "src" / "model.py"
@@ -347,9 +346,9 @@ def test_a_search_path_has_no_entry_that_is_no_file_of_the_project(repository: P
     monkeypatch.setattr(sys, "path", [*sys.path, placeholder, str(repository / "lib"), str(repository / "lib.zip")])
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(repository)
-    revision, base = place.revision_of(Repository(repository), "first"), repository.parent / "base"
+    revision, base = Revision.named(Repository(repository), "first"), repository.parent / "base"
     around = place.survey_of_git(revision.user, repository, [], base)
-    with place.placed(around, base, revision=revision) as tree:
+    with place.build_place(around, base, revision=revision) as tree:
         assert tree.paths.split(os.pathsep) == [str(tree.root / "lib"), str(tree.root / "lib.zip")]
 
 
@@ -359,10 +358,11 @@ def test_captures_that_were_not_used_for_longest_go(tmp_path: Path, monkeypatch,
     base = repository / "introspect-runs" / "commits"
     runs = sorted(path.parent for path in base.glob("*/manifest.yaml"))
     os.utime(runs[0], (1, 1))
-    monkeypatch.setattr(commits, "MOST_KEPT", 1)
-    captures = commits._Captures(Repository(repository), base, commits.Question((), ("train.py",)), print)
-    captures._bound({run.name for run in runs})
+    monkeypatch.setattr(commits, "MAX_KEPT", 1)
+    monkeypatch.chdir(repository)
+    captures = commits.Captures.here(Repository(repository), base, commits.Command((), ("train.py",)), print)
+    captures.remove_old(runs)
     assert sorted(path.parent for path in base.glob("*/manifest.yaml")) == runs
-    captures._bound(set())
+    captures.remove_old(())
     assert [path.parent for path in base.glob("*/manifest.yaml")] == runs[1:]
     assert not runs[0].with_name(f"{runs[0].name}.log").exists()

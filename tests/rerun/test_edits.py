@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from introspect_cli.rerun.changes.edits import edits_of, with_edits
+from introspect_cli.rerun.changes.edits import apply_edits, edits_of
 
 NET = '''
 import torch
@@ -65,8 +65,8 @@ def test_what_changed_is_a_change_each_with_its_place(after, wanted):
 def test_what_does_not_parse_or_is_in_one_version_alone_is_one_change_of_the_whole_file(texts):
     (change,) = changes(*texts)
     assert (change.unit, change.place) == ("file", "net.py")
-    assert with_edits([change], *texts) == texts[1]
-    assert with_edits([], *texts) == texts[0]
+    assert apply_edits([change], *texts) == texts[1]
+    assert apply_edits([], *texts) == texts[0]
 
 
 def shape(text):
@@ -82,14 +82,14 @@ def shape(text):
 def check(one, two, seed=0):
     """None of the changes leave a, all lead to b, and with some of them the others are what is left."""
     found = edits_of("f.py", one, two)
-    assert with_edits([], one, two) == one
-    assert shape(with_edits(found, one, two)) == shape(two) or not found
+    assert apply_edits([], one, two) == one
+    assert shape(apply_edits(found, one, two)) == shape(two) or not found
     some = random.Random(seed).sample(found, len(found) // 2)
     try:
-        between = with_edits(some, one, two)
+        between = apply_edits(some, one, two)
     except ValueError:  # what does not run answers nothing
         return
-    assert shape(with_edits(edits_of("f.py", between, two), between, two)) == shape(two)
+    assert shape(apply_edits(edits_of("f.py", between, two), between, two)) == shape(two)
 
 
 BLOCK = st.recursive(

@@ -14,7 +14,7 @@ from opcapture import captured
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun import golden
-from introspect_cli.rerun.golden import Golden, compared, keep, tolerance_of
+from introspect_cli.rerun.golden import Golden, compare_golden, pack_golden, tolerance_of
 from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -46,7 +46,7 @@ def train(scale=1.0, steps=3):
 @pytest.fixture
 def kept(tmp_path):
     def run(**about):
-        keep(captured(tmp_path / "a", train), Golden(steps=3, **about), tmp_path / "golden")
+        pack_golden(captured(tmp_path / "a", train), Golden(steps=3, **about), tmp_path / "golden")
         return tmp_path / "golden"
 
     return run
@@ -70,32 +70,35 @@ def test_the_golden_run_of_a_script_is_small_and_checked_by_running_it_again(tmp
 
 def test_a_run_of_the_same_training_is_the_same(kept, tmp_path):
     path = kept()
-    assert compared(path, golden.read(path), captured(tmp_path / "b", train)).verdict.value == "same"
+    assert compare_golden(path, golden.read_golden(path), captured(tmp_path / "b", train)).verdict.value == "same"
 
 
 def test_a_tolerance_of_its_own_lets_a_kind_pass_and_no_other(kept, tmp_path):
     other = captured(tmp_path / "b", lambda: train(scale=1.001))
     path = kept()
-    assert compared(path, Golden(), other).verdict.value == "diverged"
-    assert compared(path, Golden(tolerance={"": (0.01, 0.01)}), other).verdict.value == "same"
+    assert compare_golden(path, Golden(), other).verdict.value == "diverged"
+    assert compare_golden(path, Golden(tolerance={"": (0.01, 0.01)}), other).verdict.value == "same"
     loose = {"output": (0.01, 0.01)}
-    assert compared(path, Golden(tolerance=loose), other).verdict.value == "diverged"
-    assert compared(path, Golden(tolerance=loose), other).first.site.kind.value != "output"
+    assert compare_golden(path, Golden(tolerance=loose), other).verdict.value == "diverged"
+    assert compare_golden(path, Golden(tolerance=loose), other).first.site.kind.value != "output"
 
 
 def test_rounding_on_another_machine_is_distinguished_from_a_change(kept, tmp_path):
     path = kept()
     b = captured(tmp_path / "b", lambda: train(scale=1 + 2e-7))
-    said = compared(path, Golden(), b)
+    said = compare_golden(path, Golden(), b)
     assert said.verdict.value == "diverged", "the machine is the same"
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
         b = captured(tmp_path / "c", lambda: train(scale=1 + 2e-7))
-        said = compared(path, Golden(), b)
+        said = compare_golden(path, Golden(), b)
         assert said.verdict.value == "undecided"
         assert f"as small as rounding, and the golden run is of another machine (threads {threads}" in said.sentence
-        assert compared(path, Golden(), captured(tmp_path / "d", lambda: train(scale=1.1))).verdict.value == "diverged"
+        assert (
+            compare_golden(path, Golden(), captured(tmp_path / "d", lambda: train(scale=1.1))).verdict.value
+            == "diverged"
+        )
     finally:
         torch.set_num_threads(threads)
 
@@ -104,8 +107,8 @@ def test_noise_that_repeats_show_is_let_pass(kept, tmp_path):
     path = kept()
     new = captured(tmp_path / "b", lambda: train(scale=1.0001))
     again = captured(tmp_path / "c", lambda: train(scale=1.0002))
-    assert compared(path, Golden(), new).verdict.value == "diverged"
-    said = compared(path, Golden(), new, [again])
+    assert compare_golden(path, Golden(), new).verdict.value == "diverged"
+    said = compare_golden(path, Golden(), new, [again])
     assert (said.verdict.value, said.a, said.b) == ("same", str(new), str(path))
 
 
@@ -117,7 +120,7 @@ def test_what_is_no_golden_run_is_reported(tmp_path, kept):
         golden.check(path)
     (path / "run.zip").write_bytes(b"no zip")
     with pytest.raises(StoreError, match="cannot be read"):
-        compared(path, Golden(), captured(tmp_path / "b", train))
+        compare_golden(path, Golden(), captured(tmp_path / "b", train))
     (path / "golden.yaml").write_text("steps: x\n")
     with pytest.raises(StoreError, match="save it again with --force"):
         golden.check(path)
@@ -209,7 +212,7 @@ def train(scales={}, pause=0.0):
         time.sleep(pause * 1.1**step)  # it is ended meanwhile, on a busy machine too
 
 def test_training(introspect, request, monkeypatch):
-    monkeypatch.setattr(golden, "LONG", 0.0)
+    monkeypatch.setattr(golden, "LONG_SECONDS", 0.0)
     if request.config.getoption("introspect_update"):
         introspect.assert_same_training("gold", train)
         return
@@ -258,8 +261,16 @@ def test_a_long_golden_check_ends_soon_after_the_first_divergence(tmp_path, intr
     golden.save(Golden(("train.py", "0.1"), steps=60), tmp_path / "gold")
     slow = SLOW.replace("PAUSE", "0.1" if long else "0")  # it is ended long before its end
     (tmp_path / "train.py").write_text(slow.replace("lr=float(sys.argv[1])", "lr=0.2"))
-    monkeypatch.setattr(golden, "LONG", 0.0 if long else 1000.0)
-    result = golden.check(tmp_path / "gold", keep_run=tmp_path / "run")
+    monkeypatch.setattr(golden, "LONG_SECONDS", 0.0 if long else 1000.0)
+    steps = []
+
+    def compare_golden(path, about, new, noise):
+        with open_run(new) as run:
+            steps.append(len(run.rank(0)))
+        return whole(path, about, new, noise)
+
+    whole = golden.compare_golden
+    monkeypatch.setattr(golden, "compare_golden", compare_golden)
+    result = golden.check(tmp_path / "gold")
     assert (result.verdict, result.first.step) == (Verdict.DIVERGED, 0)
-    with open_run(tmp_path / "run") as run:
-        assert (len(run.rank(0)) < 6) is long
+    assert (steps[0] < 6) is long

@@ -15,7 +15,7 @@ from synthetic import row, write_run
 
 from introspect_cli.rerun.recipe import UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import capture
-from introspect_cli.rerun.zoom import place_of
+from introspect_cli.rerun.zoom import place_for
 from introspect_cli.store.format import documents
 from introspect_cli.store.read.run import open_run
 
@@ -213,10 +213,10 @@ def test_variables_are_to_be_as_they_were(pair, monkeypatch):
     assert found[1].environment["SOME_SWITCH"] is None
     assert found[1].words == ("train.py",)
     with open_run(place / "b") as run:
-        with place_of(run, found[1], place / "tree") as (_, note):
+        with place_for(run, found[1], place / "tree") as (_, note):
             assert note == "where it ran, its source files unchanged"
         (place / "model.py").write_text(FAULTY)
-        with place_of(run, found[1], place / "tree") as (here, note):
+        with place_for(run, found[1], place / "tree") as (here, note):
             assert note == "from its recorded sources"
             assert (here.directory / "model.py").read_text() == SOUND
 
@@ -259,7 +259,7 @@ def test_a_run_is_repeated_with_the_interpreter_that_it_had(project, another_pyt
     with open_run(project / "runs/b") as run:
         recipe = recipe_of(run)
         assert (recipe.python, recipe.notes) == (str(another_python), ())
-        with place_of(run, recipe, project / "tree") as (here, _):
+        with place_for(run, recipe, project / "tree") as (here, _):
             words, variables = recipe.words_at(here), recipe.environment
             assert capture(project / "again", here, words, variables, recipe.python).steps == 6
     command = yaml.safe_load((project / "again/settings/command.yaml").read_text())
@@ -271,9 +271,7 @@ def test_an_interpreter_that_is_gone_is_said_to_be(project):
     with open_run(project / "runs/b") as run:
         recipe = recipe_of(run)
     assert recipe.python == ""
-    assert recipe.notes == (
-        "its interpreter /no/such/python does not exist or has no introspect-cli: this one is used",
-    )
+    assert recipe.notes == ("its interpreter /no/such/python does not exist: this one is used",)
 
 
 def test_ranks_of_a_launcher_are_said_not_to_be_repeated(tmp_path):

@@ -17,7 +17,7 @@ from synthetic import row, write_run
 from introspect_cli.errors import StoreError
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.remote import pack as packing
-from introspect_cli.store.remote.pack import pack, unpacked
+from introspect_cli.store.remote.pack import pack, unpack
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_two_packs_of_a_run_are_the_same_file(tmp_path):
     for name in ("one.zip", "two.zip"):
         pack(tmp_path / "a", tmp_path / name)
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
-    assert unpacked(tmp_path / "one.zip") == unpacked(tmp_path / "two.zip")
+    assert unpack(tmp_path / "one.zip") == unpack(tmp_path / "two.zip")
 
 
 def test_a_relative_cache_makes_no_directory_where_one_works(introspect, tmp_path, monkeypatch):
@@ -72,7 +72,7 @@ def test_without_a_home_the_way_out_is_reported(tmp_path, monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(StoreError, match="there is none: set XDG_CACHE_HOME"):
-        unpacked(tmp_path / "a.zip")
+        unpack(tmp_path / "a.zip")
 
 
 def test_a_pack_that_is_there_stays(introspect, tmp_path):

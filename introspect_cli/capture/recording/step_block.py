@@ -90,7 +90,7 @@ class StepBlock:
         self._texts: dict[int, str] | None = None
         self._given: Mapping[int, Given] | None = None
 
-    def take(self, ended: EndedStep, summarizer: Summarizer) -> None:
+    def begin(self, ended: EndedStep, summarizer: Summarizer) -> None:
         """Give the summarizer the columns to fill with a step's summaries."""
         self.ended, self._beside = ended, None
         wanted = [(self.columns, ended.slots)]
@@ -107,17 +107,21 @@ class StepBlock:
             save_tensor(store, checksum, value)
         return frozenset(whole)
 
-    def held(self) -> dict[int, torch.Tensor]:
+    def boxed(self) -> dict[int, torch.Tensor]:
         """Tensors for the black box by checksum."""
         return {checksum: value for checksum, value in self._saved(always=False).items() if checksum}
 
     def _saved(self, *, always: bool) -> dict[int, torch.Tensor]:
-        """Saved tensors by checksum, those with this `always`."""
+        """Saved tensors by checksum, those with this `always`; sparse and nested ones have no bytes to be stored by."""
         if self._beside is None:
             return {}
         checksums = self._beside.arrays["checksum"].tolist()
         pairs = zip(checksums, self.ended.saved, strict=True)
-        return {checksum: saved.value for checksum, saved in pairs if saved.always is always}
+        return {
+            checksum: saved.value
+            for checksum, saved in pairs
+            if saved.always is always and saved.value.layout is torch.strided
+        }
 
     def complete(self) -> Message:
         """Fill in sites, layouts, texts and inputs where they differ from the last step's; returns the message."""

@@ -91,21 +91,10 @@ def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
 def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
     """The moment of `run` chosen for a checkpoint, written by `write` as a checkpoint of its own."""
     reader = _reader(run)
-    chosen, alike, state = _chosen(reader, checkpoint, str(run.path))
-    rows = _rows(reader, state, checkpoint, run)
-    after = {step for step, when in alike if when == "after"}
-    # when a step begins is named where it does not follow one that is named
-    alike_words = [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
-    about = {
-        "checkpoint": {"moment": _words(reader, *chosen), "alike": alike_words},
-        "not_observed": [],
-    }
-    return write(rows, run.path, {}, about)
-
-
-def _words(reader: Reader, step: int, when: str) -> str:
-    step_named = step_words(step, reader.labels.get(step, {}))
-    return f"after {step_named}" if when == "after" else f"when {step_named} begins"
+    (step, when), state = _chosen(reader, checkpoint, str(run.path))
+    named = step_words(step, reader.labels.get(step, {}))
+    about = {"moment": f"after {named}" if when == "after" else f"when {named} begins"}
+    return write(_rows(reader, state, checkpoint, run), run.path, {}, {"checkpoint": about, "not_observed": []})
 
 
 def _reader(run: Run) -> Reader:
@@ -149,8 +138,8 @@ def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
 # --- which moment
 
 
-def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, list[Moment], State]:
-    """The moment that matches the checkpoint, other moments that match as well, and the run's state then.
+def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, State]:
+    """The moment that matches the checkpoint, and the run's state then.
 
     Most equal checksums of the model decide, then of the optimizer, then the earlier moment. Where under half match, or
     all moments match alike, `_nearest` decides.
@@ -174,10 +163,7 @@ def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, list[
         raise StoreError(f"{called} has no parameters on record: no step of it can be compared with a checkpoint")
     most = scores[best[0]][0]
     decided = len({score[0] for score in scores.values()}) > 1 and 2 * most >= len(goal)
-    if decided or most == len(goal) or len(scores) == 1:
-        return best[0], [moment for moment, score in scores.items() if score[0] == most and moment != best[0]], best[1]
-    moment, state = _nearest(reader, checkpoint, best)
-    return moment, [], state
+    return best if decided or most == len(goal) or len(scores) == 1 else _nearest(reader, checkpoint, best)
 
 
 def _held(checkpoint: Run) -> dict[TensorName, int]:

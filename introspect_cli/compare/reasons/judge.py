@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.rows import ROWS
-from introspect_cli.compare.terms.evidence import Cause, Known, those
+from introspect_cli.compare.terms.evidence import Cause, Known, with_state
 from introspect_cli.compare.terms.result import Role
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def judge(step: Step, position: int) -> Cause:
         if gap is not None and reason.priority < 90:
             continue
         made = reason.cause_of(step, position)
-        if made is None or those(made.evidence, Known.DIFFERS):
+        if made is None or with_state(made.evidence, Known.DIFFERS):
             continue
-        if made.role is Role.ORIGIN and any(fact.needed for fact in those(made.evidence, Known.UNSEEN)):
+        if made.role is Role.ORIGIN and any(fact.needed for fact in with_state(made.evidence, Known.UNSEEN)):
             gap = replace(made, role=Role.PROPAGATED, reason="gap", instead=reason.word)
             if gap.module not in {"", step.sites[position].fqn}:
                 gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))

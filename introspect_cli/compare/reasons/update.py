@@ -6,14 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.forward import attributes_of
-from introspect_cli.compare.reasons.ranks import with_copies
-from introspect_cli.compare.say import found
-from introspect_cli.compare.settings.differences import MOST_RANKS, Difference
+from introspect_cli.compare.reasons.forward import find_attributes_of
+from introspect_cli.compare.reasons.ranks import side_with_copies
+from introspect_cli.compare.say import finds, found
+from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.hyperparameters import (
-    OPTIMIZERS,
     RECORDED,
-    Optimizers,
     hyperparameter_changes,
     recorded_names,
 )
@@ -28,7 +26,7 @@ from introspect_cli.compare.step.rests_on import (
     state_before,
     value_before,
 )
-from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, those
+from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, with_state
 from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.table import Table
 
 
-def of_optimizer(step: Step, position: int) -> Cause | None:
+def optimizer_cause(step: Step, position: int) -> Cause | None:
     """Cause of a parameter or state after an optimizer step; None where its gradient, value or state before differs."""
     site, order = step.sites[position], step.order_at(position)
     new = site.phase is Phase.START and site.kind is Kind.OPTIMIZER_STATE and step.number == step.table.step_b == 0
@@ -66,13 +64,13 @@ def of_optimizer(step: Step, position: int) -> Cause | None:
     before = state_before(step, place)
     if site.kind is Kind.PARAM:
         # what equal steps before left is equal; what a checkpoint left may be lost
-        unseen = those(before, Known.UNSEEN) if step.comparison.offset else []
+        unseen = with_state(before, Known.UNSEEN) if step.comparison.offset else []
         unseen = [replace(fact, needed=True) for fact in unseen]
-        before = [*value_before(step, place), *those(before, Known.WITHIN), *unseen]
+        before = [*value_before(step, place), *with_state(before, Known.WITHIN), *unseen]
     if site.call:
         return cause("optimizer", *before, *gradients_in_step(step, place))
     evidence = evidence_of("optimizer", step, position)
-    if those(evidence, Known.UNSEEN) and hyperparameter_changes(step.table, step.standing):
+    if with_state(evidence, Known.UNSEEN) and hyperparameter_changes(step.table, step.last_text):
         evidence = [replace(fact, needed=False) for fact in evidence]  # a cause is on record all the same
     return cause("optimizer", *evidence, *before)
 
@@ -80,55 +78,32 @@ def of_optimizer(step: Step, position: int) -> Cause | None:
 # --- what is found of an optimizer's step
 
 
-def other_optimizer(at: View) -> Iterator[Finding]:
+@finds("optimizer")
+def find_other_optimizer(at: View) -> Iterator[Finding]:
     """Finding where other optimizers step, or another of the same optimizers holds the parameter."""
     a, b = at.steppers
     if a and b and a != b:
         yield found("other-optimizer", a=", ".join(a), b=", ".join(b))
     else:
-        yield from changed_hands(at)
+        yield from find_changed_hands(at)
 
 
-def changed_hands(at: View) -> Iterator[Finding]:
+def find_changed_hands(at: View) -> Iterator[Finding]:
     """Finding where both runs have the same optimizers, and another one holds the parameter."""
     if hands := at.setup.other_for(at.site.fqn):
         yield found("changed-hands", a=", ".join(hands[0]), b=", ".join(hands[1]))
 
 
-def owed(at: View) -> Iterator[Finding]:
+@finds("optimizer")
+def find_partial_sum(at: View) -> Iterator[Finding]:
     """Finding where one run's ranks had not summed the gradient before the optimizer step."""
     if at.cause.rests_on(Thing.GRADIENT_SUM):
         sites = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), at.site.fqn)
-        yield found("owed", side=with_copies(at.first) or owing_side(at.step, sites.tolist()))
+        yield found("owed", side=side_with_copies(at.first) or owing_side(at.step, sites.tolist()))
 
 
-def on_ranks(at: View) -> Iterator[Finding]:
-    """Findings on hyper-parameters that differ between ranks of one run, whose copies differ; first rank only."""
-    side = with_copies(at.first)
-    if not side or at.cause.rests_on(Thing.GRADIENT_SUM):
-        return
-    run = at.runs[side == "b"]
-    base, *others = run.recorded[:MOST_RANKS]
-    for rank in others:
-        setup = Optimizers(run.settings_of(base).get(OPTIMIZERS), run.settings_of(rank).get(OPTIMIZERS))
-        changes = setup.changes_for(at.site.fqn)
-        for one in changes:
-            yield found("hyperparameter-on-ranks", name=one.name, a=one.a, b=one.b, rank=base, other=rank, side=side)
-        if changes:
-            return
-
-
-def untouched(at: View) -> Iterator[Finding]:
-    """Finding where one run's step leaves the parameter unchanged and the other's does not."""
-    side = at.step.untouched_side(at.union)
-    if side:
-        has = at.setup.has(side, at.site.fqn)
-        rate = any(change.about == "lr" and getattr(change, side) == "0" for change in changes(at))
-        name = ", ".join(at.steppers[side == "b"])
-        yield found("untouched" if has or has is None or rate else "not-among", side=side, name=name)
-
-
-def fresh_state(at: View) -> Iterator[Finding]:
+@finds("optimizer")
+def find_fresh_state(at: View) -> Iterator[Finding]:
     """Finding where one run's optimizer counts step 1 and the other's more, or a resumed run lost state."""
     table, fqn = at.table, at.site.fqn
     alignment = table.alignment
@@ -142,8 +117,8 @@ def fresh_state(at: View) -> Iterator[Finding]:
             if None not in (one, two) and counts[0] != counts[1] and 1.0 in counts:
                 yield found("fresh-state", side="a" if counts[0] == 1.0 else "b", a=one, b=two)
                 return
-    goes = at.step.comparison.goes
-    if goes is None or not at.step.comparison.goes_on_at(at.first.step):
+    goes = at.step.comparison.resume_point
+    if goes is None or not at.step.comparison.is_resume_step(at.first.step):
         return
     before, begun = goes.there.to(goes.at - 1).state_of(fqn, Phase.OPTIMIZER), goes.begins.state_of(fqn, Phase.START)
     late, whole = (state.state_of(fqn, Phase.OPTIMIZER) for state in (goes.begins, goes.there))
@@ -152,17 +127,27 @@ def fresh_state(at: View) -> Iterator[Finding]:
         yield found("fresh-state-without", side=goes.late, names=", ".join(lost))
 
 
-def hyperparameters(at: View) -> Iterator[Finding]:
+@finds("optimizer")
+def find_hyperparameters(at: View) -> Iterator[Finding]:
     """Findings on the parameter's hyper-parameters that differ; likely only, where evidence is unobserved."""
-    applying = set(tuned(at))
-    for change in changes(at):
+    applying = set(applying_hyperparameters(at))
+    for change in hyperparameter_changes_of(at):
         code = "hyperparameter" if change in applying else "hyperparameter-elsewhere"
         yield found(code, name=change.name, a=change.a, b=change.b)
 
 
-def amplified(at: View) -> Iterator[Finding]:
+@finds("optimizer")
+def find_untouched(at: View) -> Iterator[Finding]:
+    """Finding where one run's step leaves the parameter unchanged and the other's does not."""
+    side = at.step.unchanged_side(at.union)
+    if side:
+        yield found("untouched", side=side, name=", ".join(at.steppers[side == "b"]))
+
+
+@finds("optimizer")
+def find_amplified(at: View) -> Iterator[Finding]:
     """Finding where inputs agree only within tolerance and no hyper-parameter differs."""
-    if at.cause.grown and not changes(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
+    if at.cause.grown and not hyperparameter_changes_of(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
         yield found("amplified", optimizer=", ".join(at.steppers[0]))
 
 
@@ -175,30 +160,30 @@ def left_in_optimizer(at: View) -> Iterator[str]:
     later = at.step.comparison.offset or not at.is_first_step
     if not at.is_first_step and Kind.OPTIMIZER_STATE not in at.step.comparison.kinds:
         yield "optimizer-state"
-    if later and not recorded_names(at.table) and not changes(at):
+    if later and not recorded_names(at.table) and not hyperparameter_changes_of(at):
         yield "hyperparameters"
     if at.site.call:
         yield "gradients-in-step"
 
 
-def tuned(at: View) -> list[Difference]:
+def applying_hyperparameters(at: View) -> list[Difference]:
     """Hyper-parameters that differ, where all other evidence is recorded and agrees; [] otherwise.
 
     Those that choose a kernel are left out, and those that another parameter's group may have.
     """
-    if at.tells != "optimizer" or those(at.cause.evidence, Known.UNSEEN):
+    if at.tells != "optimizer" or with_state(at.cause.evidence, Known.UNSEEN):
         return []
     others = at.optimizers[0] != at.optimizers[1] and all(at.optimizers)
-    if others or at.cause.rests_on(Thing.GRADIENT_SUM) or any(fresh_state(at)):
+    if others or at.cause.rests_on(Thing.GRADIENT_SUM) or any(find_fresh_state(at)):
         return []  # that comes first
     return [
         change
-        for change in changes(at)
+        for change in hyperparameter_changes_of(at)
         if change.name == change.about and not chooses_kernel(change.name) and not change.name.startswith(_FACTOR)
     ]
 
 
-def changes(at: View) -> list[Difference]:
+def hyperparameter_changes_of(at: View) -> list[Difference]:
     """Hyper-parameters of the parameter that differ, from settings and from records of the step.
 
     Settings are those of the first step; a recorded learning rate of the parameter's group comes first. Under an
@@ -264,17 +249,12 @@ def by_hand_is_fed(step: Step, position: int) -> bool:
     return step.rng_differs() or step.anything_before(made_by)
 
 
-def changed_in_one(at: View) -> Iterator[Finding]:
+@finds("by_hand")
+def find_change_in_one(at: View) -> Iterator[Finding]:
     """Finding where one run alone changes the tensor in the step."""
-    left = at.step.untouched_side(at.union)
+    left = at.step.unchanged_side(at.union)
     if side := at.first.only or (OTHER[left] if left else ""):
         yield found("changed-in-one", side=side)
-
-
-def left_by_hand(at: View) -> Iterator[str]:
-    """Remaining cause: the script changes it by hand."""
-    del at
-    yield "by-hand"
 
 
 def _overwritten(step: Step) -> tuple[bool, bool]:
@@ -289,7 +269,7 @@ def _overwritten(step: Step) -> tuple[bool, bool]:
     return one, two
 
 
-def of_buffer(step: Step, position: int) -> Cause | None:
+def buffer_cause(step: Step, position: int) -> Cause | None:
     """Cause of a buffer after a step, where its module's inputs, tensors and draws do not differ; None otherwise."""
     site, order = step.sites[position], step.order_at(position)
     owner = owner_of(site.fqn)
@@ -301,7 +281,7 @@ def of_buffer(step: Step, position: int) -> Cause | None:
     spans, call = step.calls.spans_of(owner), Site(Phase.FORWARD, Kind.OUTPUT, owner)
     if any(step.inside(owner, begun, ended) for begun, ended in spans):
         return None  # what ran inside it may be what it keeps
-    if any(step.tensors_differ(owner, begun) for begun, _ in spans) or those(
+    if any(step.tensors_differ(owner, begun) for begun, _ in spans) or with_state(
         drawn_from(step, Place(call, order)), Known.DIFFERS
     ):
         return None  # it may be made of what else the module holds or draws
@@ -316,19 +296,13 @@ def of_buffer(step: Step, position: int) -> Cause | None:
     return cause("buffer", *inputs, *before, module=owner)
 
 
-def buffer_findings(at: View) -> Iterator[Finding]:
+@finds("buffer")
+def find_buffer_cause(at: View) -> Iterator[Finding]:
     """Finding where DDP overwrites it, one run does not update it, or module attributes differ."""
     overwritten = _overwritten(at.step)
     if overwritten[0] != overwritten[1]:
         side = "a" if overwritten[0] else "b"
         yield found("broadcast", side=side, other=OTHER[side])
-        return
-    if side := at.step.untouched_side(at.union):
-        yield found("not-updated", side=side)
-    yield from attributes_of(at, owner_of(at.site.fqn))
-
-
-def left_in_buffer(at: View) -> Iterator[str]:
-    """Remaining causes: momentum, mode, number of updates."""
-    del at
-    yield from ("momentum", "mode", "number-of-updates")
+    else:
+        yield from find_change_in_one(at)
+        yield from find_attributes_of(at, owner_of(at.site.fqn))

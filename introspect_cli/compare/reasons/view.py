@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.settings.beginning import differs_unseen
+from introspect_cli.compare.settings.beginning import events_of, parting
 from introspect_cli.compare.settings.differences import Difference, unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.step.rests_on import unseen_inside
@@ -13,7 +13,7 @@ from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.terms.result import Role, SettingChange, Size
 from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
-from introspect_cli.compare.terms.table import DEAD, DIFFERENT, EQUAL, NOT_SEEN, OTHER, WITHIN
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, OTHER, UNUSED, WITHIN
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class View:
         step = self.step
         settings = of_kinds(step.alignment.kind, SETTING_KINDS)
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
-        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, DEAD, DIFFERENT)}
+        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, UNUSED, DIFFERENT)}
 
     @cached_property
     def initial(self) -> tuple[int, list[int]]:
@@ -223,7 +223,7 @@ class View:
     @cached_property
     def hyperparameters(self) -> list[Difference]:
         """Hyper-parameters recorded in this step that differ; [] where optimizers are numbered differently."""
-        return [] if self.setup.renumbered else hyperparameter_changes(self.table, self.step.standing)
+        return [] if self.setup.renumbered else hyperparameter_changes(self.table, self.step.last_text)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
@@ -259,7 +259,8 @@ class View:
         if self.site.kind is Kind.BATCH:
             return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn
         if self.site.kind is Kind.RNG and self.is_first_step and self.site.phase is Phase.START:
-            drew = differs_unseen(self.runs, self.first.rank, self.site.fqn)
-            return "" if drew else None  # in the main process, loaders and data sets draw from its generators
+            # in the main process, loaders and data sets draw from its generators
+            a, b = (events_of(run, self.first.rank, self.site.fqn) or [] for run in self.runs)
+            return "" if a and b and parting(a, b).is_unseen else None
         known = {fact.known for fact in self.cause.rests_on(Thing.BATCHES)}
         return "" if self.cause.reason == "plain" or Known.UNSEEN in known else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.resumed import Goes, goes_on, resumption_of
+from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Layouts
@@ -42,7 +42,7 @@ from introspect_cli.compare.terms.watched import (
 from introspect_cli.records import Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from introspect_cli.compare.gathered import Gathered
     from introspect_cli.compare.terms.findings import Resumption
@@ -90,7 +90,7 @@ class Comparison(Sides):
             return None
         from introspect_cli.compare.gathered import Gathered
 
-        return Gathered(self)
+        return Gathered(self, lambda: self.layouts)
 
     @cached_property
     def compared(self) -> Mask:
@@ -152,7 +152,7 @@ class Comparison(Sides):
         """Masks of random states, and of sites that are causes where one-sided; None if strict.
 
         Causes explain a divergence but are none. Activations and evaluation always count so; other sites only where one
-        run lacks the name, also in its module tree.
+        run lacks the name, also in its module tree; saved tensors where it lacks the name that is their key.
         """
         if self.options.strict:
             return None
@@ -165,54 +165,35 @@ class Comparison(Sides):
         missing = (named[0] | named[1]) - (one & two)
         if missing:
             alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
-        alone |= self._saved(missing)
+            keys = {f"['{name.partition('.')[2]}']" for name in missing}
+            saved = np.fromiter((path[path.rfind("[") :] in keys for path in alignment.path), np.bool_, alignment.size)
+            alone |= saved & (alignment.kind == kind_code(Kind.PRODUCT))
         return random, alone & ~random
-
-    def _saved(self, missing: frozenset[str] | set[str]) -> Mask:
-        """Mask of saved tensors whose name one run lacks, or which differ by a renaming or a `module.` prefix."""
-        alignment = self.alignment
-        mask = alignment.kind == kind_code(Kind.PRODUCT)
-        keys = {f"['{name.partition('.')[2]}']" for name in missing}
-        sites = np.flatnonzero(mask).tolist()
-        renamed = {old.partition(".")[2]: new.name.partition(".")[2] for old, new in self.match.renamed.items()}
-        plain = {site: (alignment.fqn[site], _unwrapped(alignment.path[site], renamed)) for site in sites}
-        one_sided = [site for site in sites if not alignment.in_both[site]]
-        of_a, of_b = ({plain[s] for s in one_sided if (s < len(alignment.a)) is is_a} for is_a in (True, False))
-        wrapped = {site for site in one_sided if plain[site] in of_a & of_b}
-        for site, (_, path) in plain.items():
-            mask[site] = path[path.rfind("[") :] in keys or site in wrapped
-        return np.asarray(mask)
 
     # --- a run that goes on
 
     @cached_property
-    def goes(self) -> Goes | None:
+    def resume_point(self) -> ResumePoint | None:
         """The resumed run and its first step; None where neither run is resumed."""
-        return goes_on(self, self.offset, asked=self.options.offset is not None)
+        return find_resume_point(self, self.offset, asked=self.options.offset is not None)
 
-    def goes_on_at(self, step: int) -> bool:
+    def is_resume_step(self, step: int) -> bool:
         """Whether step `step` of a is the one at which a resumed run begins."""
-        goes = self.goes
-        return goes is not None and step == (goes.at if goes.late == "b" else goes.first)
+        point = self.resume_point
+        return point is not None and step == (point.at if point.late == "b" else point.first)
+
+    def resumption_at(self, step: int) -> Resumption | None:
+        """`resumption` if step `step` of a is the one at which a resumed run begins, else None."""
+        return self.resumption if self.is_resume_step(step) else None
 
     @cached_property
-    def _resumptions(self) -> dict[bool, Resumption | None]:
-        """Cache of `resumption` by `is_cut`; on the object, since a cache of the class would keep runs open."""
-        return {}
-
-    def resumption(self, *, is_cut: bool = False) -> Resumption | None:
-        """What the resumed run restored; None where neither run is resumed.
-
-        Args:
-            is_cut: whether the runs cut batches otherwise.
-        """
-        if self.goes is None:
+    def resumption(self) -> Resumption | None:
+        """What the resumed run restored; None where neither run is resumed."""
+        if self.resume_point is None:
             return None
-        is_cut |= self.splits is not None  # ranks put together: no batch of one need be a batch of the other
-        if is_cut not in self._resumptions:
-            bits = " in bits" if self.options.tolerant or self.floors else ""
-            self._resumptions[is_cut] = resumption_of(self.goes, bits, is_cut=is_cut)
-        return self._resumptions[is_cut]
+        bits = " in bits" if self.options.tolerant or self.floors else ""
+        # where ranks or calls are put together, no batch of one run need be a batch of the other
+        return resumption_of(self.resume_point, bits, is_cut=self.splits is not None)
 
     # --- what was watched
 
@@ -288,18 +269,6 @@ class Comparison(Sides):
         mask = self.alignment.kind[sites] == kind_code(kind)
         mask &= np.isin(self.alignment.phase[sites], [phase_code(phase) for phase in phases])
         return np.asarray(sites[mask])
-
-
-def _unwrapped(path: str, renamed: Mapping[str, str]) -> str:
-    """The path of a saved tensor with b's name and without `module.`."""
-    at = path.rfind("['") + 2
-    key = path[at:].removeprefix("module.")
-    parts = key.removesuffix("']").split(".")
-    for length in range(len(parts), 0, -1):
-        name = ".".join(parts[:length])
-        if renamed.get(name):
-            return path[:at] + renamed[name] + key[len(name) :]
-    return path[:at] + key
 
 
 def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:

@@ -54,7 +54,7 @@ class RankOutcome:
         match: which name of a is which of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
         agreed: the kinds of results that agree in every step that diverges; None where no step does.
-        formed: the sentence on differences on which nothing rests, of the first step that has any; "" for none.
+        unused_note: the sentence on differences on which nothing rests, of the first step that has any; "" for none.
         results: the kinds of results that agree in every step that was opened; None where none was.
         hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
         results_known: what is known of all results of these steps: equal, within tolerance, or not that.
@@ -89,7 +89,7 @@ class RankOutcome:
     match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None
     agreed: frozenset[Kind] | None = None
-    formed: str = ""
+    unused_note: str = ""
     results: frozenset[Kind] | None = None
     hidden: frozenset[Kind] = frozenset()
     results_known: Known = Known.EQUAL
@@ -117,7 +117,7 @@ RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 TRAINED = frozenset({Kind.LOSS, Kind.GRAD, Kind.PARAM})
 """What a step that trains has of these."""
 
-_COUNTED = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT)
+_COUNTED_KINDS = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT)
 """Of these, a difference counts whatever follows: somebody asked for values and collectives, and files stay."""
 
 NAMES = {
@@ -207,7 +207,7 @@ def results_known(table: Table) -> Known:
 
     Counted are results, values, collectives, saved files and all of an evaluation.
     """
-    counted = of_kinds(table.alignment.kind, _COUNTED) | table.alignment.evaluating
+    counted = of_kinds(table.alignment.kind, _COUNTED_KINDS) | table.alignment.evaluating
     states = table.state[counted[table.site]]
     if np.isin(states, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)).any():
         return Known.DIFFERS

@@ -1,4 +1,4 @@
-"""Overviews: the map of modules by steps, the module tree, and the strip of the first diverging step.
+"""Overviews: the map of modules by steps, and the strip of the first diverging step.
 
 A cell of the map is the largest relative distance in its module and step. A module whose forward pass differs in any
 step is shaded by its forward pass alone, since one fault changes nearly all gradients; others by tensors and gradients.
@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.terms.distance import Floats, Layouts, relative
-from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of, tree_at
-from introspect_cli.compare.terms.result import Divergence, DivergenceMap, StripCell, TreeNode
-from introspect_cli.compare.terms.sites import KINDS, MODULE_VALUES, PHASES, Alignment, Ids, phase_code
+from introspect_cli.compare.terms.names import owner_of
+from introspect_cli.compare.terms.result import DivergenceMap, StripCell
+from introspect_cli.compare.terms.sites import KINDS, PHASES, Alignment, Ids, phase_code
 from introspect_cli.compare.terms.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Table
-from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.evidence import Cause
 
 _OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
 _FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)
-_ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
+_PHASE_ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
 _MOST_COLUMNS = 400
 _UNMEASURED = 1.0  # differs, by how much is not known
 
@@ -34,6 +33,7 @@ class Heat:
     """Builds the divergence map; with more than `_MOST_COLUMNS` steps, neighbouring ones share a column."""
 
     def __init__(self, alignment: Alignment, steps: Sequence[int]) -> None:
+        """Take all sites and the steps compared; a row a module, in the order of the forward pass."""
         self.alignment = alignment
         self.fold = max(1, -(-len(steps) // _MOST_COLUMNS))
         self.steps = list(steps)[:: self.fold]
@@ -41,7 +41,7 @@ class Heat:
         self.random: set[int] = set()
         self.row_of = np.full(alignment.size, -1, dtype=np.int64)
         for union in sorted(
-            range(alignment.size), key=lambda union: (_ORDER.get(int(alignment.phase[union]), 9), union)
+            range(alignment.size), key=lambda union: (_PHASE_ORDER.get(int(alignment.phase[union]), 9), union)
         ):
             kind = KINDS[alignment.kind[union]]
             if kind in SETTING_KINDS:
@@ -93,53 +93,9 @@ class Heat:
         )
 
 
-def tree_of(step: Step, first: Divergence, cause: Cause) -> tuple[TreeNode, ...]:
-    """All modules of both runs with their state in the first diverging step; b's own after their predecessor."""
-    modules_a, modules_b = tree_at(step.comparison.a.modules), tree_at(step.comparison.b.modules)
-    origin = cause.module or first.site.fqn
-    if first.site.kind not in MODULE_VALUES and not cause.module:
-        origin = first.site.fqn.rpartition(".")[0]
-    diverged: set[str] = set()
-    one_sided: set[str] = set()
-    forward_only = first.site.phase in FORWARD  # gradients of everything differ then, and say nothing
-    for index, site in enumerate(step.sites):
-        if forward_only and site.phase not in FORWARD:
-            continue
-        owner = site.fqn if site.kind in MODULE_VALUES else site.fqn.rpartition(".")[0]
-        diverged.add(owner)
-        if step.divergences.row_b[index] < 0:
-            one_sided.add(owner)
-    known_a, known_b = {m.fqn for m in modules_a}, {m.fqn for m in modules_b}
-    for name in list(diverged):
-        diverged.update(ancestors(name))
-    nodes = []
-    for module in _merged(modules_a, modules_b):
-        fqn = module.fqn
-        state = "diverged" if fqn in diverged else "equal"
-        if fqn == origin:
-            state = "origin"
-        elif fqn not in known_b and fqn in one_sided:
-            state = "only a"
-        elif fqn not in known_a:
-            state = "only b"
-        nodes.append(TreeNode(fqn, module.module_class, state, source=module.source))
-    return tuple(nodes)
-
-
-def _merged(modules_a: Sequence[ModuleInfo], modules_b: Sequence[ModuleInfo]) -> list[ModuleInfo]:
-    """Modules of a in order, each module of b alone after the one that precedes it in b."""
-    places = {module.fqn: place for place, module in enumerate(modules_a)}
-    placed, last = list(enumerate(modules_a)), -1
-    for module in modules_b:
-        last = places.get(module.fqn, last)
-        if module.fqn not in places:
-            placed.append((last, module))
-    return [module for _, module in sorted(placed, key=lambda pair: pair[0])]
-
-
 # --- the first diverging step in a strip
 
-_ROW = {
+_ROW_OF = {
     (Phase.DATA, Kind.BATCH): "forward",
     (Phase.FORWARD, Kind.OUTPUT): "forward",
     (Phase.LOSS, Kind.LOSS): "forward",
@@ -151,7 +107,7 @@ _STATE = {EQUAL: "equal", WITHIN: "within", NOT_SEEN: "not seen"}
 
 
 def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
-    """Records of the step with a row in the strip (`_ROW`), and the first divergence, in order."""
+    """Records of the step with a row in the strip (`_ROW_OF`), and the first divergence, in order."""
     alignment, table, diverging = step.alignment, step.table, step.divergences
     rel = relative(*table.distances(step.comparison.layouts))
     distance_of = dict(zip(table.unions.tolist(), rel.tolist(), strict=True))
@@ -163,7 +119,7 @@ def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
     for union in np.argsort(order, kind="stable").tolist():
         state = int(step.state[union])
         phase = PHASES[alignment.phase[union]]
-        row = _ROW.get((phase, KINDS[alignment.kind[union]]))
+        row = _ROW_OF.get((phase, KINDS[alignment.kind[union]]))
         if row is None and step.state[union] == DIFFERENT and alignment.site(union) == first:
             row = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}.get(phase, "forward")
         if row is None or (state == ABSENT and union not in only) or not np.isfinite(order[union]):

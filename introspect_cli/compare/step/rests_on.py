@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.step.step import Step
-from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, answer, least
+from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, joint_known, worst_of
 from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.terms.sites import FLOWING_BACK, KINDS, of_kinds, phase_code
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, WITHIN
@@ -36,7 +36,7 @@ def unseen_inside(step: Step, fqn: str) -> list[str]:
     return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
 
 
-def held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
+def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
     """FQNs of parameters or buffers of these modules; tied ones under the name they are recorded by."""
     names: set[str] = set()
     for owner in owners:
@@ -53,14 +53,14 @@ def _is(step: Step, fqn: str, kind: Kind) -> bool:
     return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
 
 
-def is_rewritten(step: Step, fqn: str, kind: Kind, order: float) -> bool:
+def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
     """Whether a forward pass changed the tensor after `order` in either run."""
     table, unions = step.table, step.of(kind, frozenset({Phase.FORWARD}), fqn)
     later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
-    return any(step.is_kept(union, side) is False for union in later for side in "ab")
+    return any(step.repeats_last(union, side) is False for union in later for side in "ab")
 
 
-def written_inside(step: Step, fqn: str, order: float) -> list[int]:
+def tensors_written_inside(step: Step, fqn: str, order: float) -> list[int]:
     """Positions of divergences of submodules' tensors that the forward pass changed before `order`.
 
     Only where inputs and outputs of the submodule do not differ.
@@ -73,11 +73,11 @@ def written_inside(step: Step, fqn: str, order: float) -> list[int]:
         and (owner := owner_of(site.fqn)).startswith(f"{fqn}.")
         and any(ended < order < step.order_at(position) for _, ended in step.calls.spans_of(owner))
         and not step.differing(Kind.INPUT, owner) + step.differing(Kind.OUTPUT, owner)
-        and known_at(step, site.fqn, site.kind, order) is Known.EQUAL
+        and tensor_known(step, site.fqn, site.kind, order) is Known.EQUAL
     ]
 
 
-def known_at(step: Step, fqn: str, kind: Kind, order: float) -> Known:
+def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     """What is known of a tensor at `order`: its last record of the step, else what the step before left of it.
 
     EQUAL where neither has it and nothing says that it differs; UNSEEN in one run alone, or after steps not recorded.
@@ -91,7 +91,7 @@ def known_at(step: Step, fqn: str, kind: Kind, order: float) -> Known:
         return Known.DIFFERS
     before = step.state_before
     if before is not None and unions and before[unions].any():
-        return answer(before[[union for union in unions if before[union]][-1:]], every=True)
+        return joint_known(before[[union for union in unions if before[union]][-1:]], every=True)
     if not any(step.alignment.in_both[union] for union in unions) or (step.gap and fqn in step.comparison.ended):
         return Known.UNSEEN
     return Known.WITHIN if fqn in carried.within else Known.EQUAL
@@ -148,7 +148,7 @@ def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, 
 
 def random_at_start(step: Step, _place: Place) -> list[Evidence]:
     """Edge: start random states; nothing in a resumed run's first step where draws agree."""
-    if step.comparison.goes_on_at(step.number):
+    if step.comparison.is_resume_step(step.number):
         drawn = [number for number in step.of(Kind.RNG, FORWARD).tolist() if step.state[number]]
         if step.known(drawn) is Known.EQUAL:
             return []
@@ -232,13 +232,13 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     owners = [fqn, *unseen_inside(step, fqn)]
     facts = []
     for kind, thing in _TENSORS.items():
-        names = held_by(step, owners, kind)
+        names = tensors_held(step, owners, kind)
         if names:
-            answers = [known_at(step, name, kind, place.order) for name in sorted(names)]
-            facts.append(Evidence(thing, least(answers), needed=True))
-        if place.site.phase is Phase.FORWARD and any(is_rewritten(step, name, kind, place.order) for name in names):
+            answers = [tensor_known(step, name, kind, place.order) for name in sorted(names)]
+            facts.append(Evidence(thing, worst_of(answers), needed=True))
+        if place.site.phase is Phase.FORWARD and any(is_written_later(step, name, kind, place.order) for name in names):
             facts[-1] = Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True)
-    if place.start >= 0 and written_inside(step, fqn, place.order):
+    if place.start >= 0 and tensors_written_inside(step, fqn, place.order):
         facts.append(Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True))
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
@@ -358,7 +358,7 @@ gradients_in_step = _before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
 
 def value_before(step: Step, place: Place) -> list[Evidence]:
     """Edge: the tensor's value before the record."""
-    return [Evidence(Thing.VALUE_BEFORE, known_at(step, place.site.fqn, place.site.kind, place.order))]
+    return [Evidence(Thing.VALUE_BEFORE, tensor_known(step, place.site.fqn, place.site.kind, place.order))]
 
 
 def state_before(step: Step, place: Place) -> list[Evidence]:
@@ -369,18 +369,18 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
     sites = step.of(Kind.OPTIMIZER_STATE, _AFTER | _START, fqn)
     started = [number for number in sites if step.alignment.phase[number] != step.alignment.phase[sites[0]]]
     if step.state_before is not None and len(sites) and step.state_before[sites].any():
-        return [Evidence(Thing.STATE_BEFORE, answer(step.state_before[sites], every=True))]
+        return [Evidence(Thing.STATE_BEFORE, joint_known(step.state_before[sites], every=True))]
     state = step.known(started) if started else Known.UNSEEN
-    goes_on = step.comparison.goes_on_at(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
-    begun = (step.number == 0 and step.table.step_b == 0) or goes_on
+    find_resume_point = step.comparison.is_resume_step(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
+    begun = (step.number == 0 and step.table.step_b == 0) or find_resume_point
     return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
 
 
 def trained(step: Step, place: Place) -> list[Evidence]:
     """Edge: all parameters at the place; EQUAL only if all are."""
     names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
-    answers = [known_at(step, name, Kind.PARAM, place.order) for name in sorted(names)]
-    return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
+    answers = [tensor_known(step, name, Kind.PARAM, place.order) for name in sorted(names)]
+    return [Evidence(Thing.TRAINED, worst_of(answers) if answers else Known.UNSEEN, needed=True)]
 
 
 def updates_by_hand(step: Step) -> bool:

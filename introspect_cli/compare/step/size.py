@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.evidence import Cause
 
 
-_FEWEST = 256
-_MULTIPLE = 4.0
-_MOST = 0.05
+_MIN_TERMS = 256
+_SAFETY_FACTOR = 4.0
+_MAX_BOUND = 0.05
 """No more than that: half precision adds up in float32, and rounds a sum a few times."""
 
-LEAST_BOUND = _MULTIPLE * _FEWEST**0.5
+LEAST_BOUND = _SAFETY_FACTOR * _MIN_TERMS**0.5
 """Roundings that two values may be apart whatever they are made of."""
 
 _PASSES = frozenset({Phase.BACKWARD, Phase.FORWARD, Phase.EVAL, Phase.START})
@@ -69,12 +69,12 @@ def size_of(
         return Size.MORE  # of integers and the like, nothing is rounded
     if rel is None:
         return Size.MORE if has_nonfinite(a.stats) or has_nonfinite(b.stats) else None
-    bound = min(_MULTIPLE * max(terms, _FEWEST) ** 0.5 * unit, _MOST)
+    bound = min(_SAFETY_FACTOR * max(terms, _MIN_TERMS) ** 0.5 * unit, _MAX_BOUND)
     if rel > bound or (scale is not None and rel > LEAST_BOUND * unit):
         return Size.MORE
     if not (a.stats and b.stats):
         return None
-    return Size.ROUNDING if _alike(a.stats, b.stats, bound) else Size.MORE
+    return Size.ROUNDING if _statistics_agree(a.stats, b.stats, bound) else Size.MORE
 
 
 def terms_of(step: Step, site: Site, a: Summary | None) -> int:
@@ -83,7 +83,7 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
         return 0
     if site.kind is Kind.GRAD:
         owner = owner_of(site.fqn)
-        given = _elements(step, Kind.GRAD_OUTPUT, owner) or _elements(step, Kind.OUTPUT, owner)
+        given = _largest_numel(step, Kind.GRAD_OUTPUT, owner) or _largest_numel(step, Kind.OUTPUT, owner)
         return given // max(a.layout.shape[0], 1)
     if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT}:
         held = step.comparison.tensors_in(site.fqn)
@@ -91,7 +91,7 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
     return 0
 
 
-def _elements(step: Step, kind: Kind, fqn: str) -> int:
+def _largest_numel(step: Step, kind: Kind, fqn: str) -> int:
     """Largest number of elements of a module's values of a kind, in run a."""
     rows = [
         row for union in step.of(kind, _PASSES, fqn) if (row := step.table.rows_of("a").get(int(union))) is not None
@@ -110,7 +110,7 @@ def _fan_in(step: Step, name: str) -> int:
     return 0
 
 
-def _alike(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
+def _statistics_agree(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
     """Whether minimum, maximum and mean agree within `tolerance`, with finite values throughout."""
     if has_nonfinite(a) or has_nonfinite(b):
         return False
@@ -154,7 +154,7 @@ def has_nonfinite(stats: Mapping[str, float]) -> bool:
     return any(stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
 
 
-def materialise(step: Step, position: int, cause: Cause) -> Divergence:
+def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     """The divergence at a position as an object, with distance, size and factor."""
     comparison, table, divergences = step.comparison, step.table, step.divergences
     layouts_a, layouts_b = comparison.layouts
@@ -210,7 +210,7 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
             (float(noise.floor[number]) for noise in comparison.floors if number < len(noise.floor)), default=None
         ),
         coarse=layouts_a.coarse or layouts_b.coarse,
-        source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",
+        source=info.source if info is not None and site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE} else "",
         elements=differing,
         labels=comparison.a.labels.get(table.step, {}),
         labels_b=comparison.b.labels.get(table.step_b, {}),

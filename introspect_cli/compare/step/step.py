@@ -6,22 +6,21 @@ The divergences are walked once; every later question is a lookup.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.resumed import Carried, kept
-from introspect_cli.compare.terms.evidence import Known, answer
-from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
-from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds
-from introspect_cli.compare.terms.table import EQUAL, WITHIN, Codes, Learned, Table, plain_of
+from introspect_cli.compare.terms.evidence import Known, joint_known
+from introspect_cli.compare.terms.names import FORWARD, ancestors, tree_at
+from introspect_cli.compare.terms.sites import Ids, kind_code
+from introspect_cli.compare.terms.table import EQUAL, Codes, Learned, Table, plain_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
+    from introspect_cli.compare.resumed import Carried
     from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
@@ -32,6 +31,7 @@ class Calls:
     """Module calls of a step, in order; with ranks put together, by module name alone."""
 
     def __init__(self, table: Table, comparison: Comparison) -> None:
+        """Take the table of the step."""
         self._table, self._of = table, comparison.of
         self._is_gathered = comparison.gathered is not None
         self._by_name: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
@@ -88,7 +88,7 @@ class Calls:
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 _DATA = frozenset({Phase.DATA})
-_BACK = 2000
+_MAX_STEPS_BACK = 2000
 """Steps that are looked through for what stands since an earlier one."""
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
 
@@ -187,7 +187,7 @@ class Step:
         return not np.isin(self.alignment.kind, calls).any()
 
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
-        """What is known of sites together, by `answer`.
+        """What is known of sites together, by `joint_known`.
 
         Args:
             sites: their numbers.
@@ -198,7 +198,7 @@ class Step:
         states = self.state[numbers]
         if np.isfinite(before):
             states = states[self.table.order_of[numbers] < before]
-        return answer(states, every=every)
+        return joint_known(states, every=every)
 
     # --- what differs
 
@@ -235,7 +235,7 @@ class Step:
 
         All records while a call runs count as inside it; with ranks put together, those below its name.
         """
-        of_all, of_it = (_how_many(self._inside.get(name, []), low, high) for name in ("", fqn))
+        of_all, of_it = (_count_between(self._inside.get(name, []), low, high) for name in ("", fqn))
         return of_it > 0 if self.is_gathered else of_all > of_it
 
     def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
@@ -255,7 +255,7 @@ class Step:
     def last(self, union: int, side: str) -> tuple[StepBatch, int] | None:
         """(batch, row) of the last earlier record of the tensor, gradient or setting of a site; None for none.
 
-        Searches this step, then up to `_BACK` steps, or one where steps were thinned.
+        Searches this step, then up to `_MAX_STEPS_BACK` steps, or one where steps were thinned.
         """
         table, alignment, comparison = self.table, self.alignment, self.comparison
         of = alignment.kind[union], alignment.path[union]
@@ -268,7 +268,7 @@ class Step:
         if found:
             return batch, max(found, key=batch.sequence.__getitem__)
         ids = alignment.ids[side == "b"]
-        for number in range(step - 1, max(step - 1 - (1 if reader.thinned else _BACK), -1), -1):
+        for number in range(step - 1, max(step - 1 - (1 if reader.thinned else _MAX_STEPS_BACK), -1), -1):
             if number in reader:
                 batch = reader.read(number)
                 found = np.flatnonzero(np.isin(ids[batch.site], alike)).tolist()
@@ -276,24 +276,24 @@ class Step:
                     return batch, max(found, key=batch.sequence.__getitem__)
         return None
 
-    def standing(self, union: int, side: str) -> str | None:
+    def last_text(self, union: int, side: str) -> str | None:
         """Last value recorded before the step as text; None where there is none."""
         found = self.last(union, side)
         return None if found is None else plain_of(*found)
 
-    def untouched_side(self, union: int) -> str:
+    def unchanged_side(self, union: int) -> str:
         """The run alone whose record equals the tensor's last one; "" for neither, both or unknown."""
-        same = [side for side in "ab" if self.is_kept(union, side) is True]
+        same = [side for side in "ab" if self.repeats_last(union, side) is True]
         return same[0] if len(same) == 1 else ""
 
-    def is_kept(self, union: int, side: str) -> bool | None:
+    def repeats_last(self, union: int, side: str) -> bool | None:
         """Whether a record equals the last one of its tensor; None where either is missing."""
         now, found = self.table.checksum(union, side), self.last(union, side)
         return None if now is None or found is None else int(found[0].checksum[found[1]]) == now
 
     # --- tensors, and calls
 
-    def was_there(self, fqn: str) -> bool:
+    def is_recorded_before(self, fqn: str) -> bool:
         """Whether both runs recorded the tensor in the previous step, or at their start."""
         before = self.before
         if before is not None:
@@ -329,39 +329,14 @@ class Step:
         return tensors
 
 
-def _how_many(orders: list[float], low: float, high: float) -> int:
+def _count_between(orders: list[float], low: float, high: float) -> int:
     """Number of sorted orders between `low` and `high`, inclusive."""
     return bisect_right(orders, high) - bisect_left(orders, low)
 
 
-def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried:
-    """Differences that the next step begins with, from those before and the divergences of this step."""
-    after = replace(kept(before, recorded), rng=set(before.rng), loaders=set(before.loaders), diverged=True)
-    for site in step.sites:
-        if site.kind is Kind.RNG:
-            after.rng.add(generator_of(site))
-        elif site.phase is Phase.OPTIMIZER and site.call:
-            continue  # how a tensor was within the step
-        elif site.kind in _TENSORS and (site.phase is not Phase.START or site.fqn not in recorded):
-            (after.params if site.kind is Kind.PARAM else after.buffers).add(site.fqn)
-        elif site.kind is Kind.OPTIMIZER_STATE:
-            after.states.add((site.fqn, site.path))
-        elif site.kind is Kind.BATCH:
-            after.loaders.add((site.phase, site.fqn))
-    after.within |= within_tolerance_of(step.table)
-    return after
-
-
-def within_tolerance_of(table: Table) -> set[str]:
-    """FQNs of parameters and buffers with a row WITHIN."""
-    sites = table.site[table.state == WITHIN]
-    tensors = sites[of_kinds(table.alignment.kind[sites], _TENSORS)]
-    return {table.alignment.fqn[site] for site in tensors}
-
-
 # --- between which lines the runs parted
 
-_LOOKED_AT = 200
+_MAX_RECORDS = 200
 
 
 def lines_around(step: Step, position: int) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -378,7 +353,7 @@ def lines_around(step: Step, position: int) -> tuple[tuple[str, str], tuple[str,
             continue
         before = rows[equal & (rows >= 0)]
         before = before[batch.sequence[before] < batch.sequence[row]]
-        nearest = before[np.argsort(batch.sequence[before])][::-1][:_LOOKED_AT].tolist()
+        nearest = before[np.argsort(batch.sequence[before])][::-1][:_MAX_RECORDS].tolist()
         lines = (_line(reader, int(batch.site[one])) for one in nearest)
         found.append((next(filter(None, lines), ""), _line(reader, int(batch.site[row]))))
     return found[0], found[1]

@@ -224,15 +224,15 @@ def _one_sided(structure: Structure, *, same: bool) -> list[StructureChange]:
             subjects[name].add(union)
         subjects = {name: unions for name, unions in subjects.items() if name not in merged}
         variables = structure.match.variables[place]
-        of_sides.append(_subjects(structure, side, subjects, other, variables, same=same))
+        of_sides.append(_changes_of_names(structure, side, subjects, other, variables, same=same))
         further.append({name: unions for name, unions in calls.items() if owner_of(name) not in calls})
     changes = []
     for side, told, calls in zip("ab", of_sides, further, strict=True):
-        changes += [*told, *_calls(alignment, side, calls)]
+        changes += [*told, *_changes_of_calls(alignment, side, calls)]
     return changes
 
 
-def _subjects(
+def _changes_of_names(
     structure: Structure,
     side: str,
     subjects: Mapping[str, set[int]],
@@ -272,14 +272,14 @@ def _subjects(
     return changes
 
 
-def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
+def _changes_of_calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
     """Changes for modules of both runs where run `side` alone has further calls or paths."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name, unions in names.items():
         more, others = map(alignment.site, unions), map(alignment.site, {*alignment.by_fqn[name]} - unions)
         called = {(site.phase, site.call) for site in others if site.kind is Kind.OUTPUT}
         first = min(more, key=lambda site: ((site.phase, site.call) in called, site.call, site.path))
-        again = called and first.kind in _CALLED and (first.phase, first.call) not in called
+        again = called and first.kind in _CALL_KINDS and (first.phase, first.call) not in called
         groups["" if again else what(first)].append(name)
     changes = []
     for much, members in groups.items():
@@ -289,4 +289,4 @@ def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> li
     return changes
 
 
-_CALLED = frozenset({Kind.INPUT, Kind.OUTPUT})
+_CALL_KINDS = frozenset({Kind.INPUT, Kind.OUTPUT})

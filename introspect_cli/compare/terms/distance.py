@@ -43,6 +43,7 @@ class Layouts:
     """Arrays indexed by layout number of one rank: number of elements, dtype, shape, rounding unit."""
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
+        """Take the layouts of a rank, by number."""
         self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
         self.floating = np.array([layout.dtype.startswith(WHOLE) for layout in layouts] or [False], dtype=np.bool_)
         # ranks that compute in several dtypes have them all in one layout: `float32 and bfloat16`

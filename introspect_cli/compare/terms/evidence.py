@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.terms.table import DEAD, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Codes
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, UNUSED, WITHIN, Codes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Known(Enum):
-    """State of a thing in both runs; `least` orders the states."""
+    """State of a thing in both runs; `worst_of` orders the states."""
 
     EQUAL = "equal"
     WITHIN = "within tolerance"
@@ -29,31 +29,31 @@ class Known(Enum):
 
 
 class Thing(Enum):
-    """What a divergence can rest on: (noun, whether plural, whether a module or tensor owns it)."""
+    """What a divergence can rest on: (noun, whether a module or tensor owns it)."""
 
-    RANDOM_AT_START = "the random state at the start of the step", False, False
-    DRAWN_FROM = "the random state", False, False
-    BATCHES = "the batches", True, False
-    INPUTS = "inputs", True, True
-    INSIDE = "the outputs of the modules inside it so far", True, False
-    PARAMETERS = "parameters", True, True
-    REWRITTEN = "parameters at this point of a forward pass that changes them", True, True
-    BUFFERS = "buffers", True, True
-    OUTPUTS = "every module output recorded before it", False, False
-    RAN_UNSEEN = "what ran of the model without being seen", False, False
-    PASSED_OVER = "what models computed without gradients", False, False
-    FORWARD = "the forward pass", False, False
-    LEFT_OUT = "the modules that a capture was told to leave out", True, False
-    LOSS = "the loss", False, False
-    BACKWARD = "the backward pass", False, False
-    GRADIENTS = "the gradients before it", True, False
-    GRADIENT = "gradient", False, True
-    GRADIENT_SUM = "the sum of its gradient over the ranks", False, False
-    GRADIENTS_IN_STEP = "the gradients before it in the optimizer step", True, False
-    VALUE_BEFORE = "value before", False, True
-    STATE_BEFORE = "the optimizer state before", False, False
-    TRAINED = "every tensor that requires gradients", False, False
-    EVERYTHING = "everything recorded before it", False, False
+    RANDOM_AT_START = "the random state at the start of the step", False
+    DRAWN_FROM = "the random state", False
+    BATCHES = "the batches", False
+    INPUTS = "inputs", True
+    INSIDE = "the outputs of the modules before it", False
+    PARAMETERS = "parameters", True
+    REWRITTEN = "parameters at this point of a forward pass that changes them", True
+    BUFFERS = "buffers", True
+    OUTPUTS = "every module output recorded before it", False
+    RAN_UNSEEN = "what ran of the model without being seen", False
+    PASSED_OVER = "what models computed without gradients", False
+    FORWARD = "the forward pass", False
+    LEFT_OUT = "the modules that a capture was told to leave out", False
+    LOSS = "the loss", False
+    BACKWARD = "the backward pass", False
+    GRADIENTS = "the gradients before it", False
+    GRADIENT = "gradient", True
+    GRADIENT_SUM = "the sum of its gradient over the ranks", False
+    GRADIENTS_IN_STEP = "the gradients before it in the optimizer step", False
+    VALUE_BEFORE = "value before", True
+    STATE_BEFORE = "the optimizer state before", False
+    TRAINED = "every tensor that requires gradients", False
+    EVERYTHING = "everything recorded before it", False
 
 
 RANDOM = frozenset({Thing.RANDOM_AT_START, Thing.DRAWN_FROM})
@@ -77,12 +77,12 @@ class Evidence:
     inside: str = ""
 
 
-def those(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
+def with_state(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
     """The evidence whose state is `known`."""
     return [fact for fact in evidence if fact.known is known]
 
 
-def answer(states: Codes, *, every: bool = False) -> Known:
+def joint_known(states: Codes, *, every: bool = False) -> Known:
     """Joint state of several sites: the first of DIFFERS, UNSEEN (if `every`), FORM, WITHIN, EQUAL; UNSEEN for none.
 
     Args:
@@ -93,14 +93,14 @@ def answer(states: Codes, *, every: bool = False) -> Known:
         return Known.DIFFERS
     if every and (states == NOT_SEEN).any():
         return Known.UNSEEN
-    if (states == DEAD).any():
+    if (states == UNUSED).any():
         return Known.FORM
     if (states == WITHIN).any():
         return Known.WITHIN
     return Known.EQUAL if (states == EQUAL).any() else Known.UNSEEN
 
 
-def least(answers: Sequence[Known]) -> Known:
+def worst_of(answers: Sequence[Known]) -> Known:
     """The worst of several states, in the order DIFFERS, UNSEEN, FORM, WITHIN, EQUAL; EQUAL for none."""
     return next(
         (states for states in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if states in answers), Known.EQUAL
@@ -134,7 +134,7 @@ class Cause:
     @property
     def grown(self) -> bool:
         """Whether any evidence is WITHIN, so that the divergence may have grown from a tolerated difference."""
-        return bool(those(self.evidence, Known.WITHIN))
+        return bool(with_state(self.evidence, Known.WITHIN))
 
     def rests_on(self, *things: Thing) -> list[Evidence]:
         """The evidence on these things, in order."""

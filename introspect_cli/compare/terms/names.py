@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,7 +61,7 @@ _NUMBERED_ROOT = re.compile(r"#\d+$")
 Rename = Callable[[str], str]
 
 
-EVICTED = "(a)"
+DISPLACED = "(a)"
 """What a name of a ends with that b does not have."""
 
 
@@ -71,12 +71,12 @@ class Source(Enum):
     Attributes:
         ROOT: of several models of one class, the one that holds the same, or that the same variable holds.
         VALUE: equal values.
-        EVICTED: the name is another module's in b, so that it was given one that b does not have.
+        DISPLACED: the name is another module's in b, so that it was given one that b does not have.
     """
 
     ROOT = "root"
     VALUE = "value"
-    EVICTED = "evicted"
+    DISPLACED = "evicted"
 
 
 class Renamed(NamedTuple):
@@ -205,7 +205,8 @@ class Tree:
 
 # --- trees of modules
 
-Signature = tuple[tuple[str, str, tuple[str, ...]], ...]
+Inside = tuple[str, str, tuple[str, ...]]
+"""Name below another module, class and parameters of a module."""
 
 
 def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[ModuleInfo]:
@@ -234,50 +235,29 @@ def _both(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
     return replace(after, attributes=tuple(texts.items()))
 
 
-class _ModuleTree:
-    """A run's modules as first recorded, under renamed FQNs."""
-
-    def __init__(self, reader: Reader, rename: Rename | None = None) -> None:
-        change = rename or str
-        self.modules = [replace(module, fqn=change(module.fqn)) for module in tree_at(reader.modules)]
-        self.names = {module.fqn for module in self.modules}
-        self.children: dict[str, list[ModuleInfo]] = {}
-        for module in self.modules:
-            if module.fqn:  # a module without a name would be its own child
-                self.children.setdefault(module.fqn.rpartition(".")[0], []).append(module)
-
-    def signature(self, module: ModuleInfo, *, with_class: bool = True) -> Signature:
-        """Key by which two modules look alike: relative names, classes and parameters of all modules inside."""
-        parts: list[tuple[str, str, tuple[str, ...]]] = []
-        stack = [module]
-        while stack:
-            current = stack.pop()
-            name = current.fqn[len(module.fqn) :]
-            parts.append((name, current.module_class if with_class or name else "", current.parameters))
-            stack.extend(self.children.get(current.fqn, []))
-        return tuple(sorted(parts))
-
-
 def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[Renaming, ...]:
-    """Up to five renamings that pair one-sided modules with equal signatures."""
-    tree_a, tree_b = _ModuleTree(a, rename), _ModuleTree(b)
-    lost, new = _tops_of_one(tree_a, tree_b), _tops_of_one(tree_b, tree_a)
+    """Up to five renamings of outermost modules of a alone to such of b with the same modules and parameters inside."""
+    inside_a, inside_b = _insides(a, rename or str), _insides(b, str)
+    lost, new = _outermost(inside_a, inside_b), _outermost(inside_b, inside_a)
     suggestions = []
-    for module in lost:
-        sign = tree_a.signature(module, with_class=module.fqn not in tree_a.children)
-        for other in new:
-            if sign == tree_b.signature(other, with_class=other.fqn not in tree_b.children):
-                new.remove(other)
-                suggestions.append(Renaming(rf"^{re.escape(module.fqn)}\b", other.fqn))
-                break
+    for name in lost:
+        other = next((other for other in new if inside_b[other] == inside_a[name]), None)
+        if other is not None:
+            new.remove(other)
+            suggestions.append(Renaming(rf"^{re.escape(name)}\b", other))
     return tuple(suggestions[:5])
 
 
-def _tops_of_one(tree: _ModuleTree, other: _ModuleTree) -> list[ModuleInfo]:
-    """One-sided modules without a one-sided parent."""
-    tops = []
-    for module in tree.modules:
-        parent = module.fqn.rpartition(".")[0]
-        if module.fqn not in other.names and (not parent or parent not in tree.names or parent in other.names):
-            tops.append(module)
-    return tops
+def _insides(reader: Reader, rename: Rename) -> dict[str, set[Inside]]:
+    """By module, the relative name, class and parameters of each module inside it; of one without such, its own."""
+    inside: dict[str, set[Inside]] = {}
+    tree = {rename(module.fqn): module for module in tree_at(reader.modules)}
+    for fqn, module in tree.items():
+        for head in (fqn, *ancestors(fqn)):
+            inside.setdefault(head, set()).add((fqn[len(head) :], module.module_class, module.parameters))
+    return {fqn: {part for part in parts if part[0]} or parts for fqn, parts in inside.items() if fqn in tree}
+
+
+def _outermost(names: Collection[str], others: Collection[str]) -> list[str]:
+    """Names that are not among `others` and whose owner is, or is no name either."""
+    return [name for name in names if name not in others and (owner_of(name) in others or owner_of(name) not in names)]

@@ -31,15 +31,15 @@ ROUNDING_FACTOR = 6.0
 """How many times what a rounding does is let pass: two perturbed runs of one training are up to 4.3 times as far apart
 at some site as a third is from them, and the faults of `benchmarks/perturb.py` that show at all begin at 9."""
 
-_BESIDE = 4.0
+_MAX_BEGIN = 4.0
 """Roundings; parameters that begin further from a's than this were not moved by one."""
 
-_SUMS = (Kind.LOSS, Kind.GRAD, Kind.OPTIMIZER_STATE)
-_OF_A_SUM = 256**0.5 / ROUNDING_FACTOR
+_SUM_KINDS = (Kind.LOSS, Kind.GRAD, Kind.OPTIMIZER_STATE)
+_SUM_ROUNDINGS = 256**0.5 / ROUNDING_FACTOR
 """Roundings; with the factor by which a divergence must exceed the floor, those of a sum over 256: sqrt(n) u."""
 
 
-def farther(learned: Learned, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> Learned:
+def with_reach(learned: Learned, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> Learned:
     """`learned` with the step's largest ratio of distance to perturbed noise, and the first over ROUNDING_FACTOR."""
     if not rounded or not len(table.differing):
         return learned
@@ -63,6 +63,7 @@ class NoiseFloor:
     """
 
     def __init__(self, alignment: Alignment, sites: int, seed: int | None = None) -> None:
+        """Take the sites of a and the noise run, the number of those of a, and the seed of its `--perturb`."""
         self.alignment = alignment
         self.seed = seed
         self.floor: Floats = np.zeros(sites)
@@ -86,7 +87,7 @@ class NoiseFloor:
         floor = np.asarray(self.floor[table.unions])
         if self.seed is None:
             return floor
-        least = np.where(of_kinds(table.kinds, _SUMS), _OF_A_SUM, 1.0) * _units(table, layouts_a)
+        least = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0) * _units(table, layouts_a)
         return np.asarray(np.maximum(floor, least))
 
     def within(self, table: Table, layouts_a: Layouts, rel: Floats, factor: float) -> Mask:
@@ -104,10 +105,10 @@ def _units(table: Table, layouts: Layouts) -> Floats:
 
 
 def _begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
-    """Whether all start parameters are within `_BESIDE` roundings of a's."""
+    """Whether all start parameters are within `_MAX_BEGIN` roundings of a's."""
     alignment, sites = table.alignment, table.unions
     start = (table.kinds == kind_code(Kind.PARAM)) & (alignment.phase[sites] == phase_code(Phase.START))
-    return bool((rel[start] <= _BESIDE * units[start]).all())
+    return bool((rel[start] <= _MAX_BEGIN * units[start]).all())
 
 
 def within_words(reach: Reach) -> str:

@@ -14,8 +14,6 @@ from introspect_cli.compare.terms.findings import Certainty, Finding, Reach, Res
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.terms.names import Renaming
     from introspect_cli.records import Site, Summary
@@ -70,7 +68,7 @@ class Divergence:
         residual: what is left of b beside c times a, over b's norm; None where `scale` is.
         floor: relative distance that the noise runs show at this site; None without noise runs.
         coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
-        source: for an operator, `file:line` of the user's code that ran it, in the run that has it (a where both do).
+        source: for an operator or collective, `file:line` of the user's code that ran it (a's where both do).
         elements: how the whole tensors differ; None where they are not both stored.
         labels: what a's training framework calls the step.
         labels_b: what b's calls its step.
@@ -224,24 +222,6 @@ class DivergenceMap:
 
 
 @dataclass(frozen=True)
-class TreeNode:
-    """A module and its state in the first diverging step.
-
-    Attributes:
-        fqn: fully qualified name.
-        state: `equal`, `origin`, `diverged`, `only a`, `only b` or `not observed`.
-        rel_l2: largest relative distance of its outputs; None where not measured.
-        source: `file:line` of its class; "" where unknown.
-    """
-
-    fqn: str
-    module_class: str
-    state: str
-    rel_l2: float | None = None
-    source: str = ""
-
-
-@dataclass(frozen=True)
 class StripCell:
     """One record of the first diverging step, as its checksums compare.
 
@@ -320,7 +300,7 @@ class DiffResult:
         suggestions: renames worth trying next, as options of `diff`.
         counts: how much was compared.
         map: modules by steps, when asked for.
-        tree: modules with their state at the first diverging step, when asked for.
+        defined_in: `file:line` of the class of the first divergence's module; "" where unknown.
         strip: the first diverging step in the order it ran.
         findings: what else was found; a property below gives those of each type.
         training: the answer for training alone.
@@ -347,7 +327,7 @@ class DiffResult:
     suggestions: tuple[Renaming, ...] = ()
     counts: Counts = field(default_factory=Counts)
     map: DivergenceMap | None = None
-    tree: tuple[TreeNode, ...] = ()
+    defined_in: str = ""
     strip: tuple[StripCell, ...] = ()
     findings: tuple[Beside, ...] = ()
     training: Separate | None = None
@@ -358,13 +338,9 @@ class DiffResult:
         """Findings of type `kind`, in order."""
         return tuple(one for one in self.findings if isinstance(one, kind))
 
-    def with_findings(self, kind: type[F], findings: Iterable[F]) -> DiffResult:
-        """The answer with `findings` as the only ones of type `kind`."""
-        return replace(self, findings=(*(one for one in self.findings if not isinstance(one, kind)), *findings))
-
     def unexplained(self) -> DiffResult:
         """The answer without head, evidence, findings and causes of the first divergence."""
-        return replace(self, head="", also=(), rests_on=(), explains=(), causes=())
+        return replace(self, head="", also=(), rests_on=(), explains=(), causes=(), defined_in="")
 
     @property
     def structure(self) -> tuple[StructureChange, ...]:

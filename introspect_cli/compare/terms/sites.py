@@ -20,7 +20,6 @@ from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from collections.abc import Set as AbstractSet
 
     from introspect_cli.store.read.name_tables import SiteTable
 
@@ -72,10 +71,6 @@ class Columns:
     def text(self) -> str:
         """All FQNs joined by newlines, for a fast search."""
         return "\n".join(self.fqn)
-
-    def of(self, names: AbstractSet[str]) -> Ids:
-        """Numbers of sites with one of the names."""
-        return np.flatnonzero(np.fromiter(map(names.__contains__, self.fqn), np.bool_, len(self.fqn)))
 
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:

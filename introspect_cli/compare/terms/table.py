@@ -30,7 +30,7 @@ Codes = npt.NDArray[np.int8]
 
 OTHER = {"a": "b", "b": "a"}
 
-ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, DEAD = range(8)
+ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, UNUSED = range(8)
 """What is known of a row: nothing that counts (one run alone has it, and the other could not have it), equal, within
 tolerance, different, not seen by a run, only in a, or b, different though nothing that rests on it is."""
 
@@ -58,8 +58,8 @@ class Learned(NamedTuple):
         unsettled: parameters whose gradient was seen to be nothing but rounding, each with the step since when, and
             whether that was so of some elements only.
         let_pass: those parameters for which a difference beyond the tolerance was marked WITHIN.
-        factor: how many times smaller than those of a the gradients inside the backward pass of b are (negative: how
-            many times larger), where ranks or microbatches are put together; None while that was not seen.
+        backward_ratio: ratio of the gradients inside the backward pass of b to those of a, n or 1/n with n whole, where
+            ranks or microbatches are put together; None while that was not seen.
         units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
         flows_back: whether gradients that were chosen are compared by that factor.
         furthest: site with the largest distance of b relative to the perturbed noise.
@@ -69,21 +69,11 @@ class Learned(NamedTuple):
     coarse: int | None = None
     unsettled: Mapping[str, tuple[int, bool]] = {}
     let_pass: frozenset[str] = frozenset()
-    factor: int | None = None
+    backward_ratio: float | None = None
     units: Mapping[str, float] = {}
     flows_back: bool = False
     furthest: StepReach | None = None
     left: StepReach | None = None
-
-    @property
-    def smaller(self) -> float:
-        """Factor by which b's backward gradients have to be multiplied to match a's; 1.0 while unknown."""
-        return 1.0 if self.factor is None else self.factor if self.factor > 0 else -1.0 / self.factor
-
-    @property
-    def times(self) -> float | None:
-        """Ratio of b's backward gradients to a's; None while unknown."""
-        return None if self.factor is None else 1 / self.smaller
 
 
 class Half(NamedTuple):
@@ -328,6 +318,12 @@ class Table:
     def named(self, row: int) -> Site:
         """The site of a row."""
         return self.alignment.site(int(self.site[row]))
+
+
+def unseen(batch: StepBatch) -> Mask:
+    """Mask of a batch's rows without a value: not observed, or seen in part without a checksum."""
+    partly = (batch.status == int(Status.PARTIAL)) & (batch.checksum == 0)
+    return np.asarray(partly | (batch.status == int(Status.NOT_OBSERVED)))
 
 
 _COLUMNS = ("site", "row_a", "row_b", "state", "because", "chosen", "cause")

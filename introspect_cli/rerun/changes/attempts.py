@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.settings.documents import arguments
 from introspect_cli.compare.terms.result import DiffResult, Verdict
-from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.changes.edits import with_edits
-from introspect_cli.rerun.changes.minimise import SETTINGS, Element, command_line, on_axes
-from introspect_cli.rerun.changes.texts import encoded, opened_files, undefined
-from introspect_cli.rerun.place import Around, placed
-from introspect_cli.rerun.variant import End, Reference, Rerun, capture, end_of
+from introspect_cli.errors import UsageError
+from introspect_cli.rerun.changes.edits import apply_edits
+from introspect_cli.rerun.changes.elements import Element, command_line, on_axis
+from introspect_cli.rerun.changes.texts import encode_text, opened_files
+from introspect_cli.rerun.place import build_place
+from introspect_cli.rerun.variant import Reference, Rerun, capture
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.sums import source_digest
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from introspect_cli.rerun.changes.elements import Sides
+    from introspect_cli.rerun.changes.sides import Sides
     from introspect_cli.rerun.recipe import Recipe
 
 
@@ -52,31 +52,25 @@ class Attempts:
 
     Attributes:
         sides: both runs.
-        elements: what differs between them.
-        around: what lies around a.
+        elements: what differs between them, the likeliest cause first.
         reference: run a, and the last step to run.
         options: further capture options.
+        links: paths that are linked and not copied.
         output: where runs are kept.
         most: how many runs may be made.
         tell: shown a line for each.
-        keep: leave each attempt's directory in place.
-        ends: how the scripts of a and b ended.
-        by_end: whether how they ended is all that differs, so that an attempt that ends as b diverges.
-        answers: what came of each, by the places of the elements that were as in b.
+        answers: the result of each, by the positions of the elements that were as in b.
         runs: how many runs were made.
     """
 
     sides: Sides
     elements: Sequence[Element]
-    around: Around
     reference: Reference
     options: tuple[str, ...]
+    links: tuple[str, ...]
     output: Path
     most: int
     tell: Callable[[str], None]
-    keep: bool = False
-    ends: tuple[End, End] = (End(), End())
-    by_end: bool = False
     answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
     runs: int = 0
 
@@ -88,19 +82,15 @@ class Attempts:
             UsageError: what was to run is not what ran.
         """
         if chosen not in self.answers:
-            self.answers[chosen] = self._answer(chosen)
-            verdict, result, done = self.answers[chosen]
-            if done is None:
-                return verdict
-            said = {Verdict.SAME: "the same as a", Verdict.UNDECIDED: "cannot be told"}.get(verdict, "diverges from a")
-            side = 1 if verdict is Verdict.DIVERGED else 0
-            if verdict is not Verdict.UNDECIDED and self.ends_as(side, chosen):
-                said = f"ends as {'ab'[side]}: {self.ends[side].words}"
-            elif verdict is Verdict.DIVERGED and result is not None and result.first is not None:
-                said += f" at step {result.first.step}"
-            elif verdict is Verdict.UNDECIDED:
-                said += f" ({self.why(chosen)})"
-            self.tell(f"{name}: {said}")
+            self.answers[chosen] = attempt = self._attempt(chosen)
+            first = attempt.result.first if attempt.result is not None else None
+            said = {
+                Verdict.SAME: "the same as a",
+                Verdict.DIVERGED: "diverges from a" + (f" at step {first.step}" if first is not None else ""),
+                Verdict.UNDECIDED: f"cannot be told ({self.why(chosen)})",
+            }
+            if attempt.done is not None:
+                self.tell(f"{name}: {said[attempt.verdict]}")
         return self.answers[chosen].verdict
 
     @property
@@ -112,22 +102,12 @@ class Attempts:
         """The reason, in words, for the verdict UNDECIDED of an attempt."""
         _, result, done = self.answers[chosen]
         if done is None:
-            return "a file cannot be read by python, or uses a name that nothing defines"
+            return "a file cannot be read by python"
         if done.exit_code:
             return f"it ends with {done.exit_code}: {done.last_lines.rpartition(' / ')[2]}"
         return result.sentence if result is not None else done.last_lines
 
-    @property
-    def narrowed(self) -> bool:
-        """Whether a was captured with another selection of records (`narrowing`) than the attempts."""
-        asked = []
-        made = (one.done.run for one in self.answers.values() if one.done is not None)
-        for path in (self.reference.run, next(made, self.reference.run)):
-            with open_run(path) as run:
-                asked.append({**(run.manifest.get("narrowing") or {}), "until_step": None})
-        return asked[0] != asked[1]
-
-    def _answer(self, chosen: frozenset[int]) -> Attempt:
+    def _attempt(self, chosen: frozenset[int]) -> Attempt:
         """Run an attempt and judge it; UNDECIDED without a run where the changed files cannot be made.
 
         Raises:
@@ -142,72 +122,45 @@ class Attempts:
             raise OutOfRunsError
         self.runs += 1
         done = self._run(elements, sources)
-        return Attempt(*self._judged(done), done)
-
-    def _judged(self, done: Rerun) -> tuple[Verdict, DiffResult | None]:
-        """Verdict on a run: UNDECIDED where it fails otherwise than a and b; where `by_end`, by whose end it shares."""
-        end = _end_of(done)
-        as_a, as_b = (end.is_as(other) for other in self.ends)
-        if end.failed and not (as_a or as_b):
-            return Verdict.UNDECIDED, None
-        verdict, result = self.reference.judge(done, done.exit_code)
-        if not self.by_end:
-            return verdict, result
-        if as_a and (verdict is Verdict.SAME or not done.usable):
-            return Verdict.SAME, result
-        return Verdict.DIVERGED if as_b else Verdict.UNDECIDED, result
-
-    def ends_as(self, side: int, chosen: frozenset[int]) -> bool:
-        """Whether an attempt ended by the exception of a (side 0) or b (side 1), and the other side did not."""
-        end, attempt = self.ends[side], self.answers.get(chosen)
-        done = attempt.done if attempt is not None else None
-        differs = end.error is not None and not end.is_as(self.ends[1 - side])
-        return differs and done is not None and _end_of(done).is_as(end)
+        if done.exit_code not in {0, self.reference.exit_code}:  # it may diverge by failing
+            return Attempt(Verdict.UNDECIDED, done=done)
+        return Attempt(*self.reference.judge(done), done)
 
     def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
         """Capture a with these changes and source files, in a directory named by a hash of all that goes in."""
-        recipe, set_as_in_b, python = self._started(elements)
-        files = {item.name: item.a for item in on_axes(self.elements, "file")}
-        files |= {item.name: item.b for item in on_axes(elements, "file")}
-        described = json.dumps(
-            [
-                [[name, source_digest(data)] for name, data in sorted(sources.items())],
-                [[name, str(path)] for name, path in sorted(files.items())],
-                [*self.options, *recipe.words, python, self.reference.until],
-                sorted((name, value) for name, value in set_as_in_b.items()),
-            ],
-            default=str,
-        )
-        described += f" {len(self.around.files)}"
-        name = hashlib.blake2b(described.encode(), digest_size=6).hexdigest()
-        directory = self.output / "variants" / name
-        texts = {self.sides.places[name]: data for name, data in sources.items()}
-        others = {self.around.tops[0] / name: path for name, path in files.items()}
-        paths = set_as_in_b.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-        with placed(self.around, directory, texts, files=others, paths=paths, keep=self.keep) as place:
-            words = (*recipe.options, *self.options, *self.reference.ends, *recipe.words_at(place))
-            done = capture(self.output / name, place, words, set_as_in_b, python, again=False)
+        recipe, variables = self._command_with(elements)
+        files = {item.name: item.a for item in on_axis(self.elements, "file")}
+        files |= {item.name: item.b for item in on_axis(elements, "file")}
+        described = [
+            sorted((name, source_digest(data)) for name, data in sources.items()),
+            sorted((name, str(path)) for name, path in files.items()),
+            [*self.options, *self.links, *recipe.words, self.reference.until],
+            sorted(variables.items()),
+        ]
+        name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
+        around, places = self.sides.around, self.sides.places
+        texts = {places[name]: data for name, data in sources.items()}
+        others = {around.tops[0] / name: path for name, path in files.items()}
+        paths = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
+        at = self.output / "variants" / name
+        with build_place(around, at, texts, files=others, links=self.links, paths=paths) as place:
+            words = (*recipe.options, *self.options, *self.reference.stop_options, *recipe.words_at(place))
+            done = capture(self.output / name, place, words, variables, recipe.python, again=False)
         self._check(done, sources)
         return done
 
-    def _started(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None], str]:
-        """The recipe of a with b's settings among `elements`, the environment variables to set, and the interpreter."""
+    def _command_with(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None]]:
+        """The recipe of a with b's settings among `elements`, and the environment variables to set."""
         recipe = self.sides.recipe
         named, variables, options = arguments(recipe.arguments), dict(recipe.environment), list(recipe.options)
-        for item in on_axes(elements, *SETTINGS):
-            if item.axis == "argument":
-                named[item.name] = item.b
-            elif item.axis == "environment":
-                variables[item.name] = item.b
-            elif (option := f"--{item.name}") == "--seed":
-                at = options.index(option) if option in options else len(options)
-                options[at : at + 2] = [] if item.b is None else [option, str(item.b)]
-            elif option == "--deterministic":
-                options = [word for word in options if word != option] + [option] * bool(item.b)
-        changed = bool(on_axes(elements, "argument"))
-        words = tuple(command_line(named)) if changed else recipe.arguments
-        python = next((item.b for item in on_axes(elements, "python")), recipe.python)
-        return replace(recipe, options=tuple(options), arguments=words), variables, python
+        variables |= {item.name: item.b for item in on_axis(elements, "environment")}
+        for item in on_axis(elements, "capture"):
+            options = [word for word in options if word.partition("=")[0] != f"--{item.name}"]
+            if item.b is not None and item.b is not False:
+                options.append(f"--{item.name}" if item.b is True else f"--{item.name}={item.b}")
+        changed = {item.name: item.b for item in on_axis(elements, "argument")}
+        words = tuple(command_line(named | changed)) if changed else recipe.arguments
+        return replace(recipe, options=tuple(options), arguments=words), variables
 
     def _check(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
         """Check that the changed files were the ones imported.
@@ -221,36 +174,25 @@ class Attempts:
         changed = {each.file for item in changes for each in item.pieces or (item,)}
         with open_run(done.run) as run:
             ran = {**opened_files(run), **Sources(run).digests}
-        for name in sorted(changed & sources.keys()):
-            if name in ran and ran[name] != source_digest(sources[name]):
+        for name in sorted(changed & sources.keys() & ran.keys()):
+            if ran[name] != source_digest(sources[name]):
                 raise UsageError(
                     f"{name} was not read from the directory of the variant, but from where it is installed or an "
                     "absolute path leads: its changes cannot be tried"
                 )
 
 
-def _end_of(done: Rerun) -> End:
-    """How an attempt's script ended; only the exit code where it made no run."""
-    try:
-        with open_run(done.run) as run:
-            return replace(end_of(run), exit_code=done.exit_code)
-    except StoreError:  # it did not come to make one
-        return End(done.exit_code)
-
-
 def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
-    """A's source files with the changes among `elements`, as bytes by name.
+    """A's source files with the changes among `elements`, as bytes by name; files that only b has are always there.
 
     Raises:
-        ValueError: a file cannot be parsed then, or uses a name that neither version leaves undefined.
+        ValueError: a file cannot be parsed then.
     """
-    texts = {**sides.inert, **sides.a}
+    texts = {**sides.b, **sides.a}
     changes = [item for item in elements if isinstance(item, Change)]
     pieces = [piece for change in changes for piece in change.pieces or (change,)]
     for name in {piece.file for piece in pieces}:
-        text = with_edits([piece for piece in pieces if piece.file == name], texts.get(name), sides.b[name])
+        text = apply_edits([piece for piece in pieces if piece.file == name], sides.a.get(name), sides.b[name])
         if text is not None:
-            if name.endswith(".py") and undefined(text) - undefined(sides.b[name]) - undefined(texts.get(name)):
-                raise ValueError(name)
             texts[name] = text
-    return {name: encoded(text) for name, text in texts.items()}
+    return {name: encode_text(text) for name, text in texts.items()}

@@ -48,10 +48,10 @@ def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
         return []
     if text_a is None or text_b is None:
         return [changed_file(file, text_a, text_b)]
-    return [change for change, _ in _edited(file, text_a, text_b)]
+    return [change for change, _ in _edits_by_change(file, text_a, text_b)]
 
 
-def with_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str | None) -> str | None:
+def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str | None) -> str | None:
     """A's text with the changes `chosen` applied; None where the file does not exist then.
 
     Raises:
@@ -64,16 +64,18 @@ def with_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str
     if text_a is None or text_b is None or any(isinstance(one, Change) and one.unit == "file" for one in chosen):
         return text_b
     sides = {(one.a, one.b) for one in chosen}
-    edits = [edit for change, of in _edited(file, text_a, text_b) if (change.a, change.b) in sides for edit in of]
-    text = _with(_lines(file, text_a), _lines(file, text_b), edits)
-    if _read(file, text) is None:
+    edits = [
+        edit for change, of in _edits_by_change(file, text_a, text_b) if (change.a, change.b) in sides for edit in of
+    ]
+    text = _replace_lines(_lines(file, text_a), _lines(file, text_b), edits)
+    if _parse(file, text) is None:
         raise ValueError(f"{file}: the chosen changes make no text that can be read")
     return text
 
 
-def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edit, ...]]]:
+def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edit, ...]]]:
     """Each change of a file with its edits; the whole file as one change, without edits, where it cannot be split."""
-    a, b = _read(file, text_a), _read(file, text_b)
+    a, b = _parse(file, text_a), _parse(file, text_b)
     whole: list[tuple[Change, tuple[Edit, ...]]] = [(changed_file(file, text_a, text_b), ())]
     if a is None or b is None:
         return whole
@@ -85,8 +87,8 @@ def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edi
     opcodes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
     for hunk in [Edit(*places) for tag, *places in opcodes if tag != "equal"]:
         together = (*together, hunk)
-        for edits in ([(edit,) for edit in _pairs(hunk)] if together == (hunk,) else [], [together]):
-            values = [_read(file, _with(one, two, edit)) for edit in edits]
+        for edits in ([(edit,) for edit in _line_by_line(hunk)] if together == (hunk,) else [], [together]):
+            values = [_parse(file, _replace_lines(one, two, edit)) for edit in edits]
             if edits and None not in values:
                 edited += [
                     (_change(file, one, two, edit, (a, value)), edit)
@@ -95,11 +97,11 @@ def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edi
                 ]
                 together = ()
                 break
-    every = _read(file, _with(one, two, [edit for _, edits in edited for edit in edits]))
+    every = _parse(file, _replace_lines(one, two, [edit for _, edits in edited for edit in edits]))
     return edited if every == b and len(edited) <= _MOST_CHANGES else whole
 
 
-def _read(file: str, text: str) -> Any:
+def _parse(file: str, text: str) -> Any:
     """A comparable form of a text: syntax tree without docstrings, or parsed data; None where it cannot be parsed."""
     if not file.endswith(".py"):
         return parsed(text, PurePath(file).suffix.lower())
@@ -119,7 +121,7 @@ def _lines(file: str, text: str) -> list[str]:
     return text.replace("\r\n", "\n").split("\n")
 
 
-def _with(one: Sequence[str], two: Sequence[str], edits: Iterable[Edit]) -> str:
+def _replace_lines(one: Sequence[str], two: Sequence[str], edits: Iterable[Edit]) -> str:
     """The text of lines `one` with `edits` from lines `two` applied."""
     lines, done = [], 0
     for edit in sorted(edits):
@@ -128,7 +130,7 @@ def _with(one: Sequence[str], two: Sequence[str], edits: Iterable[Edit]) -> str:
     return "\n".join([*lines, *one[done:]])
 
 
-def _pairs(hunk: Edit) -> list[Edit]:
+def _line_by_line(hunk: Edit) -> list[Edit]:
     """A hunk as one edit per line where both versions have as many lines; else as it is."""
     low, high, start, stop = hunk
     if high - low != stop - start:
@@ -140,7 +142,7 @@ def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[E
     """The change made by `edits`, with the lines of both versions and the function or the keys it is in."""
     sides = _side(one, edits[0].low, edits[-1].high), _side(two, edits[0].start, edits[-1].stop)
     if not file.endswith(".py"):
-        return Change(file, ", ".join(_paths(*values)), *sides, "value")
+        return Change(file, ", ".join(_differing_keys(*values)), *sides, "value")
     side, lines = (sides[1], two) if sides[1] is not None else (sides[0], one)
     tree = tree_of("\n".join(lines))
     return Change(file, "" if side is None or tree is None else _scope(tree, side), *sides)
@@ -150,31 +152,35 @@ def _side(lines: Sequence[str], first: int, last: int) -> Side | None:
     return Side(first + 1, last, dedent("\n".join(lines[first:last]))) if last > first else None
 
 
-def _scope(tree: ast.AST, side: Side, prefix: str = "", name: str = "") -> str:
+def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
+    """Functions and classes below a node, each after the one around it, by qualified name (`f.<locals>.g`)."""
+    for child in ast.iter_child_nodes(node):
+        inner = prefix
+        if isinstance(child, DEFINITIONS):
+            yield prefix + child.name, child
+            inner = f"{prefix}{child.name}." + ("" if isinstance(child, ast.ClassDef) else "<locals>.")
+        yield from definitions(child, inner)
+
+
+def _scope(tree: ast.AST, side: Side) -> str:
     """Qualified name of the innermost function or class that holds the lines of `side`; "" for the module."""
-    for node in ast.iter_child_nodes(tree):
-        first, last = (first_line(node), node.end_lineno or 0) if isinstance(node, ast.stmt) else (0, 1 << 30)
-        if first <= side.first and side.last <= last:
-            inner, inside = name, prefix
-            if isinstance(node, DEFINITIONS):
-                inner = prefix + node.name
-                inside = f"{inner}." if isinstance(node, ast.ClassDef) else f"{inner}.<locals>."
-            found = _scope(node, side, inside, inner)
-            if found != name:
-                return found
-    return name
+    around = ""
+    for name, node in definitions(tree):
+        if first_line(node) <= side.first and side.last <= (node.end_lineno or 0):
+            around = name
+    return around
 
 
-def _paths(a: Any, b: Any, above: str = "") -> Iterator[str]:
+def _differing_keys(a: Any, b: Any, above: str = "") -> Iterator[str]:
     """The keys under which two nested values differ: `model.dropout`, `layers[2]`."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(key for key in b if key not in a)]:
             if key not in a or key not in b:
                 yield f"{above}.{key}".lstrip(".")
             else:
-                yield from _paths(a[key], b[key], f"{above}.{key}".lstrip("."))
+                yield from _differing_keys(a[key], b[key], f"{above}.{key}".lstrip("."))
     elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         for place, pair in enumerate(zip(a, b, strict=True)):
-            yield from _paths(*pair, f"{above}[{place}]")
+            yield from _differing_keys(*pair, f"{above}[{place}]")
     elif a != b or type(a) is not type(b):
         yield above

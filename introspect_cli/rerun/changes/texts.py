@@ -1,4 +1,4 @@
-"""The text of the files that a run was made of, or opened: kept in the run, on disk, or in git.
+"""The text of the files that a run was made of, or opened: kept in the run, or on disk.
 
 A text counts where its digest is the one that the run recorded, wherever it comes from. A text from which a secret was
 taken out is not what ran, so it is the last that is taken.
@@ -6,24 +6,19 @@ taken out is not what ran, so it is the last that is taken.
 
 from __future__ import annotations
 
-import ast
-import builtins
-import functools
 import io
 import os
-import symtable
 import tokenize
 from dataclasses import dataclass, field
 from importlib.util import decode_source, find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.rerun.git import Repository
 from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from introspect_cli.rerun.recipe import Recipe
     from introspect_cli.store.read.run import Run
@@ -48,8 +43,8 @@ class Texts:
     redacted: tuple[str, ...] = ()
 
 
-def texts_of(run: Run, recipe: Recipe) -> Texts:
-    """Collect the text of each source file: from the run, from disk or from git, wherever the digest fits.
+def source_texts(run: Run, recipe: Recipe) -> Texts:
+    """Collect the text of each source file: from the run or from disk, wherever the digest fits.
 
     Raises:
         StoreError: one that the run keeps is damaged.
@@ -60,9 +55,8 @@ def texts_of(run: Run, recipe: Recipe) -> Texts:
     texts, missing, redacted = {}, [], []
     for name, digest in kept.digests.items():
         source = kept.get(name)
-        data = source.data if source is not None and source.exact else _on_disk(places[name], digest)
-        data = _in_git(recipe, name, digest) if data is None else data
-        text = None if data is None else decoded(data)
+        data = source.data if source is not None and source.exact else read_unchanged(places[name], digest)
+        text = None if data is None else decode_text(data)
         if text is None and source is not None:
             text = source.text
             redacted.append(name)
@@ -100,9 +94,8 @@ def place_of_source(name: str, recipe: Recipe, root: Path) -> Path:
         for form in forms:
             if (directory / form).is_file():
                 return directory / form
-    return root / (
-        forms[1] if any(other.startswith(forms[1][: -len("__init__.py")]) for other in recipe.sources) else name
-    )
+    package = forms[1].removesuffix("__init__.py")
+    return root / (forms[1] if any(other.startswith(package) for other in recipe.sources) else name)
 
 
 def search_path(recipe: Recipe) -> list[Path]:
@@ -126,7 +119,7 @@ def _installed(name: str) -> list[Path]:
     return [origin.parent.parent if spec.submodule_search_locations else origin.parent]
 
 
-def decoded(data: bytes) -> str | None:
+def decode_text(data: bytes) -> str | None:
     """The text of a source file in its declared encoding; None where it cannot be decoded."""
     try:
         return decode_source(data)
@@ -134,7 +127,7 @@ def decoded(data: bytes) -> str | None:
         return None
 
 
-def encoded(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     """The bytes of a source text in the encoding that it declares; UTF-8 where that fails."""
     data = text.encode("utf-8", "surrogateescape")
     try:
@@ -144,23 +137,13 @@ def encoded(text: str) -> bytes:
         return data
 
 
-def _on_disk(path: Path, digest: str) -> bytes | None:
+def read_unchanged(path: Path, digest: str) -> bytes | None:
     """The bytes of a file; None where it is missing or has another digest."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
     return data if source_digest(data) == digest else None
-
-
-def _in_git(recipe: Recipe, name: str, digest: str) -> bytes | None:
-    """The bytes of a file at the recipe's commit; None where it is missing or has another digest."""
-    repository = Repository.around(recipe.directory) if recipe.commit else None
-    data = None if repository is None else repository.blob(f"{recipe.commit}:{name}")
-    return data if data is not None and source_digest(data) == digest else None
-
-
-_LARGEST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -189,7 +172,7 @@ def opened_files(run: Run) -> dict[str, str]:
 
 def opened_texts(
     runs: tuple[Run, Run], directories: tuple[Path, Path], roots: tuple[Path, Path]
-) -> tuple[tuple[OpenedText, ...], tuple[str, ...]]:
+) -> tuple[list[OpenedText], list[str]]:
     """The configuration files that both scripts opened and that differ, and clauses on those that cannot be tried.
 
     What is a source of both is none.
@@ -207,74 +190,22 @@ def opened_texts(
             next((place for place in (root / name, directory / name) if place.is_file()), directory / name)
             for root, directory in zip(roots, directories, strict=True)
         ]
-        held = [_held(run, digest, place) for run, digest, place in zip(runs, (one[name], two[name]), at, strict=True)]
+        held = [
+            _opened_text(run, digest, place)
+            for run, digest, place in zip(runs, (one[name], two[name]), at, strict=True)
+        ]
         if held[0] is not None and held[1] is not None:
             texts.append(OpenedText(name, (at[0], at[1]), held[0], held[1]))
         elif at[0] == at[1]:
             unknown.append(f"{name}: it differs, and what it held is not kept")
-    return tuple(texts), tuple(unknown)
+    return texts, unknown
 
 
-def _held(run: Run, digest: str, place: Path) -> str | None:
-    """The text of an opened file, from the run or from disk; None where the digest does not fit or it is no UTF-8."""
+def _opened_text(run: Run, digest: str, place: Path) -> str | None:
+    """The text of an opened file, from the run or from disk; None where neither has the digest, or it is no UTF-8."""
     data = run.source(digest) if digest in run.kept_sources else None
-    if data is None or source_digest(data) != digest:
-        try:
-            data = place.read_bytes() if place.stat().st_size < _LARGEST_TEXT else b""
-        except OSError:
-            return None
+    data = data if data is not None and source_digest(data) == digest else read_unchanged(place, digest)
     try:
-        return data.decode() if source_digest(data) == digest else None
+        return None if data is None else data.decode()
     except UnicodeDecodeError:
         return None
-
-
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
-_OF_MODULES = frozenset({"__file__", "__name__", "__doc__", "__spec__", "__package__", "__class__", "__builtins__"})
-
-
-@functools.lru_cache(maxsize=256)
-def undefined(text: str | None) -> frozenset[str]:
-    """Names that a file reads and does not bind, and `self.x` of classes that never bind x.
-
-    Empty where the text is None or cannot be parsed. A base class in another file may bind `self.x`.
-    """
-    try:
-        top, tree = symtable.symtable(text or "", "", "exec"), ast.parse(text or "")
-    except _UNREADABLE:
-        return frozenset()
-    read, bound = set(), {*dir(builtins), *_OF_MODULES}
-    for table in _scopes(top):
-        for symbol in table.get_symbols():
-            outside = table is top or symbol.is_declared_global()
-            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
-                bound |= {symbol.get_name()} if outside else set()
-            if symbol.is_referenced() and (outside or symbol.is_global()):
-                read.add(symbol.get_name())
-    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)):
-        read = set()
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    return frozenset(read - bound).union(*map(_attributes, classes))
-
-
-def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    """The symbol table and all below it."""
-    yield table
-    for inner in table.get_children():
-        yield from _scopes(inner)
-
-
-def _attributes(node: ast.ClassDef) -> set[str]:
-    """`self.x` for each attribute that a class reads and never assigns, defines or names in a string."""
-    read: set[str] = set()
-    bound: set[str] = set()
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self":
-            (read if isinstance(inner.ctx, ast.Load) else bound).add(inner.attr)
-        elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(inner.name)
-        elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-            bound.add(inner.id)
-        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-            bound.add(inner.value)
-    return {f"self.{name}" for name in read - bound}

@@ -1,8 +1,8 @@
-"""What differs between two versions, in units that run one without the other.
+"""Edits of two versions joined to changes that run one without the other.
 
-A statement that uses a renamed variable does not run without the one that gives it. So statements that mention one name
-that only one of the versions has are one change; so are those that bind one name of a file, as a class that moved and
-the import that brings it, and a function whose parameters changed with its calls.
+A statement that uses a renamed variable does not run without the one that gives it. So edits with a key in common are
+one change: see `_keys`. Edits that are joined without need only make the change larger; edits that would need another
+and were not joined cost a run that answers nothing.
 """
 
 from __future__ import annotations
@@ -10,48 +10,53 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS, Change, Piece, Side, tree_of
+from introspect_cli.compare.changes.statements import FUNCTIONS, Change, Piece, Side, tree_of
+from introspect_cli.rerun.changes.edits import definitions
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+_DEFINES = re.compile(r"(?m)^(?:async )?(?:def|class) (\w+)")
+_IMPORTS = re.compile(r"(?m)^(?:from\s+\S+\s+)?import\s+(.*)")
 
-def units(
+
+def join_edits(
     edits: Sequence[Change], texts_a: Mapping[str, str], texts_b: Mapping[str, str], computes: Sequence[Change]
 ) -> list[Change]:
-    """Join changes that do not run one without the other, named by the one that changes what is computed.
+    """Join edits that do not run one without the other to one change with `pieces`, in the order of the first of each.
 
     Args:
-        edits: the statements that differ as texts.
-        texts_a: the files of a.
-        texts_b: those of b.
-        computes: the statements that compute something else.
+        edits: the edits of all differing files.
+        texts_a: these files in a.
+        texts_b: these files in b.
+        computes: statements that compute something else; a change is named by the first of its edits that is one.
     """
-    versions = _Version(texts_a), _Version(texts_b)
+    versions = _Names.of(texts_a), _Names.of(texts_b)
     group = list(range(len(edits)))
     first: dict[Hashable, int] = {}
     for place, edit in enumerate(edits):
-        for key in _needs(edit, versions) if edit.unit != "file" else ():
-            other = first.setdefault(key, place)
-            one, two = group[other], group[place]
+        for key in _keys(edit, versions) if edit.unit != "file" else ():
+            one, two = group[first.setdefault(key, place)], group[place]
             group = [one if each == two else each for each in group]
     together: dict[int, list[Change]] = defaultdict(list)
     for place, edit in enumerate(edits):
         together[group[place]].append(edit)
-    made = []
-    for pieces in together.values():
-        meant = [(piece, one) for one in computes for piece in pieces if overlap(piece, one)]
-        head, line = (meant[0][0], meant[0][1].line) if meant else (pieces[0], 0)
-        inside = head.b is not None and head.b.first <= line <= head.b.last
-        rest = tuple(Piece(piece.file, piece.a, piece.b) for piece in pieces) if len(pieces) > 1 else ()
-        made.append(replace(head, pieces=rest, line=line if inside else 0))
-    return made
+    return [_joined(pieces, computes) for pieces in together.values()]
 
 
-def overlap(edit: Change, other: Change) -> bool:
+def _joined(pieces: Sequence[Change], computes: Sequence[Change]) -> Change:
+    """One change of some edits, with the place of the first that computes something else, or else of the first."""
+    computing = [(piece, one) for one in computes for piece in pieces if overlaps(piece, one)]
+    head, line = (computing[0][0], computing[0][1].line) if computing else (pieces[0], 0)
+    inside = head.b is not None and head.b.first <= line <= head.b.last
+    rest = tuple(Piece(piece.file, piece.a, piece.b) for piece in pieces) if len(pieces) > 1 else ()
+    return replace(head, pieces=rest, line=line if inside else 0)
+
+
+def overlaps(edit: Change, other: Change) -> bool:
     """Whether `other` has a line, in a or in b, in common with `edit` or one of its pieces."""
     pieces: tuple[Change | Piece, ...] = edit, *edit.pieces
     for each in pieces:
@@ -62,76 +67,57 @@ def overlap(edit: Change, other: Change) -> bool:
     return False
 
 
-class _Version:
-    """Names in one version's files: `words` (all), `bound` (by file and function), `parameters` (of each function)."""
+@dataclass
+class _Names:
+    """Identifiers of one version's files.
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self.words: set[str] = set()
-        self.bound: dict[tuple[str, str], set[str]] = {}
-        self.parameters: dict[tuple[str, str], str] = {}
+    Attributes:
+        words: by (file, qualified name of a function or class) those that it, or what is inside, gives a value; by
+            (file, "") all of the file, by ("", "") all.
+        parameters: syntax of the parameters by (file, function); `Net` stands for `Net.__init__`.
+    """
+
+    words: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    parameters: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> _Names:
+        """Collect the identifiers of files; all words of a file that cannot be parsed."""
+        names = cls()
         for file, text in texts.items():
             tree = tree_of(text)
-            if tree is None:
-                self.words |= set(re.findall(r"\w+", text))
-            else:
-                self._read(file, tree, "")
-
-    def _read(self, file: str, node: ast.AST, prefix: str, scope: str = "") -> None:
-        """Collect the names below a node; `scope` is the function around it, `prefix` begins its inner names."""
-        bound = self.bound.setdefault((file, scope), set())
-        for child in ast.iter_child_nodes(node):
-            self.words |= {name for field in ("id", "attr", "arg", "name") if (name := getattr(child, field, None))}
-            if isinstance(child, ast.arg):
-                bound.add(child.arg)
-            elif isinstance(child, ast.Name) and not isinstance(child.ctx, ast.Load):
-                bound.add(child.id)
-            elif isinstance(child, ast.alias):
-                bound.add((child.asname or child.name).partition(".")[0])
-            if isinstance(child, DEFINITIONS):
-                bound.add(child.name)
-                name = prefix + child.name
-                if isinstance(child, FUNCTIONS):
-                    self.parameters[file, name] = ast.dump(child.args)
-                inner = f"{name}." if isinstance(child, ast.ClassDef) else f"{name}.<locals>."
-                self._read(file, child, inner, name)
-            else:
-                self._read(file, child, prefix, scope)
-
-    def binds(self, file: str, scope: str, name: str) -> str | None:
-        """The innermost function from `scope` outwards that binds `name`; "" for the module, None where none does."""
-        while name not in self.bound.get((file, scope), ()):
-            if not scope:
-                return None
-            scope = scope.rpartition(".<locals>.")[0] if ".<locals>." in scope else ""
-        return scope
+            names.words["", ""] |= set(re.findall(r"\w+", text)) if tree is None else set()
+            for scope, node in [] if tree is None else [("", tree), *definitions(tree)]:
+                for inner in ast.walk(node):
+                    if scope and isinstance(getattr(inner, "ctx", None), ast.Load):
+                        continue
+                    found = (getattr(inner, key, None) for key in ("id", "attr", "arg", "name", "asname"))
+                    names.words[file, scope].update(part for name in found if name for part in str(name).split("."))
+                if isinstance(node, FUNCTIONS):
+                    names.parameters[file, scope.removesuffix(".__init__")] = ast.dump(node.args)
+            names.words["", ""] |= names.words[file, ""]
+        return names
 
 
-_BINDS = r"(?m)^(?:(?:from|import)\b.*\b{0}\b|(?:async )?(?:def|class) {0}\b|{0}\s*[=:,])"
-"""Lines that bind a name, where they stand outside of functions."""
+def _keys(edit: Change, versions: tuple[_Names, _Names]) -> Iterator[Hashable]:
+    """Keys of an edit; edits with one in common are joined.
 
-
-def _needs(edit: Change, versions: tuple[_Version, _Version]) -> Iterator[Hashable]:
-    """Keys of an edit; edits with a key in common are joined.
-
-    Moved lines, names bound or used in only one version, module-level names, and functions with changed parameters.
+    They are: the text of an edit that adds or removes, since it may have moved; each identifier in it that its
+    function, its file or the project has in one version alone; a name that it defines or imports; a function in it
+    whose parameters differ.
     """
-    if edit.a is None or edit.b is None:  # what left one place may have come to another
+    if edit.a is None or edit.b is None:
         yield edit.file, "moved", (edit.b or edit.a or Side(0, 0, "")).text.strip()
-    for side, (here, other) in zip((edit.a, edit.b), (versions, versions[::-1]), strict=True):
-        for word in set(re.findall(r"[^\W\d]\w*", side.text if side is not None else "")):
-            scope = here.binds(edit.file, edit.scope, word)
-            if scope is not None and word not in other.bound.get((edit.file, scope), ()):
-                yield (edit.file, scope, word) if scope else word
-            elif word in here.words - other.words:
-                yield word
-            elif scope == "" and side is not None and re.search(_BINDS.format(word), side.text):
-                yield edit.file, "", word
-            if _takes_others(edit.file, word, versions):
-                yield "called", word
-
-
-def _takes_others(file: str, name: str, versions: tuple[_Version, _Version]) -> bool:
-    """Whether the function `name`, or the class's `__init__`, has other parameters in the other version."""
-    forms = [(file, name), (file, f"{name}.__init__")]
-    return any(form in one.parameters and form in two.parameters and one.parameters[form] != two.parameters[form]
-               for form in forms for one, two in [versions])  # fmt: skip
+    function = edit.scope.partition(".<locals>.")[0]
+    one, two = versions
+    changed = {scope for place, scope in one.parameters.keys() & two.parameters.keys()
+               if place == edit.file and one.parameters[place, scope] != two.parameters[place, scope]}  # fmt: skip
+    called = {scope.rpartition(".")[2] for scope in changed}
+    for text in (side.text for side in (edit.a, edit.b) if side is not None):
+        words = set(re.findall(r"[^\W\d]\w*", text))
+        for place in (("", ""), (edit.file, ""), (edit.file, edit.scope), (edit.file, function)):
+            yield from ((*place, word) for word in words & (one.words[place] ^ two.words[place]))
+        defined = {name: edit.scope.removesuffix(name).rstrip(".") for name in _DEFINES.findall(text)}
+        imported = dict.fromkeys(re.findall(r"\w+", " ".join(_IMPORTS.findall(text))), "")
+        yield from ((edit.file, outer, "binds", name) for name, outer in (imported | defined).items() if name != "as")
+        yield from (("called", word) for word in words & called)

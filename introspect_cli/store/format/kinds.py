@@ -7,7 +7,7 @@ from typing import NamedTuple
 from introspect_cli.records import KIND_CODES, Kind
 
 
-class Share(NamedTuple):
+class Spread(NamedTuple):
     """How the values of a kind are spread over several ranks.
 
     Attributes:
@@ -29,33 +29,33 @@ class Share(NamedTuple):
     left_out: bool = False
 
 
-_FLOWS = Share(own=True, flows=True, by_call=True)
-_COPIED = Share(copied=True, state=True)
+_FLOWS = Spread(own=True, flows=True, by_call=True)
+_COPIED = Spread(copied=True, state=True)
 
-SHARES: dict[Kind, Share] = {
-    Kind.HYPERPARAMETER: Share(first=True, left_out=True),
-    Kind.COLLECTIVE: Share(left_out=True),
+SPREADS: dict[Kind, Spread] = {
+    Kind.HYPERPARAMETER: Spread(first=True, left_out=True),
+    Kind.COLLECTIVE: Spread(left_out=True),
     Kind.PARAM: _COPIED,
     Kind.GRAD: _COPIED,
     Kind.OPTIMIZER_STATE: _COPIED,
-    Kind.BUFFER: Share(state=True, first=True),
-    Kind.BATCH: Share(own=True, by_call=True),
-    Kind.LOSS: Share(own=True, by_call=True),
-    Kind.RNG: Share(own=True),
-    Kind.VALUE: Share(by_call=True),
+    Kind.BUFFER: Spread(state=True, first=True),
+    Kind.BATCH: Spread(own=True, by_call=True),
+    Kind.LOSS: Spread(own=True, by_call=True),
+    Kind.RNG: Spread(own=True),
+    Kind.VALUE: Spread(by_call=True),
     Kind.INPUT: _FLOWS,
     Kind.OUTPUT: _FLOWS,
     Kind.GRAD_INPUT: _FLOWS,
     Kind.GRAD_OUTPUT: _FLOWS,
-    Kind.OP_OUTPUT: Share(flows=True),
+    Kind.OP_OUTPUT: Spread(flows=True),
 }
 
 
 def kinds_that(are: str) -> frozenset[Kind]:
-    """The kinds whose `Share` has the field named `are` set, such as `flows`."""
-    return frozenset(kind for kind, share in SHARES.items() if getattr(share, are))
+    """The kinds whose `Spread` has the field named `are` set, such as `flows`."""
+    return frozenset(kind for kind, spread in SPREADS.items() if getattr(spread, are))
 
 
 def codes_that(are: str) -> list[int]:
-    """Codes of the kinds whose `Share` has the field named `are` set, sorted."""
+    """Codes of the kinds whose `Spread` has the field named `are` set, sorted."""
     return sorted(KIND_CODES[kind] for kind in kinds_that(are))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-SHARE = np.dtype([("kind", "<u4"), ("rows", "<u4"), ("place", "<u8"), ("sites", "<u8", (2,))])
+SHARE = np.dtype([("kind", "<u4"), ("rows", "<u4"), ("part", "<u8"), ("sites", "<u8", (2,))])
 """A share: the code of its records' kind, how many, where in the whole they are (0: all of it), their sites' digest."""
 
 MIXED, SET = 255, 254
@@ -167,13 +167,13 @@ class Totals:
     Attributes:
         forms: by number, the shares of a form, as `SHARE`.
         form: int64, of each step of the rank, the number of its form; -1 where no total is known.
-        place: int64, of each step, where among those of its form its totals are.
+        position: int64, of each step, where among those of its form its totals are.
         totals: by form, uint64 (steps, shares, 2).
     """
 
     forms: list[Array]
     form: Array
-    place: Array
+    position: Array
     totals: list[Array]
 
 
@@ -194,11 +194,11 @@ def decode(frames: Iterable[tuple[int, bytes]], entries: Entries, path: str) -> 
         if step in row_of:
             of_each[row_of[step]] = numbers.setdefault(data[8:begin], len(numbers)), data[begin:]
     form = np.array([of for of, _ in of_each], np.int64)
-    place, totals = np.zeros(len(entries), np.int64), []
+    position, totals = np.zeros(len(entries), np.int64), []
     forms = [np.frombuffer(body, SHARE) for body in numbers]
     for of, table in enumerate(forms):
         rows = np.flatnonzero(form == of)
-        place[rows] = np.arange(len(rows))
+        position[rows] = np.arange(len(rows))
         joined = b"".join(of_each[row][1] for row in rows.tolist())
         totals.append(np.frombuffer(joined, "<u8").reshape(len(rows), len(table), 2))
-    return Totals(forms, form, place, totals)
+    return Totals(forms, form, position, totals)

@@ -293,7 +293,7 @@ class CombinedStep:
 
     def _add_unreduced(self) -> None:
         """Add up the sketches of sums (or means) that ranks have not reduced yet; other statistics stay unknown."""
-        plan, groups = self.plan, np.flatnonzero(self.plan.owed)
+        plan, groups = self.plan, np.flatnonzero(self.plan.unreduced)
         every, starts, _ = self._members(groups)
         distinct, begins = self._distinct_members(groups)
         values = np.diff(begins, append=len(distinct)).tolist()

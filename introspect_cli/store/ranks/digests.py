@@ -67,7 +67,7 @@ def layout_free_digests(
         unseen = np.sort(np.concatenate([keys for keys, _ in slices]))
         headers = sum(lanes for _, lanes in slices)
         values = [
-            each.totals[of][each.place[of_rank[steps]]]
+            each.totals[of][each.position[of_rank[steps]]]
             for each, of_rank, of in zip(totals, rows, every[:, which].tolist(), strict=True)
         ]
         added, whole = _added(shares, values)
@@ -89,7 +89,7 @@ def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
     first: dict[bytes, Array] = {}
     for of_rank, totals in zip(shares, values, strict=True):
         for number, (share, kind, place) in enumerate(
-            zip(of_rank, of_rank["kind"].tolist(), of_rank["place"].tolist(), strict=True)
+            zip(of_rank, of_rank["kind"].tolist(), of_rank["part"].tolist(), strict=True)
         ):
             total = totals[:, number]
             if kind == MIXED:
@@ -111,7 +111,7 @@ def _fixed(names: WholeNames, tables: LayoutTables, plan: Plan, shares: Sequence
         steps' totals do not say how they compare.
     """
     basis, site_keys = plan.basis, np.asarray(names.sites.key, np.uint64)
-    if plan.mixed.any() or plan.owed.any() or plan.misfits or plan.unknown:
+    if plan.mixed.any() or plan.unreduced.any() or plan.misfits or plan.unknown:
         return None
     kind = names.kinds[basis.site]
     counts = ~np.isin(kind, LEFT_OUT)
@@ -144,7 +144,7 @@ def _share_of(names: WholeNames, tables: LayoutTables, basis: Rows, rows: Array,
     by_rank = [
         {
             (int(kind), int(place)): numbers.setdefault(share.tobytes(), len(numbers))
-            for share, kind, place in zip(of_rank, of_rank["kind"], of_rank["place"], strict=True)
+            for share, kind, place in zip(of_rank, of_rank["kind"], of_rank["part"], strict=True)
         }
         for of_rank in shares
     ]

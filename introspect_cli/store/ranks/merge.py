@@ -28,7 +28,7 @@ from introspect_cli.store.ranks.tasks import as_one, combined_elsewhere
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.manifests import launch_of, read_manifest
 from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.remote.pack import files_of, from_anywhere, local, open_store
+from introspect_cli.store.remote.pack import files_of, from_anywhere, local_copy, open_store
 from introspect_cli.store.write.run_writer import StoreWriter
 from introspect_cli.texts import count
 
@@ -107,7 +107,7 @@ def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
     ids: dict[str, tuple[str, Path]] = {}
     with ExitStack() as stack:
         for source in sources:
-            path = stack.enter_context(local(source))
+            path = stack.enter_context(local_copy(source))
             for name, file in files_of(path, sources=texts):
                 match = _PLACE.fullmatch(name)
                 assert match is not None

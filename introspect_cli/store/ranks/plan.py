@@ -48,7 +48,7 @@ class Plan:
         flows: bool (groups,), activations and their gradients.
         unseen: groups that a rank could not observe, with the row that says why.
         mixed: bool (groups,), some ranks hold parts and others values without a known place.
-        owed: bool (groups,), sums that ranks have not reduced yet.
+        unreduced: bool (groups,), sums that ranks have not reduced yet.
         parts: bool (groups,), to be assembled from parts.
         partless: bool (groups,), without parts.
         owner: for each of `rows`, the position in `rows` of the first rank with the same part.
@@ -64,7 +64,7 @@ class Plan:
     flows: Array
     unseen: dict[int, int]
     mixed: Array
-    owed: Array
+    unreduced: Array
     parts: Array
     partless: Array
     owner: Array
@@ -153,9 +153,9 @@ def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Arr
     kind = kinds[basis.site[rows[starts]]]
     flows = np.isin(kind, codes_that("flows"))  # samples beside one another may each be cut: only what fits is added up
     samples = mixed & flows & ~any_of(part == 0, starts)
-    owed = parts & ~mixed & tables.owed[number[starts]]
+    unreduced = parts & ~mixed & tables.unreduced[number[starts]]
     mixed = mixed & ~samples
-    parts = parts & ~mixed & ~owed & ~samples
+    parts = parts & ~mixed & ~unreduced & ~samples
     owner = np.arange(len(rows))
     by_part = np.lexsort((owner, part, group))
     new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
@@ -172,9 +172,9 @@ def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Arr
         flows=flows,
         unseen=dict(zip(group[unseen].tolist(), rows[unseen].tolist(), strict=True)),
         mixed=mixed,
-        owed=owed,
+        unreduced=unreduced,
         parts=parts,
-        partless=~(partly_unseen | mixed | owed | parts),
+        partless=~(partly_unseen | mixed | unreduced | parts),
         owner=owner,
         misfits={group: reason for group, reason in reasons.items() if reason},
         unknown=[group for group, reason in reasons.items() if reason is None],

@@ -48,19 +48,19 @@ class LayoutTables:
 
     Attributes:
         layouts: every layout that any rank has.
-        numbers: for each reader, the number of each of its layouts.
+        common_numbers: for each reader, the number of each of its layouts.
         part: int64, a number for each different part, from 1; 0 where a rank holds all of it.
         local_numel: int64, elements that the rank holds.
         shape: int64, a number for each different shape of a whole.
         unplaced: bool, whether a rank holds some of it, and where is not known.
-        owed: bool, whether it is a sum (or mean) that is still owed.
+        unreduced: bool, whether it is a sum (or mean) that is still owed.
         header: uint64, what a whole's checksum has beside its elements.
     """
 
     def __init__(self, readers: Sequence[RankReader]) -> None:
         """Number the layouts of all readers, equal ones alike."""
         numbers_of: dict[Layout, int] = {}
-        self.numbers = [
+        self.common_numbers = [
             np.array([numbers_of.setdefault(layout, len(numbers_of)) for layout in reader.layouts], np.int64)
             for reader in readers
         ]
@@ -72,7 +72,9 @@ class LayoutTables:
         self.local_numel = np.array([min(numel, (1 << 62) - 1) for numel in held], np.int64)
         self.shape = np.array([shapes.setdefault(layout.shape, len(shapes)) for layout in self.layouts], np.int64)
         self.unplaced = np.array([layout.strides == UNPLACED for layout in self.layouts], np.bool_)
-        self.owed = np.array([layout.part is not None and bool(layout.part.owed) for layout in self.layouts], np.bool_)
+        self.unreduced = np.array(
+            [layout.part is not None and bool(layout.part.owed) for layout in self.layouts], np.bool_
+        )
         self.header = np.array([header(layout.dtype, layout.shape) for layout in self.layouts], np.uint64)
 
 

@@ -97,7 +97,7 @@ class WholeNames:
         return self._numbered[0]
 
     @property
-    def numbers(self) -> list[Array]:
+    def site_numbers(self) -> list[Array]:
         """For each reader, int64, the common number of each of its sites."""
         return self._numbered[1]
 

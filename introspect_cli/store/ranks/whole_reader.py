@@ -113,7 +113,7 @@ class WholeReader(WholeNames, Reader):
         """
         out = np.zeros(len(self.common_steps), ENTRY)
         out["step"] = self.common_steps
-        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self._rows, strict=True)]
+        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self._positions, strict=True)]
         every = np.stack(of_each, axis=1) if len(out) else ()
         chain, step_digests, chains = bytes(16), [], []
         for digest, ranks in zip(self._layout_free_digests(), every, strict=True):
@@ -128,7 +128,7 @@ class WholeReader(WholeNames, Reader):
         """For each step a digest that is equal in any layout; None where the ranks' totals do not tell."""
         if self._fold or self.stages or self._lacking or len(self.readers) == 1:
             return [None] * len(self.common_steps)
-        step_digests, self._forms = layout_free_digests(self, self._tables, self._rows, self._plans)
+        step_digests, self._forms = layout_free_digests(self, self._tables, self._positions, self._plans)
         return step_digests
 
     def _plans(self, row: int) -> list[Plan]:
@@ -204,7 +204,9 @@ class WholeReader(WholeNames, Reader):
 
     def _slices_of(self, row: int) -> int:
         """In how many slices of sites the step is combined, so that each has at most about `MOST_ROWS` records."""
-        rows = sum(int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self._rows[:, row], strict=True))
+        rows = sum(
+            int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self._positions[:, row], strict=True)
+        )
         return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
 
     def _stacked(self, row: int, which: int, of: int) -> StackedStep:
@@ -212,18 +214,20 @@ class WholeReader(WholeNames, Reader):
 
         A site is in the slice of its number modulo `of`; a gradient in that of its value.
         """
-        batches = []
+        batches, read = [], read_rows(self.readers, self._positions[:, row].tolist())
         wanted = np.where(self.value_of < 0, np.arange(len(self.sites)), self.value_of) % of == which
-        for batch, numbers in zip(read_rows(self.readers, self._rows[:, row].tolist()), self.numbers, strict=True):
+        for batch, numbers in zip(read, self.site_numbers, strict=True):
             rows_of_slice = np.flatnonzero(wanted[numbers[batch.site]])
             batches.append(batch if of == 1 else rows_of([batch], [rows_of_slice]))
         plan = self._combiner(which, of).plan
         alike = plan is not None and plan.basis.are_of(batches)
-        rows = plan.basis if plan is not None and alike else Rows(batches, self.numbers, self._tables.numbers)
+        rows = (
+            plan.basis if plan is not None and alike else Rows(batches, self.site_numbers, self._tables.common_numbers)
+        )
         return StackedStep(batches, [reader.rank for reader in self.readers], rows)
 
     @cached_property
-    def _rows(self) -> Array:
+    def _positions(self) -> Array:
         """int64 (ranks, steps), position of each common step among each rank's entries."""
         return np.stack([np.searchsorted(reader.entries["step"], self.common_steps) for reader in self.readers])
 

@@ -61,10 +61,10 @@ def open_store(path: str | Path) -> Directory:
         remote = None if _PACKED.search(str(path)) else open_remote(str(path))
         if remote is not None:
             return remote
-        path = fetched(str(path))
+        path = fetch_pack(str(path))
     for file in (path, os.path.join(path, GOLDEN_RUN)):  # noqa: PTH118 - as text
         if is_pack(file):
-            path = unpacked(file)
+            path = unpack(file)
             break
     try:
         folder = Folder.at(str(path))
@@ -84,7 +84,7 @@ def open_store(path: str | Path) -> Directory:
 
 
 @contextmanager
-def local(path: str | Path) -> Iterator[Path]:
+def local_copy(path: str | Path) -> Iterator[Path]:
     """A directory on disk with the run's files; a run in object storage is fetched into a temporary one."""
     with open_store(path) as folder:
         if not isinstance(folder, RemoteFolder):
@@ -161,7 +161,7 @@ def cache() -> Path:
     return base / "introspect"
 
 
-def unpacked(path: str | Path, *, key: str = "", source: str = "") -> Path:
+def unpack(path: str | Path, *, key: str = "", source: str = "") -> Path:
     """The cache directory with the contents of a pack, unpacked once.
 
     Args:
@@ -251,7 +251,7 @@ def from_anywhere(path: str | Path) -> str:
     return str(path) if is_remote(path) else str(Path(path).absolute())
 
 
-def fetched(url: str) -> Path:
+def fetch_pack(url: str) -> Path:
     """The cache directory with the contents of the pack at a URL.
 
     Fetched, with a line on stderr, and unpacked where its size or version mark is not that of a pack fetched before.
@@ -270,7 +270,7 @@ def fetched(url: str) -> Path:
             sys.stderr.write(f"introspect: fetching {url} ({size / 1e6:,.1f} MB)\n")
             file = Path(folder) / "run.zip"
             storage.system.get_file(storage.root, str(file))
-            return unpacked(file, key=key, source=url)
+            return unpack(file, key=key, source=url)
     except StoreError:
         raise
     except Exception as error:
@@ -280,7 +280,7 @@ def fetched(url: str) -> Path:
         ) from None
 
 
-def sent(file: Path, url: str) -> None:
+def upload(file: Path, url: str) -> None:
     """Upload `file` to `url`, with a line on stderr."""
     storage = Storage(url)
     sys.stderr.write(f"introspect: sending {file.stat().st_size / 1e6:,.1f} MB to {url}\n")

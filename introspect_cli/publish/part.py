@@ -23,7 +23,7 @@ from introspect_cli.store.files.folders import (
     Folder,
     is_locked,
 )
-from introspect_cli.store.format.log import CACHE, HEAD, START, STEP, Frames
+from introspect_cli.store.format.log import CACHE, HEAD, START, Frames
 from introspect_cli.store.remote.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError
 from introspect_cli.store.remote.pack import files_of
 from introspect_cli.store.remote.remote_folder import catalogues
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
     from introspect_cli.store.remote.objects import Storage
 
-PIECE = 16 << 20
+MAX_PIECE = 16 << 20
 
-ANOTHER = "{} holds another run: choose another URL, or remove what is there"
+OTHER_RUN = "{} holds another run: choose another URL, or remove what is there"
 
 _TENSOR = ".safetensors"
 
 
-class Stretch(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of a file to upload; those of a log get no digest, since its heads check them."""
 
     name: str
@@ -50,27 +50,24 @@ class Stretch(NamedTuple):
     end: int
 
 
-class _Look(NamedTuple):
+class _State(NamedTuple):
     """State of a directory at one moment.
 
     Attributes:
         over: whether nobody writes it any more.
         inline: what goes into the catalogue, by the name of a file.
         lengths: of the logs, how much counts.
-        steps: of the rank with the fewest.
     """
 
     over: bool
     inline: dict[str, bytes]
     lengths: dict[str, int]
-    steps: int
 
 
-class Share:
+class PartSender:
     """Uploads one directory with one catalogue: a run of one process, or a rank of a launch.
 
     Attributes:
-        steps: whose records are sent.
         over: whether all is sent, and nothing will follow.
         waiting: bytes that were there to send, and were not sent yet.
     """
@@ -91,7 +88,7 @@ class Share:
         Raises:
             StoreError: it cannot be found out, or another run is there.
         """
-        self.steps = self.waiting = 0
+        self.waiting = 0
         self.over = False
         self._path = run / place
         self._storage, self._place = storage, f"{place}/" if place else ""
@@ -100,7 +97,7 @@ class Share:
         self._extents: dict[str, list[tuple[str, Extent]]] = {}
         self._sizes: dict[str, int] = {}
         self._heads: dict[str, bytes] = {}
-        self._before = before
+        self._before_catalogue = before
         self._stamps: dict[str, tuple[int, int]] = {}
         self._number = 0
         self._resume(place)
@@ -115,7 +112,7 @@ class Share:
         if before is None:
             return
         if before.run_id != self._run_id:
-            raise StoreError(ANOTHER.format(self._storage.url))
+            raise StoreError(OTHER_RUN.format(self._storage.url))
         for name, extents in before.files.items():
             for extent in extents:
                 if extent.piece == INLINE:
@@ -140,67 +137,66 @@ class Share:
             StoreError: some of it was not sent.
             OSError: a file could not be read, as where steps are being dropped.
         """
-        look = self._look()
-        todo = list(self._stretches(look))
-        self.waiting = sum(stretch.end - stretch.begin for stretch in todo)
-        if self.over and not todo:
+        state = self._state()
+        unsent = list(self._unsent(state))
+        self.waiting = sum(part.end - part.begin for part in unsent)
+        if self.over and not unsent:
             return
-        for group in _in_pieces(todo):
+        for group in _grouped(unsent):
             self._put(group)
-        self._before()
-        self._put_catalogue(look, every)
-        self.steps, self.over = look.steps, look.over
+        self._before_catalogue()
+        self._put_catalogue(state, every)
+        self.over = state.over
 
     # --- what there is
 
-    def _look(self) -> _Look:
-        """The directory's present state: lock, small files, lengths of logs, steps."""
+    def _state(self) -> _State:
+        """The directory's present state: lock, small files, lengths of logs."""
         with Folder.at(str(self._path)) as folder:
             over = not is_locked(folder)  # asked first: what is then read is all there will be
             inline = {} if self._place else {MANIFEST: folder.read_file(MANIFEST, LIMIT_DOCUMENT)}
             lengths: dict[str, int] = {}
-            steps = []
             below = [""] if self._place else [name for name in folder.names() if RANK_NAME.fullmatch(name)]
             for name in below:
                 number = int((name or self._path.name).removeprefix("rank"))
                 with folder.folder(name) if name else nullcontext(folder) as rank:
                     if LOG in rank:
-                        steps.append(self._look_at(rank, f"{name}/" if name else "", number, inline, lengths))
-        return _Look(over, inline, lengths, min(steps, default=0))
+                        self._add_rank(rank, f"{name}/" if name else "", number, inline, lengths)
+        return _State(over, inline, lengths)
 
-    def _look_at(
+    def _add_rank(
         self, rank: Directory, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
-    ) -> int:
-        """Add a rank's heads and log length to `inline` and `lengths`; returns its number of steps."""
+    ) -> None:
+        """Add a rank's heads and log length to `inline` and `lengths`; nothing of a log without its first frame."""
         log, name = f"{prefix}{LOG}", f"{prefix}{HEADS}"
         with rank.file(LOG) as file:
             frames = Frames(file, number, file.path)
             if not frames.run_id:
-                return 0
+                return
             inline[name], lengths[log] = frames.encoded(), int(frames.begins[-1])
             inline[log] = file.read(0, START.size)
         heads = frames.heads.tobytes()
         if not heads.startswith(self._heads.get(name, b"")):  # it was written anew, without some steps
             self._extents.pop(log, None)
         self._heads[name] = heads
-        return len(frames.numbers_of(STEP))
 
     # --- what is to be sent
 
-    def _stretches(self, look: _Look) -> Iterator[Stretch]:
-        """Stretches not uploaded yet, of at most `PIECE` bytes: small files first, then logs, tensors last."""
+    def _unsent(self, state: _State) -> Iterator[ByteRange]:
+        """Byte ranges not uploaded yet, of at most `MAX_PIECE` bytes: small files first, then logs, tensors last."""
         there = {name for name, _ in files_of(self._path, sources=self._sources)}
-        whole = [name for name in there if name not in look.inline and not name.endswith((LOG, HEADS))]
-        every = (*look.lengths, *whole)
-        for name in sorted(every, key=lambda name: (name in look.lengths) + 2 * name.endswith(_TENSOR)):
-            end = look.lengths[name] if name in look.lengths else self._whole(name)
-            for at in range(len(look.inline.get(name, b"")) + self._sent(name), end, PIECE):
-                yield Stretch(name, at, min(at + PIECE, end))
+        whole = [name for name in there if name not in state.inline and not name.endswith((LOG, HEADS))]
+        every = (*state.lengths, *whole)
+        for name in sorted(every, key=lambda name: (name in state.lengths) + 2 * name.endswith(_TENSOR)):
+            end = state.lengths[name] if name in state.lengths else self._size_of_whole(name)
+            for at in range(len(state.inline.get(name, b"")) + self._bytes_sent(name), end, MAX_PIECE):
+                yield ByteRange(name, at, min(at + MAX_PIECE, end))
 
-    def _sent(self, name: str) -> int:
+    def _bytes_sent(self, name: str) -> int:
+        """How many bytes of a file, from its beginning, are in pieces."""
         return sum(extent.length for _, extent in self._extents.get(name, ()))
 
-    def _whole(self, name: str) -> int:
+    def _size_of_whole(self, name: str) -> int:
         """Size of a file that is only replaced as a whole; forgets uploaded extents whose digests no longer fit."""
         there = (self._path / name).stat()
         size = there.st_size
@@ -212,7 +208,7 @@ class Share:
                     del self._extents[name][number:]
                     break
                 at += extent.length
-            if self._sent(name) > size:
+            if self._bytes_sent(name) > size:
                 del self._extents[name]
             self._stamps[name] = stamp
         return size
@@ -225,8 +221,8 @@ class Share:
 
     # --- sending
 
-    def _put(self, group: list[Stretch]) -> None:
-        """Upload some stretches as one piece."""
+    def _put(self, group: list[ByteRange]) -> None:
+        """Upload some byte ranges as one piece, and note where in it each lies."""
         parts, extents, at = [], [], 0
         for name, begin, end in group:
             data = self._read(name, begin, end)
@@ -244,26 +240,26 @@ class Share:
             self._extents.setdefault(name, []).append((piece, extent))
         self.waiting -= at
 
-    def _put_catalogue(self, look: _Look, every: float) -> None:
+    def _put_catalogue(self, state: _State, every: float) -> None:
         """Upload the catalogue of all pieces in use."""
         used = {piece for extents in self._extents.values() for piece, _ in extents}
         pieces = sorted(used)
         number = {piece: place for place, piece in enumerate(pieces)}
         files: dict[str, list[Extent]] = {}
         at = 0
-        for name, data in look.inline.items():
+        for name, data in state.inline.items():
             files[name] = [Extent(INLINE, at, len(data))]
             at += len(data)
         for name, extents in self._extents.items():
             files.setdefault(name, []).extend(extent._replace(piece=number[piece]) for piece, extent in extents)
         catalogue = Catalogue(
             self._run_id,
-            look.over,
+            state.over,
             time.time(),
             every,
             [(piece, self._sizes[piece]) for piece in pieces],
             files,
-            b"".join(look.inline.values()),
+            b"".join(state.inline.values()),
         )
         self._storage.put(f"{self._place}{CATALOGUE}", catalogue.encoded())
         left = [f"{self._place}{piece}" for piece in self._sizes if piece not in used]
@@ -272,13 +268,13 @@ class Share:
             self._sizes = {piece: size for piece, size in self._sizes.items() if piece in used}
 
 
-def _in_pieces(todo: list[Stretch]) -> Iterator[list[Stretch]]:
-    """Group stretches, in order, to at most `PIECE` bytes."""
-    group: list[Stretch] = []
-    for stretch in todo:
-        if group and sum(each.end - each.begin for each in group) + stretch.end - stretch.begin > PIECE:
+def _grouped(unsent: list[ByteRange]) -> Iterator[list[ByteRange]]:
+    """Group byte ranges, in order, to pieces of at most `MAX_PIECE` bytes."""
+    group: list[ByteRange] = []
+    for part in unsent:
+        if group and sum(each.end - each.begin for each in group) + part.end - part.begin > MAX_PIECE:
             yield group
             group = []
-        group.append(stretch)
+        group.append(part)
     if group:
         yield group

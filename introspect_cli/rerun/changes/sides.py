@@ -1,0 +1,230 @@
+"""Two runs with the texts of their files, all that differs between them, and what lies around a."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.changes.project import changed_between
+from introspect_cli.compare.changes.statements import Change
+from introspect_cli.compare.settings.differences import unequal
+from introspect_cli.compare.terms.words import some
+from introspect_cli.errors import UsageError
+from introspect_cli.rerun.changes.edits import edits_of
+from introspect_cli.rerun.changes.elements import Difference, Element, differing_settings
+from introspect_cli.rerun.changes.texts import opened_texts, place_of_source, source_texts
+from introspect_cli.rerun.changes.units import join_edits, overlaps
+from introspect_cli.rerun.place import Surroundings, survey
+from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
+from introspect_cli.rerun.variant import started_at
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.store.read.run import Run
+
+_SHOWN = 5
+_LARGEST = 256 * 2**20
+"""Bytes above which files of equal size count as equal, unread."""
+_UNRANKED = 1 << 30
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both runs' texts and the differences between the runs.
+
+    Attributes:
+        recipe: how a can be run again.
+        around: what lies around a.
+        places: path of each source and opened file in a's directories, by name.
+        a: text of each of a's files, by name.
+        b: text of each of b's, by the name that the file has in a.
+        elements: what differs.
+        unknown: what differs and cannot be tried, as clauses.
+    """
+
+    recipe: Recipe
+    around: Surroundings
+    places: Mapping[str, Path]
+    a: Mapping[str, str]
+    b: Mapping[str, str]
+    elements: tuple[Element, ...]
+    unknown: tuple[str, ...]
+
+
+def sides_of(a: Run, b: Run, output: Path) -> Sides:
+    """Collect the texts of two runs and everything that differs between them; `output` is where variants will run.
+
+    Raises:
+        UsageError: a cannot be run again from what it recorded.
+        StoreError: a run is damaged.
+    """
+    recipe, recipe_b = recipe_of(a), _recipe_for_texts(b)
+    one, two = source_texts(a, recipe), source_texts(b, recipe_b)
+    if not recipe.sources:
+        raise UsageError(f"{a.path} recorded no source files: capture it again with this version")
+    in_a = _names_in_a(recipe, recipe_b, one.root, two.root)
+    digests_b = {in_a.get(name, name): digest for name, digest in recipe_b.sources.items()}
+    differing = {name for name, digest in digests_b.items() if recipe.sources.get(name) != digest}
+    texts_b = {in_a.get(name, name): text for name, text in two.texts.items()}
+    texts_a = {name: texts_b[name] for name in one.missing if name in texts_b.keys() - differing} | dict(one.texts)
+    gone = [name for name in one.missing if name not in texts_a and one.places[name].is_file()]
+    if gone:
+        raise UsageError(
+            f"the text of {some(gone, _SHOWN)} is not kept in {a.path}, and it was changed since: capture the run again"
+        )
+    settings, secret = differing_settings(a, b)
+    opened, unknown = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
+    lost_b = [in_a.get(name, name) for name in two.missing if in_a.get(name, name) in differing]
+    redacted = differing & {*one.redacted, *(in_a.get(name, name) for name in two.redacted)}
+    unknown += [f"{name}: its text in b is not kept" for name in lost_b]
+    unknown += [f"{name}: its text in a is not kept" for name in one.missing if name in differing - texts_a.keys()]
+    unknown += [f"{name}: its value was redacted" for name in secret]
+    unknown += [f"{name}: secrets were taken out of its text" for name in sorted(redacted)]
+    installed = (run.settings.document("packages") for run in (a, b))
+    packages = [f"{name} {was} -> {now}" for name, was, now in unequal(*installed) if was and now]
+    if packages:
+        unknown.append(f"{count(len(packages), 'package')} of another version: {some(packages, _SHOWN)}")
+    places = {name: place_of_source(name, recipe, one.root) for name in {*texts_a, *texts_b}}
+    places |= {text.name: text.places[0] for text in opened}
+    places_b = {*two.places.values(), *(text.places[1] for text in opened)}
+    around, files = _around((a, b), (one.root, two.root), (recipe, recipe_b), ({*places.values()}, places_b), output)
+    changes = _changed_sources(texts_a, texts_b, differing)
+    changes += [change for text in opened for change in edits_of(text.name, text.a, text.b)]
+    return Sides(
+        recipe=recipe,
+        around=around,
+        places=places,
+        a=texts_a | {text.name: text.a for text in opened},
+        b=texts_b | {text.name: text.b for text in opened},
+        elements=(*changes, *settings, *files),
+        unknown=tuple(unknown),
+    )
+
+
+def _changed_sources(
+    texts_a: Mapping[str, str], texts_b: Mapping[str, str], differing: AbstractSet[str]
+) -> list[Change]:
+    """The changes of source files that both runs have, grouped by `join_edits`."""
+    names = sorted(differing & texts_b.keys() & texts_a.keys())
+    one, two = ({name: texts[name] for name in names} for texts in (texts_a, texts_b))
+    edits = [edit for name in names for edit in edits_of(name, one[name], two[name])]
+    more = {name: text for name, text in texts_b.items() if name in differing and name not in texts_a}
+    computes, *_ = changed_between(one, {**two, **more}, texts_b)
+    return join_edits(edits, one, two, computes)
+
+
+def _recipe_for_texts(run: Run) -> Recipe:
+    """The recipe of a run; where it cannot be run again, only directory, script and sources."""
+    try:
+        return recipe_of(run)
+    except UnrepeatableError:
+        command, sources = run.settings.document("command"), run.settings.document("sources")
+        directory = Path(str(command.get("directory") or "."))
+        return Recipe((), (), (), directory, script=str(command.get("script") or ""), sources=dict(sources))
+
+
+def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, str]:
+    """B's script name mapped to a's, where the two differ; {} otherwise."""
+    if not a.script or not b.script:
+        return {}
+    name_a, name_b = (
+        os.path.relpath(os.path.realpath(recipe.directory / recipe.script), root)
+        for recipe, root in ((a, root_a), (b, root_b))
+    )
+    return {name_b: name_a} if name_a not in b.sources and name_b in b.sources else {}
+
+
+# --- other files
+
+
+def _around(
+    runs: tuple[Run, Run],
+    roots: tuple[Path, Path],
+    recipes: tuple[Recipe, Recipe],
+    given: tuple[Collection[Path], Collection[Path]],
+    output: Path,
+) -> tuple[Surroundings, list[Difference]]:
+    """What lies around a, without files newer than a run that may have written them.
+
+    If b's project is another directory, the files, not `given`, that differ between the two as well.
+    """
+    times = [started_at(run) for run in runs]
+    if os.path.realpath(roots[0]) == os.path.realpath(roots[1]):
+        known = [time for time in times if time is not None]
+        before = min(known) if len(known) == len(times) else None
+        return survey(roots[0], recipes[0].directory, given[0], before, output), []
+    one, two = (
+        survey(root, recipe.directory, paths, before, output)
+        for root, recipe, paths, before in zip(roots, recipes, given, times, strict=True)
+    )
+    return one, [Difference("file", *file) for file in different_files(one, two)]
+
+
+def different_files(one: Surroundings, two: Surroundings) -> list[tuple[str, Path | None, Path | None]]:
+    """(name, path in a, path in b) of files that differ between two projects; None for a missing file.
+
+    A file that only one survey lists, since the other's is newer than the run, is compared all the same.
+    """
+    listed = _files_by_name(one), _files_by_name(two)
+    rows = []
+    for name in sorted({*listed[0], *listed[1]}):
+        paths = [side.tops[0] / name for side in (one, two)]
+        if not all(path.is_file() for path in paths) or not _are_equal(*paths):
+            rows.append((name, listed[0].get(name), listed[1].get(name)))
+    return rows
+
+
+def _files_by_name(side: Surroundings) -> dict[str, Path]:
+    """Files of the project that are copied, by path in it."""
+    files = [path for path in side.files if path.is_relative_to(side.tops[0]) and path.is_file()]
+    return {os.path.relpath(path, side.tops[0]): path for path in files}
+
+
+def _are_equal(one: Path, two: Path) -> bool:
+    """Whether two files have equal bytes (above `_LARGEST`, equal sizes); True if one cannot be read."""
+    try:
+        size = one.stat().st_size
+        return size == two.stat().st_size and (size > _LARGEST or filecmp.cmp(one, two, shallow=False))
+    except OSError:
+        return True
+
+
+# --- the likeliest first
+
+
+def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tuple[Element, ...], int]:
+    """`elements` sorted by how likely `recorded` finds each the cause, and how many of the first are called likely.
+
+    Statements that it calls likely come first, in its order; then settings and files, in that of its settings; then
+    the rest.
+    """
+    settings = {change.name: place for place, change in reversed([*enumerate(recorded.settings)])}
+    explaining = {change.name for change in recorded.settings if change.explains}
+    ranked = list(enumerate(recorded.code.ranked if recorded.code is not None else ()))
+
+    def order(element: Element) -> tuple[int, int]:
+        """Sort key of an element: its rank among the likely causes, `_UNRANKED` for others."""
+        if isinstance(element, Change) and element.unit != "value":
+            found = ((place, one.likely) for place, one in ranked if overlaps(element, one.change))
+            place, likely = next(found, (_UNRANKED, False))
+            return (settings.get(element.file, _UNRANKED) if likely else _UNRANKED, place)
+        is_setting = isinstance(element, Difference) and element.axis != "file"
+        return (settings.get(_name(element), _UNRANKED + is_setting), 0)
+
+    ordered = tuple(sorted(elements, key=order))
+    likely = [order(element)[0] < _UNRANKED and _name(element) in explaining for element in ordered]
+    return ordered, [*likely, False].index(False)
+
+
+def _name(element: Element) -> str:
+    """The element's name among the comparison's settings: key, file, option or variable."""
+    if isinstance(element, Change):
+        return element.place if element.unit == "value" else element.file
+    return element.name
