@@ -100,7 +100,8 @@ def test_hyperparameters_of_the_parameters_own_group(compare):
 
     of_both = {"params": ["Net.a", "Net.b"]}  # where a scheduler of one run alone notes that lr began, that is no cause
     settings = tuple(
-        {"optimizers": [{"name": "SGD", "groups": [group | of_both]}]} for group in (plain, decayed | {"initial_lr": 0.1})
+        {"optimizers": [{"name": "SGD", "groups": [group | of_both]}]}
+        for group in (plain, decayed | {"initial_lr": 0.1})
     )
     result = compare([before + rows + after[:1]], [before + rows + after[1:]], settings=settings)
     assert "weight_decay 0 -> 0.1" in result.sentence
