@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +23,6 @@ from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.errors import StoreError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 from introspect_cli.store.files.folders import DIVERGENCE
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +31,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.recording.recorder import Recorder
     from introspect_cli.store.write.launch import Launch
-
-LATE = 10.0
-"""Seconds that a comparison may be behind training before that is said."""
 
 _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
 
@@ -64,8 +59,6 @@ class Against(BackgroundProcess):
         self.code: int | None = None
         self._place: list[Any] | None = None
         self._ended = -1
-        self._mark: tuple[int, float] | None = None
-        self._patience = LATE
         self._rest = b""
         noise = [word for run in options.noise for word in ("--noise", run)]
         question = {
@@ -76,30 +69,15 @@ class Against(BackgroundProcess):
                 *noise,
                 *shlex.split(options.diff or ""),
             ],
-            "command": options.on_divergence,
         }
         module = "introspect_cli.commands.live"
-        self._command = options.on_divergence
         super().__init__(module, [json.dumps(question)], "what compares", errors=False)
 
     def look(self, ended: int) -> list[str]:
-        """Sentences to print after step `ended`: what the process has answered since, or how far behind it is."""
+        """Sentences to print after step `ended`: what the process has answered since."""
         self._ended = ended
         data = self.read()
-        said = self._take(data) if data else []
-        return said if said or self.first is not None or self.code is not None else self._late()
-
-    def _late(self) -> list[str]:
-        """A sentence on the lag, once it is 10 seconds and again at each doubling; else empty."""
-        now = time.monotonic()
-        if self._mark is None or self.agreed >= self._mark[0]:  # it has seen what was the last step then
-            self._mark = self._ended, now
-        behind = now - self._mark[1]
-        if behind < self._patience:
-            return []
-        self._patience = 2 * behind
-        steps = count(self._ended - self.agreed, "step")
-        return [f"the comparison with {self.reference} is {steps} ({behind:.0f} seconds) behind; training goes on"]
+        return self._take(data) if data else []
 
     def finish(self) -> list[str]:
         """Wait up to `patience` seconds for the verdict; sentences on it, or on why there is none."""
@@ -109,8 +87,6 @@ class Against(BackgroundProcess):
             why = "what compares has ended early" if ended else f"it took more than {self.patience:.0f} seconds"
             until = f" (seen up to step {self.agreed} of {self._ended})" if 0 <= self.agreed < self._ended else ""
             said.append(f"not compared with {self.reference} to the end{until}: {why}; `introspect diff` compares them")
-        elif self._command and not ended:
-            said.append(f"the command of --on-divergence took more than {self.patience:.0f} seconds and was ended")
         return said
 
     def _take(self, data: bytes) -> list[str]:
@@ -153,30 +129,30 @@ class Announcement:
 
     def __init__(self, store: Path, rank: int) -> None:
         self._path = store.parent / "rank0" / DIVERGENCE
-        self._heard: Announced | None = None
+        self._announced: Announced | None = None
         if not rank:
             with suppress(OSError):
                 self._path.touch()
 
-    def say(self, first: int | None, after: int) -> Announced:
+    def announce(self, first: int | None, after: int) -> Announced:
         """Write the divergence to the file at the first call; returns what was written then, also at later calls."""
-        if self._heard is None:
-            self._heard = Announced(first, after)
+        if self._announced is None:
+            self._announced = Announced(first, after)
             with suppress(OSError):
-                self._path.write_text(json.dumps(self._heard._asdict()), encoding="utf-8")
-        return self._heard
+                self._path.write_text(json.dumps(self._announced._asdict()), encoding="utf-8")
+        return self._announced
 
-    def hear(self) -> Announced | None:
+    def read(self) -> Announced | None:
         """The divergence in the file; None as long as it is empty, missing or half written."""
-        if self._heard is None:
+        if self._announced is None:
             with suppress(OSError, ValueError, TypeError):
                 text = self._path.read_text(encoding="utf-8")
-                self._heard = Announced(**json.loads(text)) if text else None
-        return self._heard
+                self._announced = Announced(**json.loads(text)) if text else None
+        return self._announced
 
     def close(self) -> None:
         """Remove the file if nothing was announced; else it stays for ranks that have not read it."""
-        if self._heard is None:
+        if self._announced is None:
             with suppress(OSError):
                 self._path.unlink()
 
@@ -227,7 +203,7 @@ class Reference:
                 first = self._against.first
                 after = None if first is None else ended
             if self._announcement is not None:
-                heard = self._announcement.hear() if first is None else self._announcement.say(first[0], ended + 1)
+                heard = self._announcement.read() if first is None else self._announcement.announce(first[0], ended + 1)
                 if heard is not None:
                     first, after = (heard.first,), heard.after
             recorder.saved.compared(-1 if self._against is None else self._against.agreed, first)

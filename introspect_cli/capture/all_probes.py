@@ -5,7 +5,7 @@ This module imports torch; the session imports it only once the script has impor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
@@ -24,17 +24,17 @@ from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.perturb import PerturbProbe
 from introspect_cli.capture.probes.rng import RngProbe
-from introspect_cli.capture.probes.script import ProductProbe, ScriptCallsProbe
+from introspect_cli.capture.probes.script_values import ProductProbe, ScriptCallsProbe
 from introspect_cli.capture.probes.seedings import SeedingProbe
 from introspect_cli.capture.probes.state import StateProbe
-from introspect_cli.capture.recording.keeping import Keeping
 from introspect_cli.capture.recording.recorder import Recorder
+from introspect_cli.capture.recording.step_policy import StepPolicy
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.records import Kind
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -68,6 +68,7 @@ class Probes:
         began: dict[str, bytes | None],
         launch: Launch | None,
         box: BlackBox | None,
+        facts: dict[str, Callable[[], Any]],
     ) -> None:
         """Wire everything up; nothing is installed yet.
 
@@ -79,6 +80,7 @@ class Probes:
             began: states of the random generators when the process began.
             launch: this process's part in a distributed run.
             box: holds whole tensors of the last steps; None where that was not asked for.
+            facts: takes what makes each document of settings that has changed.
         """
         rank, ranks = (0, 1) if launch is None else (launch.rank, launch.world_size)
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
@@ -91,17 +93,16 @@ class Probes:
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
-        self.keeping = Keeping(options, self.rank, store, guard.note, box, number=rank, ranks=ranks)
+        self.policy = StepPolicy(options, self.rank, store, guard.note, box, number=rank)
         save, lost = options.save_tensors, store_lost
-        self.recorder = Recorder(self.summarizer, self.rank, store, self.keeping, save, lost)
-        self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
-        self.keeping.copies = self.context.copies
+        self.recorder = Recorder(self.summarizer, self.rank, store, self.policy, save, lost)
+        self.context = Context(self.recorder, self.names, guard, options.record, facts, wants_eval=bool(options.eval))
+        self.policy.copies = self.context.copies
         gradients = GradientProbe(self.context)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)
-        self.context.clock.on_tick.append(self._modules_named)
-        self.context.clock.on_tick.append(self.names.step_over)
-        self._modules = modules = ModuleProbe(self.context, gradients)
+        self.context.clock.on_tick.append(self._step_over)
+        self.modules = modules = ModuleProbe(self.context, gradients)
         state.within, state.outer = modules.phase, lambda: modules.stack.phase
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
@@ -123,16 +124,16 @@ class Probes:
             AttributeProbe(self.context, modules, self.rank, options.redact),
             *([self.perturbed] if self.perturbed is not None else []),
         ]
-        taps = TapProbe(self.context, modules, gradients)
+        taps = TapProbe(self.context, modules)
         self._probes.append(taps)
         self.complete_steps = 0
         """Number of steps that ended with an optimizer step; known after `finish`."""
-        self.notes: list[str] = []
+        self.notes: dict[str, None] = {}
         self._compile: CompileProbe | None = None
         if options.compile != "boundary":
             from introspect_cli.capture.regions.compile import CompileProbe
 
-            self._compile = CompileProbe(self.context, taps, options.compile, self._remark)
+            self._compile = CompileProbe(self.context, taps, options.compile, self.notes.setdefault)
             self._probes.append(self._compile)
         self.has_ranks = ranks > 1
         if Kind.COLLECTIVE in options.record and self.has_ranks:
@@ -164,28 +165,12 @@ class Probes:
         if self._compile is not None and inner is not None:
             self._compile.tap(child for child in modules_in(inner) if child is not inner)
 
-    def new_settings(self) -> Iterator[tuple[str, object]]:
-        """Pairs of name and document for each settings file that has changed since the last call."""
-        facts = self.context.facts
-        while facts:
-            name = next(iter(facts))
-            yield name, facts.pop(name)()
-
-    @property
-    def ran_unseen(self) -> dict[str, dict[str, list[str]]]:
-        """Module calls that no probe saw, as the manifest lists them."""
-        return self._modules.unseen.document
-
-    def _remark(self, sentence: str) -> None:
-        """Add a note to the manifest, each once."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
-
-    def _modules_named(self) -> None:
-        """Write rows for the modules named since the last call."""
+    def _step_over(self) -> None:
+        """Write rows for the modules named in the step, and free the names of models that are gone."""
         modules = self.names.new_modules()
         if modules and self.recorder.alive:
             self.rank.modules(modules)
+        self.names.step_over()
 
     def install(self) -> None:
         """Install every probe."""
@@ -196,7 +181,7 @@ class Probes:
     def remove(self, *, over: bool = False) -> None:
         """Remove every probe, the last installed first; where `over`, look at the models' tensors once before."""
         if over:
-            self.context.clock.look()
+            self.context.clock.tell(self.context.clock.on_look)
         for probe in reversed(self._probes):
             with self._guard.around(
                 probe.name, f"{probe.name} may still be watched and are"
@@ -214,8 +199,8 @@ class Probes:
         clock.finish()
         if not clock.has_optimizer:
             self.complete_steps = recorder.steps_written
-        self.keeping.finish(recorder.step - 1)
-        for sentence in self.keeping.unmatched(launched=launched):
+        self.policy.finish(recorder.step - 1)
+        for sentence in self.policy.unmatched(launched=launched):
             self._guard.note(sentence)
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guard
 
 
-_MOST = 1 << 16
+MAX_OUTPUT = 1 << 16
 _SHELL = "/bin/sh"
 _BEGIN = "import sys; sys.path[:] = [path for path in sys.path if path]; from {} import main; main()"
 """Runs a module's `main`; no file in the current directory is imported in a library's place."""
@@ -77,7 +77,7 @@ class BackgroundProcess:
         if not self._answer.is_ours():
             return b""
         with suppress(OSError):  # BlockingIOError: it has nothing to say
-            return os.read(self._answer.fd, _MOST)
+            return os.read(self._answer.fd, MAX_OUTPUT)
         return b""
 
     def rest(self, patience: float) -> tuple[bytes, bool]:
@@ -89,8 +89,8 @@ class BackgroundProcess:
                 waits.register(self._answer.fd, select.POLLIN)
                 if not waits.poll(max(until - time.monotonic(), 0) * 1000):
                     break
-                piece = os.read(self._answer.fd, _MOST)
-                said, ended = (said + piece)[-_MOST:], not piece
+                piece = os.read(self._answer.fd, MAX_OUTPUT)
+                said, ended = (said + piece)[-MAX_OUTPUT:], not piece
         except OSError:  # the script closed what was not its own
             ended = True
         finally:

@@ -53,7 +53,14 @@ class Context:
     """
 
     def __init__(
-        self, recorder: Recorder, names: Names, guard: Guard, kinds: frozenset[Kind], *, wants_eval: bool
+        self,
+        recorder: Recorder,
+        names: Names,
+        guard: Guard,
+        kinds: frozenset[Kind],
+        facts: dict[str, Callable[[], Any]],
+        *,
+        wants_eval: bool,
     ) -> None:
         """Start at step 0; `wants_eval` says whether evaluation is recorded, too."""
         self.recorder = recorder
@@ -67,9 +74,18 @@ class Context:
         self.pipelines = Pipelines(names)
         self.leaf_names: dict[int, str] = {}
         self.saved_unseen: dict[str, None] = {}
-        self.facts: dict[str, Callable[[], Any]] = {}
+        self.facts = facts
         self.clock = StepClock(recorder, names, self.parts, guard, wants_eval=wants_eval)
         self.clock.on_root.append(self.data_parallel.look)
+        self.counts: dict[tuple[Any, ...], int] = {}
+        """How often each thing was met in this step; see `count`."""
+        self.clock.on_tick.append(self.counts.clear)
+
+    def count(self, *what: object) -> int:
+        """How often this was asked of the same thing before in this step: the number of its call."""
+        number = self.counts.get(what, 0)
+        self.counts[what] = number + 1
+        return number
 
     def copies(self) -> list[int]:
         """Ranks that hold the same values as this one, itself included; empty where unknown.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture.frames import held, script_frames
+from introspect_cli.capture.frames import instances_in, script_frames
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
 from introspect_cli.tensors.generators import NEVER, Generators
 from introspect_cli.tensors.views import unobserved
@@ -89,7 +89,7 @@ class Draws:
         self.moved = NEVER
 
 
-_MOST = 100
+MAX_GENERATORS = 100
 
 
 def script_generators() -> dict[str, Any]:
@@ -98,8 +98,8 @@ def script_generators() -> dict[str, Any]:
     kinds = (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))
     made: dict[str, Any] = {}
     seen = {id(torch.default_generator)}
-    for name, value in held(kinds, script_frames()):
-        if id(value) not in seen and len(made) < _MOST and state_word(value):
+    for name, value in instances_in(kinds, script_frames()):
+        if id(value) not in seen and len(made) < MAX_GENERATORS and state_word(value):
             seen.add(id(value))
             label = "torch.Generator" if isinstance(value, torch.Generator) else _label(value)
             made[f"{label} {clean(name, 80).replace(' ', '_')}"] = value

@@ -116,14 +116,16 @@ def _codes(values: list[object], module: str) -> Iterator[CodeType]:
             values.extend(vars(value).values())
 
 
-_MOST_ITEMS = 1000
+MAX_ITEMS = 1000
 _CONTAINERS = (list, tuple, dict)
 _HAND_OUT_LOCALS = frozenset({"locals", "vars", "f_locals"})
 _FRAME_ALONE = 3
 """References to a dictionary that a frame has, a variable has, and `sys.getrefcount` is given."""
 
 
-def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_first: bool = False) -> dict[int, str]:
+def variable_names(
+    wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_first: bool = False
+) -> dict[int, str]:
     """Names of objects in the script, by identity, such as `model` or `cfg['net']`: the first found in a frame.
 
     Args:
@@ -146,7 +148,7 @@ def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_f
     return names
 
 
-def held(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
+def instances_in(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
     """Name and object for each instance of `kind` in the variables of frames, or one level inside them."""
     for frame in frames:
         for variables in (variables_of(frame), frame.f_globals):
@@ -165,7 +167,7 @@ def _named(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator
             continue
         cls = type(value)
         if cls in _CONTAINERS:
-            if len(value) <= _MOST_ITEMS:
+            if len(value) <= MAX_ITEMS:
                 items = value.items() if cls is dict else enumerate(value)
                 yield from ((f"{name}[{key!r}]", item) for key, item in items if type(key) in (int, str))
         elif issubclass(cls, kind):
@@ -208,7 +210,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 _ENGINE = os.path.join("torch", "autograd", "graph.py")  # noqa: PTH118 - the end of a file name, no path
-_DEEPEST = 200
+MAX_FRAMES = 200
 
 
 class Places:
@@ -234,7 +236,7 @@ class Places:
             frame: where to begin.
             through: whether to go on to the line that started the backward pass.
         """
-        for _ in range(_DEEPEST):
+        for _ in range(MAX_FRAMES):
             if frame is None:
                 return ""
             code = frame.f_code

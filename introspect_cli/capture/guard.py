@@ -1,4 +1,4 @@
-"""The guard around all code of a capture that runs inside the script's, and the functions that are replaced meanwhile.
+"""The guard around all code of a capture that runs inside the script's.
 
 A capture's code runs inside the script's: in its forward passes, its backward passes, its optimizer steps. A mistake
 in it must never become the script's, and what is the script's must never be taken for such a mistake: an
@@ -9,12 +9,10 @@ is no longer seen, keeps the sentence for the manifest, and lets pass what did n
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import traceback
 from threading import get_ident
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.capture.frames import PAUSE
@@ -25,131 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
-    from torch.utils.hooks import RemovableHandle
-
-    Entering = Callable[[tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
-
 
 _UNCOUNTED = " (as importlib's _bootstrap)"
-_MISSING = object()
-RAISED = object()
-"""Result of a function that raised."""
 Function = TypeVar("Function", bound="Callable[..., Any]")
-
-
-class Patches:
-    """Attributes of torch's that are replaced for as long as a capture lasts.
-
-    Where torch offers a hook, probes use the hook. Where it does not, or where the hook changes what runs (global
-    module hooks switch torch.compile to another path and print a warning), a function is replaced on its class or
-    module.
-    """
-
-    def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str, object, object]] = []
-        self._hooks: list[RemovableHandle] = []
-
-    def replace(self, owner: Any, name: str, replacement: object) -> None:
-        """Put a replacement in place of an attribute; warnings do not count its frames."""
-        if isinstance(replacement, FunctionType):
-            uncounted(replacement)
-        self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
-        setattr(owner, name, replacement)
-
-    def hold(self, *hooks: RemovableHandle) -> None:
-        """Keep handles of torch hooks; `remove` removes them."""
-        self._hooks += hooks
-
-    def watch(
-        self,
-        owner: Any,
-        name: str,
-        guarded: Guarded,
-        entering: Entering,
-        *,
-        compiling: Callable[[], bool] | None = None,
-        raised: bool = False,
-    ) -> Callable[..., Any]:
-        """Replace a function by one that calls it between two guarded sections, with unchanged arguments.
-
-        Args:
-            owner: the class or module that has it.
-            name: the attribute.
-            guarded: of the probe; where it is off, the original is called and that is all.
-            entering: is given the arguments, `sys._getframe(2)` being the caller; what it returns, if anything, is
-                given the result.
-            compiling: whether a compiler traces the call, which is to see the original alone; None where none does.
-            raised: whether what `entering` returns is given `RAISED` where the original raised.
-
-        Returns:
-            what stands in for the function.
-        """
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            """Call the original between `entering` and what that returned."""
-            leaving: Callable[[Any], None] | None = None
-            if (compiling is None or not compiling()) and guarded.on:
-                with guarded:
-                    leaving = entering(args, kwargs)
-            if leaving is None:
-                return original(*args, **kwargs)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException:
-                if raised and guarded.on:
-                    with guarded:
-                        leaving(RAISED)
-                raise
-            if guarded.on:
-                with guarded:
-                    leaving(result)
-            return result
-
-        self.replace(owner, name, watched)
-        return watched
-
-    def remove(self) -> None:
-        """Restore the attributes, the last replaced first, and remove the hooks.
-
-        If the script has replaced an attribute since, its replacement stays: it may call ours, and ours passes
-        everything through once its probe is off.
-        """
-        while self._hooks:
-            self._hooks.pop().remove()
-        while self._replaced:
-            owner, name, replacement, original = self._replaced.pop()
-            if vars(owner).get(name) is not replacement:
-                continue
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-
-
-class Outermost:
-    """Filters calls of some functions to those not made inside another of them; watch with `raised=True`."""
-
-    def __init__(self) -> None:
-        self.inside = False
-
-    def __call__(self, entering: Entering) -> Entering:
-        """Wrap `entering` so that nested calls do not reach it; `sys._getframe(3)` is the caller."""
-
-        def outermost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
-            leaving = None if self.inside else entering(args, kwargs)
-            if leaving is None:
-                return None
-            self.inside = True
-
-            def left(result: object) -> None:
-                self.inside = False
-                leaving(result)
-
-            return left
-
-        return outermost
 
 
 def uncounted(function: Function) -> Function:
@@ -183,6 +59,8 @@ class Guard:
         self.failed: set[str] = set()
         self.details: list[str] = []
         self.sections = Sections()
+        self.inside: set[str] = set()
+        """Groups of watched functions (`events`), one of which is running."""
         self.script_is_over = False
         """From then on, nothing that is raised in our code can be meant for the script."""
 
@@ -239,17 +117,19 @@ class Guarded:
 
     # A step has a dozen sections, each after what empties the caches: so what all of them do stands here, and calls
     # little else.
-    __slots__ = ("_guard", "_lost", "_probe", "_sections", "_then", "on")
+    __slots__ = ("_guard", "_lost", "_probe", "_sections", "_then", "inside", "on")
 
     def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
         self._guard = guard
         self._sections = guard.sections
+        self.inside = guard.inside
         self._probe = probe
         self._lost = lost
         self._then = then
         self.on = False
 
     def __enter__(self) -> None:
+        """Begin a section: signal handlers of the script wait, and Dynamo looks at no frame."""
         sections = self._sections
         if get_ident() == sections.main:
             sections.depth += 1
@@ -259,6 +139,7 @@ class Guarded:
     def __exit__(
         self, _class: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> bool:
+        """End a section; an error of ours is swallowed, noted, and switches the probe off."""
         if PAUSE.taken:
             PAUSE.end()
         if error is None:

@@ -22,17 +22,19 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.events import Patches
 from introspect_cli.capture.frames import is_introspects, outward
-from introspect_cli.capture.guard import Patches, Sections, stands_in
-from introspect_cli.script.ending import PACKAGE, Later
+from introspect_cli.capture.guard import stands_in
+from introspect_cli.script.ending import PACKAGE, DeferredHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+    from introspect_cli.capture.guard import Guard, Sections
 
 
 _SWALLOWING = frozenset({"forget", "__del__"})
@@ -89,31 +91,61 @@ def _again(number: int) -> None:
 class Interpreter:
     """Defers the script's signal handlers in guarded sections, and removes introspect's frames from tracebacks."""
 
-    def __init__(self, sections: Sections) -> None:
-        self._sections = sections
+    def __init__(self, guard: Guard) -> None:
+        self._sections = guard.sections
+        self._guarded = guard.around("interpreter", "signals are")
         self._patches = Patches()
         self._set = signal.signal
 
     def install(self) -> None:
         """Wrap the present handlers, and replace `signal.signal`, `signal.getsignal` and functions of `traceback`."""
-        for name in _WALKS:
-            walk = getattr(traceback, name, None)
-            if walk is not None:
-                self._patches.replace(traceback, name, _walks_traceback(walk))
-        self._patches.replace(traceback, "walk_stack", _walks_stack(traceback.walk_stack))
-        self._set, asked, sections = signal.signal, signal.getsignal, self._sections
+        self._set = signal.signal
+        self._each(lambda handler: _Waiting(handler, self._sections) if _raises(handler) else None)
+        self._patches.put("interpreter", self, self._guarded)
 
-        @functools.wraps(self._set)
+    def setter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Replacement of `signal.signal`: sets a handler that waits, and returns the script's own."""
+        sections = self._sections
+
+        @functools.wraps(original)
         def set_handler(signalnum: int, handler: Any) -> Any:
-            return _handler_of(self._set(signalnum, _Waiting(handler, sections) if _raises(handler) else handler))
+            return _handler_of(original(signalnum, _Waiting(handler, sections) if _raises(handler) else handler))
 
-        @functools.wraps(asked)
+        return set_handler
+
+    @staticmethod
+    def getter(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Replacement of `signal.getsignal`: returns the script's own handler."""
+
+        @functools.wraps(original)
         def get_handler(signalnum: int) -> Any:
-            return _handler_of(asked(signalnum))
+            return _handler_of(original(signalnum))
 
-        self._each(lambda handler: _Waiting(handler, sections) if _raises(handler) else None)
-        self._patches.replace(signal, "signal", set_handler)
-        self._patches.replace(signal, "getsignal", get_handler)
+        return get_handler
+
+    @staticmethod
+    def walker_of_tracebacks(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
+        """A traceback walker without introspect's frames, unless the last is one and no stand-in."""
+
+        def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
+            entries = list(walk(tb))
+            if entries and is_introspects(entries[-1][0]) and not stands_in(entries[-1][0]):
+                return iter(entries)
+            return iter([entry for entry in entries if not is_introspects(entry[0])])
+
+        return walked
+
+    @staticmethod
+    def walker_of_stacks(walk: Callable[[FrameType | None], Iterator[tuple[FrameType, int]]]) -> Callable[..., Any]:
+        """A stack walker without introspect's frames and those below the script's first."""
+
+        def walked(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+            if f is None:
+                return walk(None)  # it counts frames to find its caller
+            entries = itertools.takewhile(lambda entry: entry[0].f_code.co_filename != _RUNNER, walk(f))
+            return iter([entry for entry in entries if not is_introspects(entry[0])])
+
+        return walked
 
     def remove(self) -> None:
         """Restore the functions and the unwrapped handlers."""
@@ -137,7 +169,7 @@ def _raises(handler: Any) -> bool:
 
 def _given_back(handler: Any) -> Any:
     """The script's own handler inside a wrapper; None for a handler that is not wrapped."""
-    if isinstance(handler, Later):  # it waits while we finish
+    if isinstance(handler, DeferredHandler):  # it waits while we finish
         handler.handler = _handler_of(handler.handler)
     return handler.handler if isinstance(handler, _Waiting) else None
 
@@ -149,29 +181,3 @@ def _handler_of(handler: Any) -> Any:
 
 _RUNNER = PACKAGE + "script/run.py"
 """File whose frame calls the script's first one; python alone has none below that."""
-_WALKS = ("walk_tb", "_walk_tb_with_full_positions")
-"""Functions that walk a traceback; the second is new in Python 3.11, and what the module itself uses from then on."""
-
-
-def _walks_traceback(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
-    """A traceback walker without introspect's frames, unless the last is one and no stand-in."""
-
-    def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
-        entries = list(walk(tb))
-        if entries and is_introspects(entries[-1][0]) and not stands_in(entries[-1][0]):
-            return iter(entries)
-        return iter([entry for entry in entries if not is_introspects(entry[0])])
-
-    return walked
-
-
-def _walks_stack(walk: Callable[[FrameType | None], Iterator[tuple[FrameType, int]]]) -> Callable[..., Any]:
-    """A stack walker without introspect's frames and those below the script's first."""
-
-    def walked(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-        if f is None:
-            return walk(None)  # it counts frames to find its caller
-        entries = itertools.takewhile(lambda entry: entry[0].f_code.co_filename != _RUNNER, walk(f))
-        return iter([entry for entry in entries if not is_introspects(entry[0])])
-
-    return walked

@@ -14,7 +14,7 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
@@ -68,36 +68,26 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "observed": sorted(kind.value for kind in options.record),
         "draws": probes is not None and probes.context.draws.complete,
         "not_observed": redact.nested([*guard.sentences, *([] if probes is None else never_seen(options, probes))]),
-        "notes": redact.nested(probes.notes) if probes is not None else [],
+        "notes": redact.nested(list(probes.notes)) if probes is not None else [],
         "children": probes.children.started if probes is not None else [],
         "failures": redact.nested(guard.details),
     }
-    return facts | (_NOTHING_RECORDED if probes is None else _recorded(probes))
-
-
-_NOTHING_RECORDED: Final[dict[str, Any]] = {
-    "steps": 0,
-    "pipeline": None,
-    "data_parallel": [],
-    "copies": [],
-    "broadcasts_buffers": None,
-    "remainder": False,
-}
+    return facts | ({"steps": 0} if probes is None else _recorded(probes))
 
 
 def _recorded(probes: Probes) -> dict[str, Any]:
     """Entries of the manifest on recorded steps, ranks and what was left out."""
-    context, box = probes.context, probes.keeping.box
+    context, box = probes.context, probes.policy.box
     return {
         "steps": probes.complete_steps,
         **({"perturbed": probes.perturbed.document} if probes.perturbed is not None else {}),
-        **({"left_out": True} if probes.keeping.left_out else {}),
+        **({"left_out": True} if probes.policy.left_out else {}),
         **({"kept_around": box.written} if box is not None else {}),
         "pipeline": context.pipelines.manifest,
         "data_parallel": context.data_parallel.ranks,
         "copies": context.copies(),
         **({"passed_over": context.clock.passed_over} if context.clock.passed_over else {}),
-        **({"ran_unseen": probes.ran_unseen} if probes.ran_unseen else {}),
+        **({"ran_unseen": probes.modules.unseen.document} if probes.modules.unseen.document else {}),
         "broadcasts_buffers": context.data_parallel.broadcasts,
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes.recorder.steps_written > probes.complete_steps,
@@ -169,9 +159,8 @@ def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
     return {"alone": {"rank": place[0], "world_size": place[1]}}
 
 
-def _repeats(launch: Launch | None) -> bool:
-    """Whether this is not the machine's first rank, which alone keeps the texts of files."""
-    return launch is not None and bool(launch.rank if launch.local_rank is None else launch.local_rank)
+_OF_THE_SCRIPT = frozenset({"autocast", "beginning", "built", "operators", "optimizers", "seedings"})
+"""Documents with values of the script's, which are redacted; the others are, or hold none."""
 
 
 def _now(timespec: str = "seconds") -> str:
@@ -179,7 +168,12 @@ def _now(timespec: str = "seconds") -> str:
 
 
 class Documents:
-    """Writes the documents under `settings/`."""
+    """Writes the documents under `settings/`.
+
+    Attributes:
+        facts: by name, what makes each document that is new or has changed since it was last written.
+        files: notes what the script reads; None where no sources are recorded.
+    """
 
     def __init__(
         self,
@@ -189,45 +183,41 @@ class Documents:
         guard: Guard,
         launch: Launch | None = None,
     ) -> None:
+        self.facts: dict[str, Callable[[], Any]] = {}
         self._target = target
         self._options = options
         self._store = store
         self._guard = guard
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
-        self._sources = SourceFiles(
-            store.save_source if options.sources and not _repeats(launch) else None, options.redact, time.time()
-        )
-        self.files = (
-            ReadFiles(guard, store.path, options.redact, texts=options.sources and not _repeats(launch))
-            if options.source
-            else None
-        )
+        # The texts of files are kept by a machine's first rank alone.
+        texts = options.sources and not (launch and (launch.rank if launch.local_rank is None else launch.local_rank))
+        self._sources = SourceFiles(store.save_source if texts else None, options.redact, time.time())
+        self.files = ReadFiles(guard, store.path, options.redact, self.facts, texts=texts) if options.source else None
         self._directory = str(Path.cwd())  # the script may go elsewhere
-        self._asked: dict[str, object] = {}
-        self._wrote_sources = False
         if options.source:
-            self._ask("git", lambda: sources.git(sources.Project.root))
+            self._answer("git", lambda: sources.git(sources.Project.root))
         if options.packages:
-            self._ask("packages", sources.packages)
+            self._answer("packages", sources.packages)
 
-    def write(self, probes: Probes) -> None:
-        """Write documents that have changed since the last call.
+    def write(self) -> None:
+        """Write the documents that are new or have changed since the last call.
 
         Raises:
             StoreError: the store can no longer be written.
         """
-        changed = list(probes.new_settings())
-        for name, document in changed:
-            # Under `nested` are names of values and of classes, and no values.
-            redacted = document if name == "nested" else redact.nested(document, self._options.redact)
-            self._put(name, redacted)
-        if changed and self._options.source:
-            self._write_sources()
-        self._write_files()
+        if self.facts and self._options.source and self._sources.look():
+            self._add_sources()
+        while self.facts:
+            name = next(iter(self.facts))
+            made = self._made(name, self.facts.pop(name))
+            if made is not None:
+                self._put(name, redact.nested(made[0], self._options.redact) if name in _OF_THE_SCRIPT else made[0])
+        for digest, text in self.files.texts() if self.files is not None else ():
+            self._store.save_source(digest, text)
 
     def write_all(self) -> None:
-        """Write what does not depend on the probes: code, command, machine, versions, flags.
+        """Write what does not depend on the probes as well: code, command, machine, versions, flags.
 
         Raises:
             StoreError: the store can no longer be written.
@@ -236,48 +226,42 @@ class Documents:
 
         options, target = self._options, self._target
         if options.source:
-            self._write_sources()
-        self._write_files()
+            self._sources.look()
+            self._add_sources()
         if target is not None:
-            self._ask("command", lambda: settings.command(target, self._directory, options.redact))
-        self._ask("runtime", settings.runtime)
-        self._ask("hardware", settings.hardware)
-        self._ask("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})
+            self.facts["command"] = lambda: settings.command(target, self._directory, options.redact)
+        self.facts["runtime"], self.facts["hardware"] = settings.runtime, settings.hardware
+        self.facts["seeds"] = lambda: {"seed": options.seed, "deterministic": options.deterministic}
         if options.env:
-            self._ask("environment", lambda: redact.environment(os.environ, options.redact))
-        for name in list(self._asked):
-            self._put(name, self._asked.pop(name))
+            self.facts["environment"] = lambda: redact.environment(os.environ, options.redact)
+        self.write()
+
+    def _add_sources(self) -> None:
+        """Have the digests of source files written."""
+        self.facts["sources"] = lambda: dict(sorted(self._sources.digests.items()))
 
     def begin(self) -> None:
         """Keep the script's text as compiled, just before its first line."""
         target = self._target
         if self._options.source and target is not None and target.script in COMPILED:
             with self._guard.around("settings sources", "the text of the script is"):
-                self._sources.add(sources.named(target.script, "__main__"), COMPILED[target.script])
+                self._sources.add(sources.source_name(target.script, "__main__"), COMPILED[target.script])
 
     def notes(self) -> list[str]:
         """Sentences on source files that are not recorded, or not as they ran."""
         return self._sources.notes()
 
-    def _write_sources(self) -> None:
-        """Write the digests of source files if any is new, or at the first call."""
-        if self._sources.look() or not self._wrote_sources:
-            self._wrote_sources = True
-            self._put("sources", dict(sorted(self._sources.digests.items())))
+    def _answer(self, name: str, make: Callable[[], object]) -> None:
+        """Make a document now that would take its time later."""
+        made = self._made(name, make)
+        if made is not None:
+            self.facts[name] = lambda: made[0]
 
-    def _write_files(self) -> None:
-        """Write the document of read files, and the texts of small ones, if any has changed."""
-        files = self.files
-        if files is not None and files.changed:
-            files.changed = False
-            for digest, text in files.texts():
-                self._store.save_source(digest, text)
-            self._put("files", files.document)
-
-    def _ask(self, name: str, ask: Callable[[], object]) -> None:
-        """Make one document; its failure is noted and leaves the others."""
+    def _made(self, name: str, make: Callable[[], object]) -> tuple[object] | None:
+        """One document; None where making it failed, which is noted and leaves the others."""
         with self._guard.around(f"settings {name}", f"{name} settings are"):
-            self._asked[name] = ask()
+            return (make(),)
+        return None
 
     def _put(self, name: str, value: Any) -> None:
         """Write one document; where it is too large, without names of parameters or not at all, with a note."""

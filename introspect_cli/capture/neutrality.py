@@ -29,7 +29,6 @@ from introspect_cli.script.ending import Ending, leave
 from introspect_cli.script.run import run
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Sequence
 
     from introspect_cli.capture.options.capture_options import CaptureOptions
@@ -76,7 +75,7 @@ def run_child(
         words: the script and its arguments.
         mode: `watched`, `bare`, or "" for a plain capture without a last look.
         output: the run's directory, where there is one.
-        show: pass on what the script prints.
+        show: print what the script has printed, at its end.
     """
     import subprocess  # not for a bare run, which nothing of this is to be seen in
     import tempfile
@@ -86,43 +85,23 @@ def run_child(
         command = [sys.executable, "-m", "introspect_cli", "capture", *given, "--no-verify-neutral", "--repeat", "1"]
         command += ["--last-look", f"{mode}:{report}"] if mode else []
         command += ["-o", str(output)] if output is not None else []
-        process = subprocess.Popen(  # noqa: S603 - the script is the user's own
-            [*command, "-q", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        done = subprocess.run(  # noqa: S603 - the script is the user's own
+            [*command, "-q", *words], stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
-        printed = _read(process, show=show)
         look = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    if show:
+        for shown, data in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
+            shown.buffer.write(data)
+            shown.flush()
     aspects = {
-        "exit code": process.returncode,
+        "exit code": done.returncode,
         "parameters and optimizer state": look.get("optimizers"),
         "modules": look.get("modules"),
         "random generators": look.get("generators"),
-        "standard output": printed[0],
-        "standard error": printed[1],
+        "standard output": done.stdout,
+        "standard error": done.stderr,
     }
     return Outcome(aspects, look.get("tensors", 0))
-
-
-def _read(process: subprocess.Popen[bytes], *, show: bool) -> tuple[bytes, bytes]:
-    """Standard output and error of a process to its end; shown meanwhile if `show`."""
-    import threading
-
-    kept: list[list[bytes]] = [[], []]
-
-    def drain(number: int, source: Any, shown: Any) -> None:
-        while chunk := source.read1(65536):
-            kept[number].append(chunk)
-            if show:
-                shown.buffer.write(chunk)
-                shown.flush()
-
-    pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-    threads = [threading.Thread(target=drain, args=(number, *pair)) for number, pair in enumerate(pairs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    process.wait()
-    return b"".join(kept[0]), b"".join(kept[1])
 
 
 def differing(a: Outcome, b: Outcome) -> list[str]:
@@ -176,7 +155,7 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-_KEPT = 64
+MAX_KEPT = 64
 """Optimizers kept alive at most, the latest ones."""
 
 
@@ -223,7 +202,7 @@ def _keep_optimizers(kept: list[Any]) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - stands in for Optimizer.__init__
         built(self, *args, **kwargs)
         kept.append(self)
-        del kept[:-_KEPT]
+        del kept[:-MAX_KEPT]
 
     Optimizer.__init__ = __init__  # type: ignore[method-assign]
 
@@ -289,25 +268,24 @@ class _Looked:
         """A hash of the parameters an optimizer holds, their gradients, and its state."""
         from introspect_cli.tensors.flatten import flatten
 
-        parts = [type(optimizer).__name__]
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parts.append(self.tensor(parameter))
-                if parameter.grad is not None:
-                    parts.append(self.tensor(parameter.grad))
-                for path, leaf in flatten(optimizer.state.get(parameter, {})):
-                    plain = repr(leaf) if isinstance(leaf, (bool, int, float, str)) else ""
-                    parts += [path, self.tensor(leaf) if hasattr(leaf, "detach") else plain]
-        return _digest(part.encode() for part in parts)
+        held = [
+            (parameter, parameter.grad, optimizer.state.get(parameter, {}))
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        return self._hash(type(optimizer).__name__, flatten(held))
 
     def module(self, module: Any) -> str:
         """A hash of a module's parameters and buffers."""
-        parts = [type(module).__name__]
-        for inner in module.modules():
-            for group in (vars(inner).get("_parameters") or {}, vars(inner).get("_buffers") or {}):
-                for name, tensor in group.items():
-                    if tensor is not None:
-                        parts += [name, self.tensor(tensor)]
+        groups = (vars(inner).get(name) or {} for inner in module.modules() for name in ("_parameters", "_buffers"))
+        return self._hash(type(module).__name__, [pair for group in groups for pair in group.items()])
+
+    def _hash(self, name: str, leaves: list[tuple[str, Any]]) -> str:
+        """A hash of a name and of named leaves: tensors by their bits, plain values by their repr."""
+        parts = [name]
+        for path, leaf in leaves:
+            plain = repr(leaf) if isinstance(leaf, (bool, int, float, str)) else ""
+            parts += [path, self.tensor(leaf) if hasattr(leaf, "detach") else plain]
         return _digest(part.encode() for part in parts)
 
 

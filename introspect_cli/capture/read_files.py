@@ -3,13 +3,13 @@
 An argument is equal and the file that it names is another: no setting says so. Python's own readers, yaml, json, numpy
 and torch all come by `open`, so it is replaced for as long as a capture lasts, from before the script's first line on.
 What was opened is read through the descriptor that the script has, at places of our own choice, so that its position
-stays and no second file can be meant; for what opens files past `open`, see `file_readers`. Only regular files are read
-that were there before the script began; of a data set of thousands of files one line is kept.
+stays and no second file can be meant; libraries that open files in C are watched where scripts call them. Only regular
+files are read that were there before the script began; of a data set of thousands of files one line is kept.
 """
 
 from __future__ import annotations
 
-import builtins
+import functools
 import hashlib
 import io
 import os
@@ -21,15 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, redact_files, sources
-from introspect_cli.capture.file_readers import Readers
+from introspect_cli.capture.events import Patches
+from introspect_cli.capture.file_readers import stand_in_for
 from introspect_cli.capture.frames import Places
-from introspect_cli.capture.guard import Patches, uncounted
+from introspect_cli.capture.guard import uncounted
+from introspect_cli.capture.start import ImportWatch
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from introspect_cli.capture.events import Call
     from introspect_cli.capture.guard import Guard
 
 CONFIG: Final = frozenset(
@@ -44,16 +47,17 @@ _SMALL: Final = 1 << 16
 
 _LONGEST_TEXT = 1 << 18
 """Bytes of a file whose text is kept: what is longer nobody wrote by hand."""
-_MOST_TEXTS = 50
-_MOST_TEXT = 2 << 20
-_MOST_FILES = 200
-_MOST_OF_A_LINE = 16
+MAX_TEXTS = 50
+MAX_TEXT_BYTES = 2 << 20
+MAX_FILES = 200
+MAX_FILES_OF_FOLDER = 64
+MAX_FILES_OF_LINE = 16
 """Files of one ending that one line of the script opens; where it opens more, they are a data set."""
-_MOST_OPENED = 20_000
+MAX_OPENED = 20_000
 """Files after which nothing is looked at any more."""
 _WHOLE = 16 << 20
 _BLOCK, _BLOCKS = 1 << 16, 64
-_MOST_BYTES = 1 << 30
+MAX_READ_BYTES = 1 << 30
 """Bytes that are read of all files."""
 
 _SYSTEM = (
@@ -78,36 +82,46 @@ _PYTHON = tuple(
 _SECRET = frozenset(
     {".env", ".netrc", ".pem", ".key", ".p12", ".pfx", ".pgpass", "credentials", "token", "id_rsa", "id_ed25519"}
 )
-_open = os.open
+_open_descriptor = os.open
+_READ_FROM = frozenset({"source", "path_or_paths", "name", "path"})
+"""Names of the arguments that say what a library reads."""
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 
 
 class ReadFiles:
-    """Notes files that the script reads.
+    """Notes files that the script reads."""
 
-    Attributes:
-        changed: whether `document` is another than when it was last written.
-    """
-
-    def __init__(self, guard: Guard, directory: Path, patterns: tuple[str, ...], *, texts: bool) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        directory: Path,
+        patterns: tuple[str, ...],
+        facts: dict[str, Callable[[], Any]],
+        *,
+        texts: bool,
+    ) -> None:
         """Watch nothing yet.
 
         Args:
             guard: what catches a mistake.
             directory: of the run; what is in it is not the script's.
             patterns: globs over names whose values are secret.
+            facts: takes what makes the document, when it has changed.
             texts: whether the text of configuration files is kept.
         """
-        self.changed = False
+        self._facts = facts
         self._guard = guard
-        self.guarded = self._guarded = guard.around("files", "files that the script reads are")
+        self.guarded = guard.around("files", "files that the script reads are")
         self._directory = os.path.realpath(directory) + os.sep
         self._start = os.path.realpath(Path.cwd()) + os.sep
         self._patterns, self._texts = patterns, texts
         self._began = time.time()
         self._lock = threading.Lock()
         self._patches, self._places = Patches(), Places()
-        self._open: Callable[..., Any] = builtins.open
+        self._original: Callable[..., Any] = open
+        self._opener: Callable[..., Any] | None = None
+        libraries = ("pyarrow", "pyarrow.parquet", "h5py", "safetensors")
+        self._imports = ImportWatch({name: functools.partial(self._imported, name) for name in libraries})
         self._seen: set[tuple[int, ...]] = set()
         self._files: dict[str, dict[str, Any]] = {}
         self._waiting: dict[str, tuple[str, bytes]] = {}  # digests and texts of some, to be handed out
@@ -116,30 +130,64 @@ class ReadFiles:
         self._opened = self._bytes = self._text = 0
         self._kept: set[str] = set()
         self._left_out = False
-        self._readers = Readers(self)
 
     def install(self) -> None:
-        """Replace `open` in builtins and io, and the readers of libraries."""
-        self._open = builtins.open
-        uncounted(ReadFiles.open)
-        for module in (builtins, io):
-            self._patches.replace(module, "open", self.open)
-        self._readers.install()
-        self._guarded.on = True
+        """Replace `open` in builtins and io, and the readers of libraries, once these are imported."""
+        self._patches.put("files", self, self.guarded)
+        self._imports.install()
+        self.guarded.on = True
 
     def remove(self) -> None:
         """Put the functions back."""
-        self._guarded.on = False
-        self._readers.remove()
+        self.guarded.on = False
+        self._imports.remove()
         self._patches.remove()
 
-    def open(self, *args: Any, **kwargs: Any) -> Any:
-        """Replacement for python's `open`; notes the file."""
-        handle = self._open(*args, **kwargs)
-        if self._guarded.on and not self._guard.sections.depth:
-            with self._guarded:
+    def opener(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Replacement of python's `open`; notes the file."""
+        if self._opener is None:
+            uncounted(ReadFiles._open)
+            self._original, self._opener = original, self._open
+        return self._opener
+
+    def _open(self, *args: Any, **kwargs: Any) -> Any:
+        """Open a file for the script, and note it."""
+        handle = self._original(*args, **kwargs)
+        if self.is_on:
+            with self.guarded:
                 self._opened_by(sys._getframe(1), handle, args, kwargs)  # noqa: SLF001 - as python documents it
         return handle
+
+    def _imported(self, library: str) -> None:
+        """Watch the readers of a library that has just been imported."""
+        with self.guarded:
+            self._patches.put(library, self, self.guarded)
+
+    def stand_in_for(self, opener: type) -> type:
+        """The stand-in of a library's class whose instances open files."""
+        return stand_in_for(opener, self)
+
+    def library_read(self, call: Call) -> Callable[[object], None]:
+        """Note what a library has opened in C: a path, or several; of a directory the first 64 files by name."""
+        at = int(call.name == "__init__")
+        named = next(
+            (call.kwargs[name] for name in ("source", "path_or_paths", "name", "path") if name in call.kwargs), ""
+        )
+
+        def opened(_: object) -> None:
+            """Note each file that was given."""
+            given = call.args[at] if len(call.args) > at else named
+            for path in given if type(given) in {list, tuple} else [given]:
+                if type(path) is not str and not isinstance(path, Path):
+                    continue
+                inside: list[Any] = [path]
+                if os.path.isdir(path):  # noqa: PTH112 - text is what is at hand
+                    with os.scandir(path) as entries:
+                        inside = sorted(entry.path for entry in entries if entry.is_file())[:MAX_FILES_OF_FOLDER]
+                for name in inside:
+                    self.note_path(call.frame, name)
+
+        return opened
 
     def _opened_by(self, frame: FrameType, handle: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a handle of python's own that was opened by path and for reading."""
@@ -149,11 +197,11 @@ class ReadFiles:
         given = args[0] if args else kwargs.get("file")
         if type(given) is not int:
             name = handle.name
-            self.read(
+            self.note_descriptor(
                 frame, handle.fileno(), name if type(name) is str else os.fsdecode(name) if type(name) is bytes else ""
             )
 
-    def read(self, frame: FrameType | None, descriptor: int, path: str) -> None:
+    def note_descriptor(self, frame: FrameType | None, descriptor: int, path: str) -> None:
         """Note an open regular file older than the run.
 
         More than 16 files of one line and ending (48 of `CONFIG`) become one entry.
@@ -167,8 +215,8 @@ class ReadFiles:
         if (line, ending) in self._many:
             return
         self._opened += 1
-        if self._opened > _MOST_OPENED:
-            self._guarded.on, self._left_out = False, True
+        if self._opened > MAX_OPENED:
+            self.guarded.on, self._left_out = False, True
             return
         if status.st_mtime >= self._began:
             return  # made by the script
@@ -176,15 +224,15 @@ class ReadFiles:
         if not (self._is_watched(real) and self._is_watched(shown)):
             return
         with self._lock:
-            self.changed = True
-            if len(self._files) >= _MOST_FILES:
+            self._facts["files"] = self.document
+            if len(self._files) >= MAX_FILES:
                 self._left_out = True
                 return
             self._seen.add(key)
             name = self._named(shown, real)
             of_line = self._of_line.setdefault((line, ending), [])
             of_line.append(name)
-            if len(of_line) > _MOST_OF_A_LINE * (3 if ending in CONFIG else 1):
+            if len(of_line) > MAX_FILES_OF_LINE * (3 if ending in CONFIG else 1):
                 folders = [os.path.dirname(file) or "." for file in of_line]  # noqa: PTH120 - as above
                 alike = len({folder.startswith(os.sep) for folder in folders}) == 1
                 self._many[line, ending] = (os.path.commonpath(folders) if alike else "") or "."
@@ -192,7 +240,7 @@ class ReadFiles:
                     self._files.pop(file, None)
                     self._waiting.pop(file, None)
                 return
-            about = self._look(name, descriptor, status.st_size, ending)
+            about = self._describe(name, descriptor, status.st_size, ending)
             self._files[name] = about | ({"line": line} if line else {})
 
     def _is_watched(self, real: str) -> bool:
@@ -202,18 +250,18 @@ class ReadFiles:
         name = os.path.basename(real)  # noqa: PTH119 - as above
         stem, ending = os.path.splitext(name)  # noqa: PTH122 - as above
         secret = ending.lower() in _SECRET or name.lower() in _SECRET or redact.is_secret_name(stem, self._patterns)
-        return not secret and ending not in {".pyc", ".so"} and not sources.generated(real)
+        return not secret and ending not in {".pyc", ".so"} and not sources.is_generated(real)
 
-    def _look(self, name: str, descriptor: int, size: int, ending: str) -> dict[str, Any]:
+    def _describe(self, name: str, descriptor: int, size: int, ending: str) -> dict[str, Any]:
         """Size and digest of a file; keeps the text of small configuration files.
 
         Above 16 MiB, 64 blocks are sampled.
         """
         small = size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL)
-        if self._texts and small and (ending in CONFIG or ending in _SMALL_TEXT) and len(self._kept) < _MOST_TEXTS:
+        if self._texts and small and (ending in CONFIG or ending in _SMALL_TEXT) and len(self._kept) < MAX_TEXTS:
             data = os.pread(descriptor, size, 0)
             text = _decoded(data)
-            if text is not None and self._text + len(data) <= _MOST_TEXT:
+            if text is not None and self._text + len(data) <= MAX_TEXT_BYTES:
                 self._text += len(data)
                 clean = redact_files.config(text, self._patterns)
                 digest = source_digest(data)
@@ -222,7 +270,7 @@ class ReadFiles:
                 return {"size": size, "digest": digest}
         sampled = size > _WHOLE
         needed = _BLOCK * _BLOCKS if sampled else size
-        if self._bytes + needed > _MOST_BYTES:
+        if self._bytes + needed > MAX_READ_BYTES:
             return {"size": size}
         self._bytes += needed
         digest = _digest(descriptor, size, sampled=sampled)
@@ -237,22 +285,21 @@ class ReadFiles:
         home = os.path.expanduser("~") + os.sep  # noqa: PTH111 - as above
         return f"~/{shown[len(home) :]}" if len(home) > 2 and shown.startswith(home) else shown
 
-    def path(self, frame: FrameType, path: object) -> None:
+    def note_path(self, frame: FrameType, path: object) -> None:
         """Note a file that a library has opened by path."""
         if type(path) is not str and not isinstance(path, Path):
             return
-        descriptor = _open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self.read(frame, descriptor, str(path))
+            self.note_descriptor(frame, descriptor, str(path))
         finally:
             os.close(descriptor)
 
     @property
     def is_on(self) -> bool:
         """Whether the script is running, and no code of introspect."""
-        return self._guarded.on and not self._guard.sections.depth
+        return self.guarded.on and not self._guard.sections.depth
 
-    @property
     def document(self) -> dict[str, dict[str, Any]]:
         """Size, digest and line by file name: the document `settings/files`."""
         with self._lock:

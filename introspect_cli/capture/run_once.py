@@ -102,7 +102,7 @@ def _gradients(probes: Any, model: Any) -> None:
     if not isinstance(model, nn.Module) or Kind.GRAD not in probes.context.kinds:
         return
     for parameter in model.parameters():
-        name = probes.names.parameters.of(parameter)
+        name = probes.names.parameters.name_of(parameter)
         if name is not None and name.watched and parameter.grad is not None:
             site = probes.context.site(name, Phase.OPTIMIZER, Kind.GRAD)
             probes.recorder.emit(site, parameter.grad)

@@ -24,7 +24,7 @@ from introspect_cli.capture.start import Start, numpy_state, prepare_torch, pyth
 from introspect_cli.capture.terminal import Terminal, nothing, summary
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
-from introspect_cli.script.ending import Ending, Held, leave
+from introspect_cli.script.ending import Ending, HeldHandlers, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
 from introspect_cli.store.write.run_writer import StoreWriter
@@ -131,8 +131,14 @@ class Session:
 
     def _begin(self) -> None:
         """Install the signal and file watchers, and the fork handler."""
-        _forget_in_forks(self)
-        self._install(Interpreter(self._guard.sections))
+        reference = weakref.ref(self)
+
+        def in_child() -> None:
+            if (alive := reference()) is not None:
+                alive.forked()
+
+        os.register_at_fork(after_in_child=in_child)
+        self._install(Interpreter(self._guard))
         if self._documents.files is not None:
             with self._guard.around("files", "files that the script reads are"):
                 self._install(self._documents.files)
@@ -167,7 +173,8 @@ class Session:
             from introspect_cli.capture.all_probes import Probes
 
             box = self._black_box()
-            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.launch, box)
+            facts = self._documents.facts
+            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.launch, box, facts)
             probes.context.clock.on_tick.append(self._ticked)
             probes.install()
             self.probes = probes
@@ -193,11 +200,11 @@ class Session:
             return
         step, is_first = probes.recorder.step, probes.context.clock.ticks == 1
         with self._writing(self._settings):
-            self._documents.write(probes)
             if is_first:
                 self._documents.write_all()
                 if self.launch is None:
                     self._manifest |= without_others(self.options, self._guard)
+            self._documents.write()
         if is_first:
             self._publishers.first_step_over(self._terminal.say)
         if self._reference.look(probes.recorder, self._terminal.say):
@@ -205,8 +212,8 @@ class Session:
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
             # last, or whoever has started the launcher.
             raise SystemExit(0 if self.rank or self._followed else DIVERGED)
-        if probes.keeping.nan_at is not None:
-            self._terminal.say(f"step {probes.keeping.nan_at} made a NaN; the script is ended (--until-nan)")
+        if probes.policy.nan_at is not None:
+            self._terminal.say(f"step {probes.policy.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
         if self.options.until_step is not None and step > self.options.until_step:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
@@ -225,7 +232,7 @@ class Session:
         """Remove the probes, write what remains, and close the store; once."""
         if self._closed:
             return
-        held = Held()
+        held = HeldHandlers()
         held.hold()
         try:
             self._finish(ending)
@@ -246,7 +253,6 @@ class Session:
         with self._writing(self._end):
             if probes is not None:
                 probes.rank.modules(probes.names.new_modules())
-                self._documents.write(probes)
             if "torch" in sys.modules:
                 self._documents.write_all()
             for sentence in self._documents.notes():
@@ -272,7 +278,7 @@ class Session:
         published = self._publishers.finish()
         self.words += published
         self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]
-        box = probes.keeping.box if probes is not None else None
+        box = probes.policy.box if probes is not None else None
         before = len(box.written) if box is not None else 0
         self.words += self._reference.finish(probes.recorder if probes is not None else None)
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge
@@ -315,15 +321,3 @@ class Session:
                 if self._guard.passes(error):
                     raise
                 self._lost(StoreError(str(error)))
-
-
-def _forget_in_forks(session: Session) -> None:
-    """Call `forked` in child processes, as long as the session lives."""
-    reference = weakref.ref(session)
-
-    def in_child() -> None:
-        alive = reference()
-        if alive is not None:
-            alive.forked()
-
-    os.register_at_fork(after_in_child=in_child)

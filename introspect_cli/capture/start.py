@@ -6,27 +6,21 @@ and numpy. It notes the state of each library's generator, and applies `--seed` 
 script's own import of that library has just finished, so that the script may still override them.
 
 The states of the generators that live in the interpreter are had as bytes; nothing is drawn and torch is not needed.
-Generators that the script makes itself are noted as they are made, by what, from which seed, at which line: it may take
-`default_rng` from numpy, or make one, before it imports torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import random
 import sys
 from array import array
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-from introspect_cli.capture.environment.sources import is_users, relative
-from introspect_cli.capture.guard import Patches
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import importlib.machinery
     from collections.abc import Callable, Sequence
-    from types import FrameType, ModuleType
+    from types import ModuleType
 
 _getstate = random.getstate  # a script may put its own generator in the place of python's, with code of its own
 PYTHON: object = getattr(_getstate, "__self__", None)
@@ -71,82 +65,6 @@ def prepare_torch(seed: int | None, *, deterministic: bool) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
 
 
-_MOST_MADE = 200
-
-
-class Made(NamedTuple):
-    """A generator that was seeded: constructor, seed, line."""
-
-    by: str
-    seed: object
-    line: str
-
-
-class _MadeGenerators:
-    """Watches `random.Random` and numpy's `default_rng`, which a script may keep under a name of its own."""
-
-    def __init__(self) -> None:
-        self._patches = Patches()
-        self._numpy: object = None
-        self._early: list[Made] = []
-        self._on = False
-        self.listener: Callable[[Made], None] | None = None
-        """Is told of each; what comes before there is one is kept for it."""
-
-    def install(self) -> None:
-        """Watch `random.Random` and, once imported, numpy; harmless to repeat."""
-        if not self._on:
-            self._on = True
-            self._patches.replace(random.Random, "seed", self._making(random.Random.seed, 1))
-        numpy_random = sys.modules.get("numpy.random")
-        if numpy_random is not None and self._numpy is not numpy_random:
-            self._numpy = numpy_random
-            self._patches.replace(numpy_random, "default_rng", self._making(numpy_random.default_rng, 0))
-
-    def remove(self) -> None:
-        """Restore the functions; wrapped ones that a script keeps pass everything through."""
-        self._on, self._numpy, self.listener = False, None, None
-        self._early.clear()
-        self._patches.remove()
-
-    def hear(self, listener: Callable[[Made], None]) -> None:
-        """Set the listener, and tell it of the generators made so far (200 at most)."""
-        early, self._early = self._early, []
-        for made in early:
-            listener(made)
-        self.listener = listener
-
-    def _making(self, original: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """A wrapper of a constructor or `seed` that notes the seed at argument `place`."""
-
-        @functools.wraps(original)
-        def make(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
-            if self._on:
-                with contextlib.suppress(Exception):
-                    self._note(sys._getframe(1), place, next(iter((*args[place:], *kwargs.values())), None))  # noqa: SLF001 - as python documents it
-            return made
-
-        return make
-
-    def _note(self, frame: FrameType | None, place: int, seed: object) -> None:
-        """Note a seed from the user's code."""
-        if place and frame is not None and frame.f_code is random.Random.__init__.__code__:
-            frame = frame.f_back
-        if frame is None or not is_users(frame.f_code.co_filename):
-            return
-        by = "random.Random" if place else "numpy.random.default_rng"
-        made = Made(by, seed, f"{relative(frame.f_code.co_filename)}:{frame.f_lineno}")
-        if self.listener is not None:
-            self.listener(made)
-        elif len(self._early) < _MOST_MADE:
-            self._early.append(made)
-
-
-MADE: Final = _MadeGenerators()
-"""Of this process: its generators are one another's, whoever captures."""
-
-
 class Start:
     """Notes initial generator states, seeds python and numpy, and calls back when torch is imported.
 
@@ -179,7 +97,6 @@ class Start:
     def install(self) -> None:
         """Note python's state, seed, and watch imports, before the script's first line."""
         self.states["python"] = python_state()
-        MADE.install()
         if self._seed is not None:
             random.seed(self._seed)
         if self._deterministic:
@@ -189,14 +106,11 @@ class Start:
     def remove(self) -> None:
         """Watch no more imports."""
         self._imports.remove()
-        MADE.remove()
 
     def _numpy_imported(self) -> None:
         """Note numpy's state and seed it, inside the script's import."""
         with self._guarded:
             self.states["numpy"] = numpy_state()
-            if "torch" not in sys.modules:  # else torch imports it, and is not whole yet; a probe goes in after that
-                MADE.install()
             if self._seed is not None:
                 sys.modules["numpy"].random.seed(self._seed % 2**32)  # it takes 32 bits
 
@@ -213,6 +127,7 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
+        """Run the module with its real loader, then call back."""
         spec = module.__spec__
         if spec is not None:
             spec.loader = self._loader

@@ -58,8 +58,8 @@ def summary(
     if launch is not None:
         size += f"; this is rank {launch.rank} of {launch.world_size}"
     rest = " and what came after" if manifest.get("remainder") else ""
-    if probes.keeping.dropped:
-        rest += f" and dropped {probes.keeping.dropped:,} of them again"
+    if probes.policy.dropped:
+        rest += f" and dropped {probes.policy.dropped:,} of them again"
     if (moved := probes.perturbed) is not None:
         which = f"{count(moved.elements, 'number')} in {count(moved.parameters, 'parameter')}"
         rest += f" after --perturb {moved.seed} moved {which} by one rounding"

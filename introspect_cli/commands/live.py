@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
-import subprocess
 import sys
 import threading
 from contextlib import closing, contextmanager
@@ -27,23 +25,18 @@ _NICE = 10
 
 
 def main() -> NoReturn:
-    """Compare as the first argument says, an object in JSON: `reference`, `run`, `asked` (as for diff), `command`."""
+    """Compare as the first argument says, an object in JSON: `reference`, `run`, `asked` (as for diff)."""
     from introspect_cli.errors import IntrospectError, abridged, scarcity
 
     asked = json.loads(sys.argv[1])
     os.nice(_NICE)
-    begun: list[subprocess.Popen[bytes]] = []
-    threading.Thread(target=_end_with_reader, args=(begun,), daemon=True).start()
-    run, command = Path(asked["run"]), asked["command"]
+    threading.Thread(target=_end_with_reader, daemon=True).start()
+    run = Path(asked["run"])
 
     def first(result: DiffResult) -> None:
         """Answer with the first divergence, and start the command of `--on-divergence`."""
         step = result.first.step_b if result.first is not None else None
         _answer(first=step, place=_place(result), said=result.sentence)
-        if command:
-            settings = {**os.environ, "INTROSPECT_RUN": str(run), "INTROSPECT_STEP": "" if step is None else str(step)}
-            ways: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": 2, "start_new_session": True}
-            begun.append(subprocess.Popen(command, shell=True, env=settings, **ways))  # noqa: S602 - the user's own
 
     try:
         result = compare_live_as(asked["reference"], run, asked["asked"], first, lambda step: _answer(agreed=step))
@@ -52,8 +45,6 @@ def main() -> NoReturn:
         _answer(failed=abridged(str(error)))
     except Exception as error:  # whatever it is, training goes on, and one line says what is lost
         _answer(failed=scarcity(error) or f"{type(error).__name__}: {error}")
-    for process in begun:
-        process.wait()
     sys.exit(0)
 
 
@@ -123,12 +114,9 @@ def _answer(**facts: Any) -> None:
     os.write(1, json.dumps(facts).encode() + b"\n")
 
 
-def _end_with_reader(begun: list[subprocess.Popen[bytes]]) -> None:
-    """End this process, and the commands it has started, once nobody reads its answers any more."""
+def _end_with_reader() -> None:
+    """End this process once nobody reads its answers any more."""
     waits = select.poll()
     waits.register(1, 0)  # an end that was closed is told whatever is asked for
     waits.poll()
-    for process in begun:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
     os._exit(0)

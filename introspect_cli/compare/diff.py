@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.answer import answer_for
 from introspect_cli.compare.answer.by_rank import compared_runs
-from introspect_cli.compare.answer.port_answer import by_flow
-from introspect_cli.compare.answer.restored import with_origins
+from introspect_cli.compare.answer.port_answer import port_answer, port_of
 from introspect_cli.compare.checkpoints.moment import is_checkpoint, strictly
 from introspect_cli.compare.terms.names import renamer
-from introspect_cli.compare.terms.result import DiffResult, Verdict
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.compare.terms.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.store.ranks.tasks import Work
     from introspect_cli.store.read.run import Run
 
@@ -49,16 +48,14 @@ def compare_runs(
 
         options = strictly(options, a, b)
     compared = compared_runs(a, b, options, noise, work)
-    outcomes, answer, by_rank = compared.outcomes, answer_for(compared), compared.splits is None
-    if checkpoints and by_rank:
-        return of_checkpoints(answer, (a, b), asked, outcomes[0])
     # what is nowhere may have been left out, and of what was left out nothing is known
     entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))
-    plain = by_rank and options.by_value and not options.strict and entire
-    if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
-        answer = by_flow(answer, (a, b), options, outcomes[0])
-    if by_rank or outcomes[0].resumption is not None:
-        answer = with_origins(answer, compared)
-    bitwise = entire and not options.tolerant and not noise
-    unchanged = compared.unchanged if by_rank and answer.first is not None and bitwise else ""
-    return replace(answer, evidence=(*answer.evidence, *filter(None, [unchanged])))
+    answer = answer_for(compared, bitwise=entire and not options.tolerant and not noise)
+    outcomes, by_rank = compared.outcomes, compared.splits is None
+    if checkpoints and by_rank:
+        return of_checkpoints(answer, (a, b), asked, outcomes[0])
+    by_value = by_rank and options.by_value and not options.strict and entire
+    if not by_value or len(outcomes) != 1 or answer.verdict is Verdict.SAME:
+        return answer
+    port = port_of(answer, (a, b), options, outcomes[0])
+    return answer if port is None else port_answer(answer, port)

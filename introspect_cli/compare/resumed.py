@@ -223,7 +223,7 @@ def resumed(sides: Sides, offset: int) -> Carried:
 
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
-_STEP_OPTIONS = ("steps", "first", "last", "max_size")
+_STEP_OPTIONS = ("steps", "first", "last")
 """Options of a capture that may leave out the steps before its first."""
 MAX_STEPS = 200
 """Steps from there on of which learning rates, batches and random states are held against each other."""

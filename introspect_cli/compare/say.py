@@ -7,12 +7,14 @@ reads what was said.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.compare.terms.findings import Certainty, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _PROVED: Final[Mapping[str, str]] = {
     # modules and operators
@@ -21,7 +23,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "attribute": "{name} {a} -> {b}[ of {of}]",
     "attribute-in-one": "{name} {value}[ of {of}], only in {side}",
     "dtype": "another precision: {a} -> {b}",
-    "identity": "in {side} it returns its input unchanged",
     "draws": "in {side} it draws random numbers there, in {other} it does not",
     "argument": "argument {name} {a} -> {b}",
     "other-operators": "different operators run there in {other}[ ({line})]",
@@ -34,45 +35,37 @@ _PROVED: Final[Mapping[str, str]] = {
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",
-    "stale": "in {side} it is the other run's gradient plus [{times} x ]that of the {of} before: zero_grad is missing "
-    "or late[ on {ranks} ranks] in {side}",
-    "summed": "b is {times} times a, as many as {of}: a sum where a mean was expected",
-    "averaged": "b is {times} times a, by as many as {of}: a mean where a sum was expected, or one taken twice",
+    "stale": "in {side} it is the other run's gradient plus [{times} x ]that of the {of} before: zero_grad is "
+    "missing or late[ on {ranks} ranks] in {side}",
+    "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",
     # updates
     "other-optimizer": "the optimizer is {a} in a and {b} in b",
     "owed": "in {side} the gradient is a partial sum on each rank when the optimizer takes it: it was not reduced",
     "changed-hands": "{a} steps it in a, {b} in b",
     "hyperparameter": "{name} {a} -> {b}",
-    "hyperparameter-on-ranks": "in {side}, {name} is {a} on rank {rank} and {b} on rank {other}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
-    "not-among": "it is not among the parameters of the optimizer[ ({name})] in {side}",
     "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
     "fresh-state-without": "the optimizer state of {side} started from scratch (it begins without {names})",
-    "changed-in-one": "{side} alone changes it: the script does so by hand, and no optimizer",
+    "changed-in-one": "{side} alone changes it, and no optimizer does",
     "broadcast": "in {side}, DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)",
-    "not-updated": "it does not change in {side} (eval mode, frozen or not updated there)",
     "changed-outside": "{side} alone changed it outside of an optimizer step, after step {step}",
     # what tensors begin with
-    "perturbed": "--perturb {seed} in {side} moved the initial parameters by one rounding",
     "tied-in-one": "{name} is tied to it in {side}, and not in {other}",
     "filled-in-one": "{by} initialises it in {side} only",
     "filled-by": "{a} initialises it in a, {b} in b",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
     "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
-    "drawn-alike": "{by} drew it from the same random state: it had other arguments, or the script changed it after",
-    "not-restored": "the later run began with other values than the earlier run had then ({names}): the checkpoint did "
-    "not restore them",
+    "not-restored": "the later run began with other values than the earlier run had then ({names}): the checkpoint "
+    "did not restore them",
     "upstream": "what went into it differs already, first of all {name}",
     # random states
     "seeded": "{by} {a} -> {b}[ ({line})]",
     "set-state": "{by} sets another state[ ({line})]",
-    "set-by": "{a} sets it in a, {b} in b",
     "set-in-one": "{by} sets it in {side} only",
     "generator-state": "the {by} in {name} is in another state when the first step begins",
     "draw-unseen": "[after {since}, ]something else draws differently in a and b[; {before} draws before it agree]",
-    "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before it "
-    "agree]",
-    "first-earlier": "the first draw or seeding that differs is {event} in {side}; {other} has it later",
+    "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before "
+    "it agree]",
     "first-in-one": "the first draw or seeding that differs is {event}, in {side} only[; {before} draws before it "
     "agree]",
     "draws-differ": "the first draw or seeding that differs is {a} in a and {b} in b[; {before} draws before it agree]",
@@ -81,13 +74,12 @@ _PROVED: Final[Mapping[str, str]] = {
     "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
     "different "
     "numbers (capture --seed seeds all generators)",
+    "port-unequal": "no equal parameter in the other run: {names}",
+    "port-turned": "the numbers of b in another order: {names}",
     # what one run alone has
-    "only-saves": "{other} trains nothing in this step, it only saves files",
     "not-in-optimizer": "no optimizer that steps in {other} has this parameter",
     "tied": "in {other} it is tied to {target}",
     "losses": "backward runs {a} in this step of a and {b} in b",
-    "no-forward": "this step of {side} holds no forward pass: its optimizer stepped once more for the same gradients",
-    "unrecorded-forward": "this step of {side} trains on what was taken for an evaluation, which was not recorded",
     "not-run": "{module} does not run in this step of {other}",
     "merged": "{parts} of one run are put together as {whole} in {side}",
     "first-shared-rounding": "the first value of both runs that differs is {name} in step {step}, by rounding[: {far}]",
@@ -97,30 +89,22 @@ _PROVED: Final[Mapping[str, str]] = {
     "runs-only": "the {kind} {name} runs only in {side}[ ({cls})]",
     "accumulated": "a different number of accumulated batches",
     "optimizers-order": "the optimizers step in a different order ({a} in a; {b} in b)",
-    "runs-inside": "it runs {a} in a and {b} in b while what is around it runs once",
     "arguments": "it is called with different arguments[; only in a: {a}][; only in b: {b}]",
     "structure-of-value": "the structure of the value is different[; only in a: {a}][; only in b: {b}]",
-    "no-step": "no optimizer steps in this step of {other} (the script updates the parameters by hand, or not at all)",
-    "no-state": "the optimizer of {other} does not keep it, or does not step this parameter",
-    "batches": "a different number of batches",
     "model-not-run": "in {other} its model has not run in training by then",
     "not-stepped": "in {other} no optimizer steps it here",
-    "structure": "the structure differs there",
     "random-follows": "the random state of {names}, which differs too, follows from it where it is drawn at random",
     # ranks
     "copies": "in {side} its copies on the ranks differ[: {text}]",
     "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: each rank took its "
     "own, it was "
     "not reduced",
-    "not-reduced-on": "in {side} it was not reduced on {ranks}, or changed after that; the others have the other run's",
     "parts": "in {side} its parts are not the whole: {text}",
-    "collective-missing": "[{name} ][at {line} ]is missing in {other}, one too many in {side}, or in another place",
-    "collective-other": "it is {a}[ at {line_a}] in a, {b}[ at {line_b}] in b: one is missing, doubled or in "
-    "another place",
-    "collective-count": "there are {a} collectives of {name} in the step of a and {b} in b",
+    "collective-missing": "[{name} ]is missing in {other}, one too many in {side}, or in another place",
+    "collective-other": "it is {a} in a, {b} in b: one is missing, doubled or in another place",
     # splits
-    "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of a "
-    "step are added up, not averaged: divide each by {number}",
+    "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of "
+    "a step are added up, not averaged: divide each by {number}",
     "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they "
     "are that "
     "of {other}",
@@ -211,7 +195,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "before-recorded": "it was built, copied or updated differently before",
     "cast": "the model was cast",
     "sizes": "the model is built with other sizes",
-    "computed-otherwise": "it was computed, stored or loaded in another way (no seed makes so small a difference)",
     "steps-before": "the steps before, which are not on record",
     "initialisation": "its initialisation",
     "seed": "the seed",
@@ -233,6 +216,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "sent": "what the ranks compute and send",
     "order-of-collectives": "the order of collectives",
     "elsewhere": "what is outside of the records or of what was selected",
+    "between-agreeing": "what runs between the last value that agrees and this one",
 }
 
 MOMENTS: Final[Mapping[str, str]] = {
@@ -257,35 +241,201 @@ MOMENTS: Final[Mapping[str, str]] = {
 }
 """When a tensor or a state differs, after its name."""
 
+_TOLD: Final[Mapping[str, str]] = {
+    # where the runs agree
+    "runs-are": "The runs are",
+    "samples-are": "Over the samples of each step, the runs are",
+    "it-is": "{name} is",
+    "selected-is": "What was selected of {name} is",
+    "extent": "{records} of {steps}[ that both runs kept{thinned}][, {within} of them {by}]",
+    "as-one": "only within the tolerance or by extrema and means",
+    "tolerated": "within the tolerance or noise given",
+    "until": "up to and including {step}",
+    "agree": "{extent} agree {until}",
+    "the-same": "{subject} the same: {agree}",
+    "same-numbers": "The runs have the same numbers: {agree}",
+    "results-equal": "The runs have the same results: the {names} are equal {until}.",
+    "results-within": "The runs have the same results within the tolerance or noise given: the {names} agree "
+    "{until}, not all bit for bit.",
+    "results-agree": "the {names} agree to that {until}.",
+    "changed-none": " What differs changed none of them, first at {step}: {what}.",
+    "not-compared": " Not compared: {records} that only one run could see (the first: {first}).",
+    "nan-throughout": " In the last step, of {all}, NaN throughout in both runs: {empty} (the first: {first}). They "
+    "are equal whatever was computed.",
+    # where nobody can tell
+    "could-not-tell": "Could not tell: {why}.",
+    "evaluation-unseen": "Could not tell: of the evaluation, what {names} computes was not seen. What was seen: {text}",
+    "but-ran-unseen": "all that both runs recorded agrees, but what {names} computes was not seen, and no result of "
+    "it (losses, gradients, updates) is on record",
+    "but-failed": "all that both runs recorded agrees, but part of the capture failed (run {runs}), and the rest was "
+    "not seen",
+    "no-results": "{agree}, but the results of the steps (losses, gradients, parameters) were not recorded, and not "
+    "all else is the same",
+    "no-complete-step": "no complete step (run {runs})",
+    "not-selected-in-both": "no selected step is in both runs",
+    "no-common-step": "the runs have no step in common",
+    "nothing-in-common": "the runs have nothing in common that both observed",
+    "blank-step": "what the last compared step computes could not be observed, and it has no loss and no gradient",
+    "mostly-unseen": "about {unseen:,} of {all:,} records in common could not be observed",
+    "cut-within": "all that both runs recorded agrees until run {run} [ended with exit code {exit}][was "
+    "interrupted{cut}] within step {step}",
+    "seen-by-one": "all that both runs saw agrees, but {records} only one of them could see (the first: {first})",
+    "ranks-missing": "all that both runs recorded agrees {until}, but {ranks} of {run} left nothing",
+    "equal-until": "equal {until}",
+    "agreed-within": "agreed within the tolerance or noise given {until}",
+    "changed-at-the-end": "{agreed}; after that, run {run} alone changes {name} outside of an optimizer step, and no "
+    "step follows that would show what comes of it",
+    "ends-before": "{agreed}, where run {short} ends; run {run} has {more:,} more steps",
+    # where they diverge
+    "place": "First divergence at {step}[, {ranks}][, recomputed{recomputed}][, in evaluation{evaluation}]",
+    "place-evaluation": "{subject} the same ({extent}); evaluation diverges at {step}[, {ranks}][, "
+    "recomputed{recomputed}]",
+    "diverges": "{name} diverges at {step}{too}: {what}.",
+    "first-more": "First that is more than rounding: {name}{far}.",
+    "rounding-alone": "Rounding alone can make such a difference.",
+    "grown": "It may also have grown from differences within the tolerance, the first in {first}.",
+    "nothing-changed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: a "
+    "race of threads or workers, the hardware, a file that the script reads.",
+    "nothing-changed-unseen": "No source file, setting or package on record differs[, but for {quiet}]. What is "
+    "left: randomness (no random state is on record there), a race of threads or workers, the hardware, a file that "
+    "the script reads.",
+    "nothing-changed-seed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: "
+    "randomness, from a generator that nothing on record seeded.",
+    "hidden": "Of the {names}, some are NaN throughout in both runs: that hides what comes of it.",
+    "unchanged": "The {names} agree in all steps compared ({steps:,}): what differs changed none of them.[ The first "
+    "value of both runs that differs is {first} in step {step}.]",
+    "on-rank": "rank {rank}",
+    "on-all-ranks": "on all {ranks} ranks",
+    "only-has-it": "only {side} has {name}{moment}",
+    "differs-by": "{name}{moment}[, {size}][; b is {times} times a][; {place}]",
+    "between-calls": "between calls {one} and {two} of {after}, in {module}",
+    "between": "in the forward code of {module}[, after {after}][, before {before}]",
+    # what a reader can check
+    "steps-before": "Compared steps before that agree{how}: {steps:,}.",
+    "records-before": "Of {all} before it in step {step}, equal: {equal:,}[; within tolerance: {within:,}][; not "
+    "observed in both runs: {unseen:,}].",
+    "first-tolerated": "The first difference within the tolerance is {first}.",
+    "gradients": "Gradients of this step that differ: {differ} of {all}.",
+    "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
+    "batch-before": "The batch before it is {known}.",
+    "gap-after": "The records of step {step} agree, and no step between can be compared: the runs diverged by step "
+    "{now}.",
+    "gap-from": "No step before is on record: the runs diverged by step {now}.",
+    # a run that ended by an exception
+    "both-raised": " Both runs ended by the same exception: {words}.",
+    "raised-after": " After that, run {run} ended by an exception: {words}[; and run a by another one: {other}].",
+    "raised-early": "Run {run} ended by an exception before its first step was complete: {words}.",
+    "raised-no-common": "Run {run} ended by an exception: {words}. The runs have no step in common.",
+    "raised-earlier": "Run {run} ended by an exception where run {other} goes on[ (cut off: {ranks})]: {words}. "
+    "Until then, {until}, everything {which} agrees[ within tolerance{within}].",
+    "raised-within": "Run {run} ended by an exception in {step} where run {other} goes on: {words}.[ The last record "
+    "that agrees is {last}.]",
+    "raised-later": "Run {run} ended by an exception, after the first divergence: {words}.",
+    # a resumed run
+    "resumed": "Run {run}, resumed after step {step} of {whole}, restored all that is on record[; not restored, of "
+    "no effect: {idle}][; not recorded: {unseen}].",
+    "resumed-right": "Resumed correctly: run {run} restored all that is on record of step {step} of {whole}[; not "
+    "restored, of no effect: {idle}][; not recorded: {unseen}].",
+    "resumed-lost": "Run {run}, resumed after step {step} of {whole}, did not restore: {lost}.",
+    "or-drew": " (or drew from it before its first step)",
+    "random-states": "random state of {names}",
+    "part": "{part}[ ({text})]",
+    "part-lost": "not restored: {part}",
+    # notes
+    "running": "Run {run} is still being written: {until} is compared.",
+    "no-step": "no complete step",
+    "selected": "selected",
+    "both-recorded": "that both recorded",
+    "interrupted": "Run {run} was interrupted: it holds {until}.",
+    "ranks-ended": "Run {run}: {how}.",
+    "thinned": "Run {run} does not hold {what}: what was there is not compared.",
+    "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names: it was copied in part, or is "
+    "damaged (`introspect verify` looks through it)",
+    "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
+    "only-saves-files": "Only run {run} saves {names}: not compared.",
+    "only-keeps-copies": "Only run {run} keeps a copy of what is trained, {names}: not compared.",
+    "blind-both": "About {blind} of {all} could not be observed, so they are not compared.",
+    "unopened": "{steps} later steps, over all ranks, were not compared: the first divergence does not depend on "
+    "them (--map compares them all).",
+    "unopened-after": "Steps after {step} were not compared: the first divergence does not depend on them (--map "
+    "compares them all).",
+    "copies-differ": "In run {run}, {name} is not one value: its {text}.",
+    "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
+    "on-some-ranks": "On {ranks} alone a setting differs: {change} ({source}).",
+    # two implementations of one model
+    "port": "The runs share almost no names: values were paired by what they hold, in step {step} alone, and agree "
+    "where their relative L2 distance is at most {close:g} (--rtol sets another).",
+    "port-place": "First divergence at step {step}: the {a} in a, the {b} in b{far}",
+    "port-last": "The last value that agrees is {a} in a, {b} in b[, {order}].",
+    "port-order": "the same numbers in another order",
+    "port-undecided": "Could not tell: no value of a's forward pass is in b in step {step}.",
+    "port-agrees": "The implementations agree: the values of the forward pass of step {step}, to {a} in a, {b} in "
+    "b[; gradients of parameters: {gradients}].",
+    "port-parameters": "Distinctive parameters of a in b: {found} of {all}[; in another order or shape: {turned}]",
+    "port-values": "Values of a's forward pass in b: {found} of {a} (b has {b})",
+    "port-alone": "Parameters in {side} only: {names}",
+    "port-module-agrees": "equal parameters; its output agrees",
+    "port-module-differs": "equal parameters; its output differs",
+    "port-merged": "equal extrema, equal sums to rounding",
+    "port-in-b": "{a} is {b} in b",
+}
+
 _FINDINGS = {code: (Certainty.PROVED, words) for code, words in _PROVED.items()} | {
     code: (Certainty.LIKELY, words) for code, words in _LIKELY.items()
 }
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FINDERS: dict[str, list[Callable[[Any], Iterable[Finding]]]] = defaultdict(list)
+"""What may be found of a divergence, by the word of its reason; of any under `*`."""
+
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _FIELD = re.compile(r"\{(\w+)")
 
 
-def found(code: str, **fields: Any) -> Finding:
-    """A finding with its certainty and text.
+def _filled(template: str, fields: Mapping[str, Any]) -> str:
+    """A template with its fields; a part of it in brackets is dropped where a field in it is None, "" or 0.
 
-    A part of a template in brackets is dropped where a field in it is empty.
+    A field that is True shows nothing: it only keeps its part.
     """
-    certainty, template = _FINDINGS[code]
-    said = {**fields, "of": _FACTORS.get(str(fields.get("of")), fields.get("of"))} if "of" in fields else fields
 
     def part(match: re.Match[str]) -> str:
-        return match[1] if all(said.get(name) not in {None, "", 0} for name in _FIELD.findall(match[1])) else ""
+        return match[1] if all(fields.get(name) not in {None, "", 0} for name in _FIELD.findall(match[1])) else ""
 
-    return Finding(code, certainty, fields, _PART.sub(part, template).format_map(said))
+    shown = {name: "" if value is True else value for name, value in fields.items()}
+    return _PART.sub(part, template).format_map(shown)
+
+
+def finds(*reasons: str) -> Callable[[F], F]:
+    """Mark a function from the view of a divergence to findings as one that is asked of these reasons; `*` for all."""
+
+    def registered(find: F) -> F:
+        for reason in reasons:
+            _FINDERS[reason].append(find)
+        return find
+
+    return registered
+
+
+def all_found(reason: str, at: Any) -> list[Finding]:
+    """All findings on a divergence (a `View`), those of its reason first, in the order of the functions."""
+    return [one for find in (*_FINDERS[reason], *_FINDERS["*"]) for one in find(at)]
+
+
+def found(code: str, **fields: Any) -> Finding:
+    """A finding with its certainty and text."""
+    certainty, template = _FINDINGS[code]
+    said = {**fields, "of": _FACTORS.get(str(fields.get("of")), fields.get("of"))} if "of" in fields else fields
+    return Finding(code, certainty, fields, _filled(template, said))
+
+
+def told(code: str, **fields: Any) -> str:
+    """The words of the answer that `_TOLD` has under a code."""
+    return _filled(_TOLD[code], fields)
 
 
 def left(codes: Iterable[str]) -> list[Finding]:
     """A finding of certainty LEFT for each code, each once."""
     return [Finding(code, Certainty.LEFT, {}, _LEFT[code]) for code in dict.fromkeys(codes)]
-
-
-def one_of(names: Sequence[str]) -> str:
-    """Alternatives as a list: `a, b or c`."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def often(count: int) -> str:
@@ -304,16 +454,9 @@ def event_words(by: str, seed: str, name: str, line: str, *, mode: bool = False)
     return f"{by}{given}{f' of {name}' if name else ''}{at}"
 
 
-def sentence(subject: str, findings: Sequence[Finding], causes: Sequence[str], rest: Sequence[str]) -> str:
-    """The sentences of an answer: subject with proved findings, else remaining causes; likely ones; `rest`."""
-    proved, left, likely = ([one.text for one in findings if one.certainty is wanted] for wanted in Certainty)
-    likely += causes
-    text = (
-        f"{subject}; cause: {'; '.join(proved)}."
-        if proved
-        else f"{subject}; left: {one_of(left)}."
-        if left
-        else f"{subject}."
-    )
-    text += f" Likely: {'; '.join(likely)}." if likely else ""
-    return " ".join([text, *rest])
+def sentence(head: str, findings: Sequence[Finding], likely: Sequence[str], rest: Sequence[str]) -> str:
+    """The sentences of an answer: its head with proved findings, else remaining causes; likely causes; `rest`."""
+    proved, left = ([one.text for one in findings if one.certainty is it] for it in (Certainty.PROVED, Certainty.LEFT))
+    why = f"; cause: {'; '.join(proved)}" if proved else f"; left: {', '.join(left)}" if left else ""
+    also = f" Likely: {'; '.join(likely)}." if likely else ""
+    return " ".join([f"{head}{why}.{also}", *rest])

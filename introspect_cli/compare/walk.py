@@ -21,7 +21,7 @@ import numpy as np
 
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.reasons.judge import judge
-from introspect_cli.compare.reasons.structure import drawn
+from introspect_cli.compare.reasons.structure import drawn_one_sided_start
 from introspect_cli.compare.resumed import PLACE, Carried, lacks_start, resumed
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step.outcome import (
@@ -123,11 +123,11 @@ def choose_lead(
         return Lead(alone, alone.sites.index(site), effect)
     if began is not None:
         first = Step(step.comparison, began, Carried())
-        return Lead(first, drawn(first) or 0, None)
+        return Lead(first, drawn_one_sided_start(first) or 0, None)
     if step.sites[positions[0]].kind is not Kind.RNG:
         return None
     # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
-    blamed = drawn(step)
+    blamed = drawn_one_sided_start(step)
     if blamed is None:
         blamed = next((position for position in positions if is_drawn_from(step, position)), None)
     return Lead(step, blamed, blamed) if blamed is not None and blamed in positions else None

@@ -9,7 +9,6 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.compare.terms.words import what
@@ -117,7 +116,8 @@ def _later(result: DiffResult, first: Divergence) -> str:
 def _why(result: DiffResult, first: Divergence) -> str:
     """The card "Why": where the cause lies, and the lines that a terminal shows."""
     follows = first.role is not Role.ORIGIN and first.reason != "resumed"
-    blamed = "unknown: not everything was recorded" if follows else reason_named(first.reason).place
+    known = result.explains[0].text if result.explains else first.reason
+    blamed = "unknown: not everything was recorded" if follows else known
     return card("Why", text(blamed), (), html_of(why_lines(result) if result.head else [line(result.sentence)]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.answer.causes import candidate_words
+from introspect_cli.compare.answer.causes import likely_words
 from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.render.blocks import Block, Line, distance, line, rest_of, section
@@ -87,14 +87,10 @@ def why_lines(result: DiffResult) -> list[Block]:
     rows += [("cause" * (not place), text, "on record") for place, text in enumerate(proved)]
     left = [one.text for one in result.explains if one.certainty is Certainty.LEFT]
     rows += [("left", ", ".join(left), "")] if left else []
-    likely = [(one.text, "") for one in result.explains if one.certainty is Certainty.LIKELY]
-    said = " ".join(proved)
-    likely += [
-        (text, "" if cause.kind == "statement" else f"({cause.line})")
-        for cause in result.causes
-        if (text := candidate_words(cause)) not in said
+    likely = [
+        (text, f"({sources})" if sources else "") for text, sources in likely_words(result.explains, result.causes)
     ]
-    rows += [("likely" * (not place), *shown) for place, shown in enumerate(likely[:_LIKELY])]
+    rows += [("likely" * (not place), *shown) for place, shown in enumerate(likely)]
     blocks: list[Block] = [
         Line(
             ((f"{label:{_LABEL}}", "dim"), (clean(text, 400), ""), (f"  {tail}" if tail else "", "dim")),

@@ -226,8 +226,6 @@ def change_lines(one: Ranked) -> Iterator[Line]:
         )
         yield line(f"only in {only}" if only else whole, "dim", 4)
         return
-    if one.above:
-        yield line(f"  {clean(one.above, 160)}", "dim", 4, wrap=False)
     for side, sign, style in ((change.a, "-", "bad"), (change.b, "+", "good")):
         yield from _side(side, sign, style)
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -98,13 +97,11 @@ def test_training_is_the_same_to_the_bit_with_and_without(place, introspect, tmp
 
 
 def test_the_first_divergence_is_said_when_it_happens_and_the_verdict_at_the_end(place, introspect, tmp_path):
-    command = 'echo "$INTROSPECT_STEP $INTROSPECT_RUN" > said'
-    words = ("--on-divergence", command, "-o", tmp_path / "run", "train.py", "40", "5", "0")
+    words = ("-o", tmp_path / "run", "train.py", "40", "5", "0")
     done = introspect("capture", "--against", "ref", *words, cwd=place)
     assert done.returncode == 0, done.stderr
     assert "introspect: against ref: First divergence at step 5: the input [0] of Linear differs" in done.stderr
     assert "introspect: against ref, at the end: " in done.stderr
-    assert (place / "said").read_text() == f"5 {tmp_path / 'run'}\n"
     assert ended(str(tmp_path))
 
 
@@ -222,27 +219,21 @@ def test_a_pack_at_a_url_and_a_golden_run_are_references_too(place, introspect, 
 
 
 def test_no_process_stays_when_training_is_killed(place, tmp_path):
-    run, sleeping = str(tmp_path / "run"), tmp_path / "sleeping"
-    begun = ("--on-divergence", f"sleep 600 & echo $! > '{sleeping}'; wait")
-    words = ["capture", "--against", "ref", *begun, "-o", run, "train.py", "4000", "0", "0.05"]
+    run = str(tmp_path / "run")
+    words = ["capture", "--against", "ref", "-o", run, "train.py", "4000", "0", "0.05"]
     process = subprocess.Popen([sys.executable, "-m", "introspect_cli", *words], cwd=place, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + HANGS
-        while not (sleeping.exists() and sleeping.read_text()):
+        while not pids(run):
             assert time.monotonic() < until
             time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert ended(str(tmp_path))
-    status = Path("/proc", sleeping.read_text().strip(), "status")
-    while status.exists() and "State:\tZ" not in status.read_text():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
-def test_a_comparison_that_falls_behind_says_how_far_and_holds_nothing_back(place, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("introspect_cli.capture.against.LATE", 0.2)
+def test_a_comparison_that_falls_behind_holds_nothing_back(place, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(Against, "patience", HANGS)
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 1)
@@ -265,11 +256,6 @@ def test_a_comparison_that_falls_behind_says_how_far_and_holds_nothing_back(plac
             assert train(100) < 20, "training waited for it"
         finally:
             os.kill(found[0], signal.SIGCONT)
-        said = [line for line in capfd.readouterr().err.splitlines() if "behind" in line]
-        assert 1 <= len(said) <= 4, "the lag is said again when it has doubled, and not at each step"
-        behind = [re.search(r"comparison with .*ref is (\d+) steps \(", line) for line in said]
-        assert all(behind), said
-        assert int(behind[-1][1]) > int(behind[0][1]) - 1 > 5
     assert "at the end" in capfd.readouterr().err
 
 

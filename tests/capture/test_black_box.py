@@ -10,6 +10,7 @@ from neutrality import assert_neutral
 from torch import nn
 
 from introspect_cli.api import recording
+from introspect_cli.capture.recording import black_box
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write.run_writer import StoreWriter
@@ -117,7 +118,7 @@ def test_a_nan_or_an_infinite_loss_writes_the_steps_before_it(tmp_path, introspe
     assert "nan" in shown.stdout, shown.stderr
 
 
-def test_what_there_is_no_room_for_is_said_and_the_rest_is_held(tmp_path, capfd):
+def test_what_there_is_no_room_for_is_said_and_the_rest_is_held(tmp_path, capfd, monkeypatch):
     def work(width):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, width), nn.Linear(width, 1))
@@ -128,16 +129,14 @@ def test_what_there_is_no_room_for_is_said_and_the_rest_is_held(tmp_path, capfd)
             loss.backward()
             optimizer.step()
 
-    options = {"keep_around": 1, "keep_size": "300kB", "quiet": False}
+    monkeypatch.setattr(black_box, "free_memory", lambda: 1_200_000)
+    options = {"keep_around": 1, "quiet": False}
     run = captured(tmp_path / "run", work, options, width=30_000)
     said = capfd.readouterr().err
-    assert "whole tensors of the last 1 step are held, in 300 kB of memory at most (--keep-size)" in said
-    assert (
-        "values of a step (the first: param of Sequential.1.weight) are not held whole: --keep-size leaves 100 kB"
-        in said
-    )
+    assert "whole tensors of the last 1 step are held, in 300 kB of memory at most (a quarter of what is free)" in said
+    assert "param of Sequential.1.weight, and maybe more, is not held whole: there are 100 kB for a step" in said
     with open_run(run) as opened:
-        assert any("are not held whole" in note for note in opened.manifest["not_observed"])
+        assert any("is not held whole" in note for note in opened.manifest["not_observed"])
     sizes = [len(data) for data in stored(run).values()]
     assert sizes
     assert max(sizes) < 100_000
@@ -185,7 +184,6 @@ def test_a_store_without_room_costs_the_tensors_and_not_the_run(tmp_path, monkey
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--keep-size", "1GB"), "--keep-size says what --keep-around may take"),
         (("--keep-around", "2", "--stats", "none"), "--keep-around look at statistics"),
         (("--keep-around", "0"), "--keep-around"),
     ],

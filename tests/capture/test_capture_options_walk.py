@@ -34,7 +34,6 @@ ALTERED = {
     "steps": {"steps": parse_rule("first(1) | last(1) & when('step == 1')")},
     "until_step": {"until_step": 5},
     "ranks": {"ranks": "0"},
-    "max_size": {"max_size": 100_000},
     "until_nan": {"until_nan": True},
     "eval": {"eval": True},
     "compile": {"compile": "eager"},

@@ -21,7 +21,7 @@ from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.capture.options.parse import options_of, parse_size
+from introspect_cli.capture.options.parse import options_of
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import ALWAYS, Schedule, parse_rule
 from introspect_cli.store.format.log import DROP, Thinned, add_thinned
@@ -174,18 +174,6 @@ def test_conditions_are_arithmetic_and_nothing_else():
             parse_rule(f"when({text!r})")
 
 
-def test_sizes_are_read_with_their_units():
-    assert [parse_size(text) for text in ("2GB", "500 mb", "1.5GiB", 10**6)] == [
-        2 * 10**9,
-        5 * 10**8,
-        1610612736,
-        10**6,
-    ]
-    for text in ("2 apples", "1kB", "-3GB", ""):
-        with pytest.raises(UsageError):
-            parse_size(text)
-
-
 # --- the store
 
 
@@ -196,7 +184,7 @@ def thinned_store(path, steps, drop_after=None, width=20):
     for step in range(steps):
         writer.append(step, batch(writer, rows(step, width)), {"epoch": step})
         if drop_after and step % drop_after == drop_after - 1:
-            writer.thin(range(1, step), "max_size")
+            writer.thin(range(1, step), "rule")
     return store, writer
 
 
@@ -208,7 +196,7 @@ def test_what_is_left_is_as_it_was_written(tmp_path):
         reader = run.rank(0)
         assert [entry.step for entry in reader.steps] == [0, 48, 49]
         assert list(reader.labels) == [0, 48, 49]
-        assert reader.thinned == (Thinned("max_size", 47, 1, 47, 7),)
+        assert reader.thinned == (Thinned("rule", 47, 1, 47, 7),)
         for step in (0, 48, 49):
             texts = [record.summary.text for record in reader.records(step)]
             assert texts == [repr(value) for _, _, value in rows(step, 20)]
@@ -362,23 +350,6 @@ def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, intros
     assert "not held: 47 steps between 0 and 46 (recorded, then dropped by --steps)" in shown.stdout
     done = introspect("show", "step", "12", "run")
     assert "does not hold 47 steps between 0 and 46" in done.stderr
-
-
-def test_a_run_stays_below_its_size_with_its_first_and_latest_steps(tmp_path):
-    limit = 400_000
-    with watched(tmp_path / "run", **asked(max_size="400kB", save_tensors=["*.0"])):
-        train(150)
-    size = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*") if file.is_file())
-    assert size < limit + 50_000, "settings and labels are not counted"
-    steps, thinned = recorded(tmp_path / "run")
-    assert (steps[0], steps[-1]) == (0, 149)
-    assert steps[-5:] == [145, 146, 147, 148, 149]
-    assert len(steps) + thinned[0].count == 150
-    assert verify_run(tmp_path / "run").sound
-    with open_run(tmp_path / "run") as run:
-        for step in (0, 149):
-            stored = [r for r in run.rank(0).records(step) if run.tensor(r.summary.checksum) is not None]
-            assert stored, "whole tensors of the steps that are kept are kept"
 
 
 def test_of_what_was_dropped_nothing_is_called_equal(tmp_path):

@@ -243,7 +243,7 @@ def test_steps_that_were_dropped_or_taken_back_are_dropped_there_as_well(tmp_pat
     url = f"file://{tmp_path}/far"
     sender = Sender(tmp_path / "run", url)
     sender.send()
-    one.writer.thin([1, 2], "max_size")
+    one.writer.thin([1, 2], "last")
     sender.send()
     with open_run(url) as run:
         assert run.rank(0).entries["step"].tolist() == [0, 3, 4, 5]

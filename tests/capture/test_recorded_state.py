@@ -14,7 +14,7 @@ from opcapture import captured, compared, records
 from torch import multiprocessing, nn
 from torch.utils.data import DataLoader
 
-from introspect_cli.capture.probes.held import Plan
+from introspect_cli.capture.probes.optimizer_values import Plan
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.read.run import open_run

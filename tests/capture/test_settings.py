@@ -12,7 +12,7 @@ from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.environment import settings
-from introspect_cli.compare.settings.beginning import _events
+from introspect_cli.compare.settings.beginning import events_of
 
 
 def test_switches_are_those_of_the_moment():
@@ -80,7 +80,7 @@ def begun(events):
 
 @pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])
 def test_lines_that_are_no_events_are_passed_over(lines):
-    assert not _events(begun(lines), 0, "")
+    assert not events_of(begun(lines), 0, "")
 
 
 @pytest.mark.parametrize("drawn", ["torch.randn(())", "random.random()"])

@@ -70,7 +70,7 @@ def test_a_back_end_of_attention_explains_what_the_code_around_it_computes(compa
     runtime = tuple({"runtime": {"flash_sdp": on, "cudnn_deterministic": on}} for on in (True, False))
     result = compare(train(), train("between"), settings=runtime)
     assert result.first.reason == "own_code"
-    assert result.sentence.endswith("Likely: flash attention is on in a only.")
+    assert result.sentence.endswith("Likely: flash_sdp True -> False.")
 
 
 def test_an_optimizers_option_explains_nothing_before_the_optimizer_steps(compare):
@@ -162,7 +162,7 @@ def test_equal_records_that_are_nan_throughout_are_counted_beside_the_verdict(co
 
     result = compare(steps(none), steps(none))
     assert result.verdict is Verdict.SAME
-    assert "2 of 3 records are NaN throughout in both runs (the first: the output of Net" in result.sentence
+    assert "of 3 records, NaN throughout in both runs: 2 (the first: the output of Net" in result.sentence
     assert "NaN" not in compare(steps(part), steps(part)).sentence
 
 

@@ -23,11 +23,6 @@ def test_a_rule_about_scaled_gradients_that_lacks_records_says_with_which_option
     assert "capture --record default" in dict(result.unseen)["summed-gradients"]
 
 
-def test_a_batch_that_all_ranks_share_is_reported_beside_one_process():
-    notes = compared(*decided("faults", "1/hand-none", "2/ddp-same-samples")).notes
-    assert notes[0] == "In run b all 2 ranks were given the same batch."
-
-
 @pytest.mark.parametrize("grouped", [True, False])
 def test_the_first_of_each_rank_stand_in_one_table_the_first_one_first(grouped):
     result = compared(*decided("faults", "2/hand-none", "2/hand-rate"))

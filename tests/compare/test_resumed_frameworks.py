@@ -150,7 +150,7 @@ def test_the_answer_names_what_a_framework_did_not_restore(resume, framework, pa
     missing |= drawn
     if missing:
         assert result.verdict is Verdict.DIVERGED, result.sentence
-        assert result.sentence.startswith(f"Run b, resumed after step {at - 1} of a, did not restore the ")
+        assert result.sentence.startswith(f"Run b, resumed after step {at - 1} of a, did not restore: ")
         assert {origin.part for origin in result.origins if origin.part} == missing
         assert result.origins[0].divergence is result.first
         return

@@ -369,11 +369,11 @@ def test_gpt2_in_numpy_agrees_with_that_of_transformers_and_its_faults_are_found
     state = {name: value.numpy() for name, value in trained.original("gpt2").state_dict().items()}
     tokens = torch.randint(0, 60, (3, 12), generator=torch.Generator().manual_seed(1)).numpy()
     places = {
-        "": "to the output .logits of GPT2LMHeadModel in a, which is the output of model in b",
-        "eps": f"in or before {THEIRS}.h.1.ln_1 (LayerNorm) in a, which is model.layer_1.norm_1 in b",
-        "gelu": f"In between, a ran {THEIRS}.h.1.mlp.act.",
-        "mask": f"in or before {THEIRS}.h.1.attn.c_proj (Conv1D) in a, which is model.layer_1.mix in b",
-        "weight": f"{THEIRS}.h.1.mlp.c_fc.weight and model.layer_1.up.kernel have no equal on the other side",
+        "": "to the output .logits of GPT2LMHeadModel in a, the output of model in b",
+        "eps": f"the output of {THEIRS}.h.1.ln_1 (LayerNorm) in a, the output of model.layer_1.norm_1 in b",
+        "gelu": "left: its code, its options, what runs between the last value that agrees and this one",
+        "mask": f"the output of {THEIRS}.h.1.attn.c_proj (Conv1D) in a, the output of model.layer_1.mix in b",
+        "weight": f"no equal parameter in the other run: {THEIRS}.h.1.mlp.c_fc.weight, model.layer_1.up.kernel",
     }
     assert set(ported_numpy.FAULTS) < set(places)
     for fault, said in places.items():

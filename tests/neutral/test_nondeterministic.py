@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from introspect_cli.compare.reasons.forward import nondeterministic
+from introspect_cli.compare.reasons.forward import find_nondeterminism
 
 
 def found(path, *devices):
     """The codes of what is found where an operator diverges that ran on these devices."""
     a, b = (device and SimpleNamespace(layout=SimpleNamespace(device=device)) for device in devices)
     at = SimpleNamespace(site=SimpleNamespace(path=path), first=SimpleNamespace(a=a, b=b))
-    return [finding.code for finding in nondeterministic(at)]
+    return [finding.code for finding in find_nondeterminism(at)]
 
 
 LISTED = ["index_add.default", "scatter_add_.default", "index_put_.default", "cumsum.default", "convolution.default"]

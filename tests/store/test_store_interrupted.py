@@ -162,9 +162,9 @@ def thinned(path, stops):
         for step in range(7):
             writer.append(step, batch(writer, ROWS[: 1 + step % 4]), {"epoch": step})
             if step == 4:
-                stops(writer.thin, [1, 2], "max_size")
+                stops(writer.thin, [1, 2], "last")
             if step == 5:
-                writer.thin([3], "max_size")
+                writer.thin([3], "last")
         assert writer.failure is None
     folder = Path(writer._log.folder.path)
     assert writer.bytes_written == sum(file.stat().st_size for file in folder.iterdir()), list(folder.iterdir())

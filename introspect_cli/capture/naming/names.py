@@ -18,7 +18,7 @@ from torch import nn
 
 from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.environment.sources import class_source
-from introspect_cli.capture.frames import called, script_frames
+from introspect_cli.capture.frames import script_frames, variable_names
 from introspect_cli.capture.naming.contents import parameters_in, unwrap, wrapped
 from introspect_cli.capture.naming.identity import ById, FreeNames, Keyed, keyed
 from introspect_cli.capture.naming.states import ModuleState, ParameterNames
@@ -95,7 +95,6 @@ class Names:
         self.settled = False
         self.any_module = False
         """Whether any module was ever named, or called."""
-        self._walked = 0  # `id` of the root in which everything has just been named
         self._module_gone = self._forgetting()
         self.made_on_the_fly: Callable[[nn.Module], None] = lambda _module: None
         """Told of a module that no other one holds, when it is named in the forward that calls it."""
@@ -118,7 +117,7 @@ class Names:
             with self._lock:
                 self._forget(child)
 
-    def holds(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
+    def parameter_registered(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
         """Note that a module was given a parameter (torch's registration hook), so it may be a model by itself."""
         if not self.settled and self._holders.get(module) is None:
             self._holders.set(module, True)
@@ -136,7 +135,6 @@ class Names:
             caller: the module in whose forward it is called; None for an outermost call.
             suffix: what the name of an outermost module gets beside its class.
         """
-        self._walked = 0
         state = self.find(module)
         if state is not None:
             return state
@@ -145,13 +143,13 @@ class Names:
             top = self._topmost(module)
             if top is module and caller is not None:
                 # Held in a plain list or built on the fly: no path leads to it but the call.
-                self._adopt(module, f"{caller.fqn}.{class_name(unwrap(module))}")
+                self._name_tree(module, f"{caller.fqn}.{class_name(unwrap(module))}")
                 self._count_on(module)
                 self.made_on_the_fly(module)
             else:
-                self._adopt(top, class_name(unwrap(top)) + suffix)
+                self._name_tree(top, class_name(unwrap(top)) + suffix)
                 if self.find(module) is None:
-                    self._adopt(module, class_name(unwrap(module)))
+                    self._name_tree(module, class_name(unwrap(module)))
             named = self.find(module)
             assert named is not None
             return named
@@ -169,7 +167,7 @@ class Names:
         """Name a module `name`, and all below it by path, before its first call."""
         with self._lock:
             self.any_module = True
-            self._adopt(module, name)
+            self._name_tree(module, name)
 
     def renumber(self, kept: int | None) -> None:
         """Restart the count of steps: calls of step `kept` become those of step 0; None drops all."""
@@ -180,14 +178,14 @@ class Names:
         """The live roots, in the order in which they were first called."""
         return [root for reference in self._roots if (root := reference()) is not None]
 
-    def whole_of(self, module: nn.Module) -> nn.Module:
+    def root_of(self, module: nn.Module) -> nn.Module:
         """The root that holds a named module; the module itself where it is the root or its root has another name."""
         state = self.find(module)
         top = self._topmost(module)
         named = self.find(top)
         return top if state is not None and named is not None and state.fqn.startswith(f"{named.fqn}.") else module
 
-    def seek(self, tensors: list[torch.Tensor]) -> None:
+    def name_holders_of(self, tensors: list[torch.Tensor]) -> None:
         """Name the models that hold any of these tensors, among all modules seen while they were built.
 
         A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state.
@@ -201,7 +199,7 @@ class Names:
                     continue
                 held = set(map(id, parameters_in(top)))
                 if any(id(tensor) in held for tensor in tensors):
-                    self._adopt(top, class_name(unwrap(top)))
+                    self._name_tree(top, class_name(unwrap(top)))
 
     def new_modules(self) -> list[ModuleInfo]:
         """Rows of the modules named since the last call."""
@@ -216,16 +214,9 @@ class Names:
             with self._lock:
                 self._walk(root, state.fqn)
 
-    def refresh_called(self, root: nn.Module) -> None:
-        """`refresh` for a root whose `state` was just asked for; nothing if that call has named it."""
-        just_named, self._walked = self._walked == id(root), 0
-        if not just_named:
-            self.refresh(root)
-
     def step_over(self) -> None:
         """Free the names of models that are gone, as a step ends."""
         self._free.wake()
-        self._walked = 0
 
     def _topmost(self, module: nn.Module) -> nn.Module:
         """The outermost holder of a module; itself where none holds it."""
@@ -245,7 +236,7 @@ class Names:
             module = parent
             seen.add(id(module))
 
-    def _adopt(self, root: nn.Module, base: str) -> None:
+    def _name_tree(self, root: nn.Module, base: str) -> None:
         """Make a module a root and name its tree, under its present name if it has one, else a free one from `base`."""
         state = self.find(root) or self.find(unwrap(root))
         if state is not None:
@@ -259,7 +250,6 @@ class Names:
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))
         self._walk(root, fqn)
-        self._walked = id(root)
 
     def _forget(self, root: nn.Module) -> None:
         """Take back the names below a former root that is now part of another module."""
@@ -303,6 +293,7 @@ class Names:
         states, names = self.states, self.parameters
 
         def forget(reference: Keyed[nn.Module]) -> None:
+            """Drop what is known of a module that is gone, unless another has come to its address."""
             state = states.get(reference.key)
             if state is not None and state.reference is reference:
                 del states[reference.key]
@@ -328,7 +319,7 @@ class Names:
 def _variable(root: nn.Module) -> str:
     """The script's variable for a model, from its outermost frames; "" where none holds it."""
     inner = unwrap(root)
-    names = called({id(root), id(inner)}, nn.Module, reversed(list(script_frames())), plain_first=True)
+    names = variable_names({id(root), id(inner)}, nn.Module, reversed(list(script_frames())), plain_first=True)
     return bounded(names.get(id(root)) or names.get(id(inner), ""), _LONGEST_VARIABLE)
 
 

@@ -220,7 +220,7 @@ class ParameterNames(dict[int, ParameterName]):
         self.changes += 1
         super().__delitem__(tensor)
 
-    def of(self, tensor: torch.Tensor) -> ParameterName | None:
+    def name_of(self, tensor: torch.Tensor) -> ParameterName | None:
         """The name of a parameter or buffer; None where no known holder has it."""
         name = self.get(id(tensor))
         return name if name is not None and name.is_of(tensor) else None
@@ -247,12 +247,12 @@ class ParameterNames(dict[int, ParameterName]):
 
     def _is_free(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has no name, or a makeshift one."""
-        name = self.of(tensor)
+        name = self.name_of(tensor)
         return name is None or name.makeshift
 
     def _name(self, tensor: torch.Tensor, state: ModuleState, attribute: str, *holders: Holder) -> None:
         """Name a tensor `<module>.<attribute>` with these holders."""
-        self.replaced += self.of(tensor) is not None
+        self.replaced += self.name_of(tensor) is not None
         name = ParameterName(f"{state.fqn}.{attribute}", state.module_class, watched=state.watched)
         for holder in holders:
             name.held_by(holder)
@@ -262,7 +262,7 @@ class ParameterNames(dict[int, ParameterName]):
         """Drop the names `<fqn>.<attribute>` of a module's own tensors."""
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - as above
             for attribute, tensor in group.items():
-                name = None if tensor is None else self.of(tensor)
+                name = None if tensor is None else self.name_of(tensor)
                 if name is not None and name.fqn == f"{fqn}.{attribute}":
                     del self[id(tensor)]
 
@@ -270,7 +270,7 @@ class ParameterNames(dict[int, ParameterName]):
         """`attribute=name` for each parameter of a module that has its name from another place."""
         aliases = []
         for attribute, tensor in module._parameters.items():  # noqa: SLF001 - as above
-            name = None if tensor is None else self.of(tensor)
+            name = None if tensor is None else self.name_of(tensor)
             if name is not None and not name.makeshift and name.fqn != f"{fqn}.{attribute}":
                 aliases.append(f"{attribute}={name.fqn}")
         return aliases
@@ -280,6 +280,7 @@ class ParameterNames(dict[int, ParameterName]):
         key, names, watched = id(optimizer), self, self._optimizers
 
         def forget(reference: weakref.ref[torch.optim.Optimizer]) -> None:
+            """Drop the names that only the optimizer that is gone kept alive."""
             if watched.get(key) is reference:
                 del watched[key]
             for tensor in tensors:

@@ -77,11 +77,6 @@ class CaptureOptions:
         False,
         "End the script, on all ranks, when it diverges; exit as diff does.",
     )
-    on_divergence: str | None = of_comparing(
-        None,
-        "Shell command to run at the first divergence; it gets INTROSPECT_RUN and INTROSPECT_STEP.",
-        metavar="COMMAND",
-    )
     record: frozenset[Kind] = of_records(
         frozenset(Kind(name) for name in DEFAULT_KINDS),
         f"Kinds of values: {', '.join(KINDS)}; or default (all but collective), all, none.",
@@ -144,13 +139,6 @@ class CaptureOptions:
         least=1,
         narrows=False,
     )
-    keep_size: int | None = of_records(
-        None,
-        "Memory of a rank for that, such as 2GB [default: a quarter of what is free, shared].",
-        metavar="SIZE",
-        in_manifest=False,
-        narrows=False,
-    )
     steps: Schedule | Rule = of_steps(
         Schedule(),
         'Only these steps: 0,5,10:20,100::50, or by rules: \'first(10) | every(100) & steps(":900") | last(50) | '
@@ -158,11 +146,6 @@ class CaptureOptions:
         metavar="STEPS",
     )
     ranks: str | None = of_steps(None, "Only these ranks: 0,8:16, or one-per-replica.", metavar="RANKS")
-    max_size: int | None = of_steps(
-        None,
-        "Keep the run below a size, such as 2GB, by thinning older steps.",
-        metavar="SIZE",
-    )
     until_nan: bool = of_steps(False, "End the script after the first step with a NaN.")
     until_step: int | None = of_steps(None, "End the script when step N is complete.", metavar="N", least=0)
     eval: bool | None = of_steps(

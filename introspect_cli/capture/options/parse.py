@@ -1,12 +1,11 @@
 """Options of a capture as people write them: by name, as text, with what they ask of one another checked.
 
-Names of kinds and statistics, sizes and pairs of values are checked here: nothing downstream meets an unknown one.
+Names of kinds and statistics, and pairs of values are checked here: nothing downstream meets an unknown one.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,25 +46,18 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
         else:
             values[name] = words(texts) if known[name].commas else texts
     values["steps"] = _steps(values)
-    for name in ("max_size", "keep_size"):
-        if values.get(name) is not None:
-            values[name] = parse_size(values[name], f"--{name.replace('_', '-')}")
     options = CaptureOptions(**values)
     if options.against is not None:
         options = replace(options, against=_located(options.against), noise=tuple(map(_located, options.noise)))
         if options.output is not None and os.path.realpath(options.output) == os.path.realpath(str(options.against)):
             raise UsageError(f"{given['against']} is the run to compare with: name another directory with -o")
-    comparing = options.rtol or options.noise or options.diff or options.stop or options.on_divergence
+    comparing = options.rtol or options.noise or options.diff or options.stop
     if options.against is None and comparing:
-        raise UsageError(
-            "--rtol, --noise, --diff, --stop, --on-divergence say how to compare: name a run with --against"
-        )
+        raise UsageError("--rtol, --noise, --diff, --stop say how to compare: name a run with --against")
     try:
         shlex.split(options.diff or "")
     except ValueError as error:
         raise UsageError(f"--diff {options.diff}: {str(error).lower()}") from None
-    if options.keep_size is not None and options.keep_around is None:
-        raise UsageError("--keep-size says what --keep-around may take: give it a number of steps")
     _check_rule(options)
     operators = options.level == "op" or options.vjp or options.jacobian_norm
     parse_pairs(options.vjp, options.jacobian_norm)
@@ -124,23 +116,6 @@ _CHOSEN: dict[str, Callable[[Iterable[str]], Any]] = {
     "stats": lambda texts: choose(texts, STATS, "statistic", default=DEFAULT_STATS),
 }
 """Options that take names out of a list, or `default`, `all` or `none`."""
-
-_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def parse_size(text: object, option: str = "--max-size") -> int:
-    """Bytes, from `2GB`, `500 MB`, `1.5GiB` or a number, as an option was given.
-
-    Raises:
-        UsageError: it is no size, or none that holds a step.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
-    if match is None or match[2] not in _SIZES:
-        raise UsageError(f"{str(text)!r} is not a size: give one such as 500MB or 2GB")
-    size = int(float(match[1]) * _SIZES[match[2]])
-    if size < 10**5:
-        raise UsageError(f"{option} {text} holds no run: give 100kB at least")
-    return size
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import weakref
 from collections import OrderedDict
 from dataclasses import replace
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from torch import nn
 
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.description import FUNCTIONS, called
 from introspect_cli.records import Phase
 from introspect_cli.tensors.values import plain
 
@@ -35,9 +35,8 @@ _PLAIN = frozenset({bool, int, float, str, complex, type(None)})
 _CHILDREN = (dict, OrderedDict)
 """Types of `_modules`; older versions of torch have the second."""
 
-_FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _NAMED = (torch.dtype, torch.device)
-_TORCHS = frozenset(vars(nn.Module())) - {"training"}
+_ATTRIBUTES_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes that every module has."""
 
 _HOOKS = {
@@ -48,15 +47,15 @@ _HOOKS = {
 }
 _PACKAGE = "introspect_cli."
 
-_LONGEST = 200
-_MOST_ITEMS = 8
-_LARGEST = 256  # bits of an integer
-_OFTEN = 8
+MAX_TEXT = 200
+MAX_ITEMS = 8
+MAX_BITS = 256  # bits of an integer
+MAX_CHANGES = 8
 CHANGES_OFTEN = "(changes often)"
 """Recorded for an attribute that has changed 8 times, such as a counter, which is not followed further."""
 
 
-class HeldBefore(NamedTuple):
+class AttributeSnapshot(NamedTuple):
     """Snapshot of a module's attributes, quicker to compare than to read again.
 
     Attributes:
@@ -91,7 +90,7 @@ class AttributeProbe(GuardedProbe):
     lost = "attributes of modules are"
 
     def __init__(self, context: Context, modules: ModuleProbe, rank: RankWriter, secret: tuple[str, ...]) -> None:
-        self._watched: dict[str, list[HeldBefore]] = {}
+        self._watched: dict[str, list[AttributeSnapshot]] = {}
         super().__init__(context, then=self._watched.clear)
         self._modules = modules
         self._rank = rank
@@ -116,7 +115,7 @@ class AttributeProbe(GuardedProbe):
         if state is not None:
             seen = self._watched.get(state.fqn)
             if seen is None or not all(one.holds() for one in seen):
-                self._look(root, state.fqn)
+                self._write_changed(root, state.fqn)
 
     def _made_on_the_fly(self, module: nn.Module) -> None:
         """Write the row of a module below no root when it is named, at each call where each makes it anew."""
@@ -124,16 +123,16 @@ class AttributeProbe(GuardedProbe):
             with self._guarded:
                 state = self._context.names.find(module)
                 if state is not None:
-                    self._look(module, state.fqn)
+                    self._write_changed(module, state.fqn)
 
-    def _look(self, root: nn.Module, root_name: str) -> None:
+    def _write_changed(self, root: nn.Module, root_name: str) -> None:
         """Write rows of the modules below a root whose attributes have changed."""
         names, step = self._context.names, self._context.recorder.step
-        held: list[HeldBefore] = []
+        held: list[AttributeSnapshot] = []
         new = {info.fqn: info for info in names.new_modules()}
         changed: list[ModuleInfo] = []
         for module in _below(root):
-            held.append(self._held_now(module))
+            held.append(self._snapshot(module))
             state = names.find(module)
             if state is None:
                 continue
@@ -155,7 +154,7 @@ class AttributeProbe(GuardedProbe):
         if rows:
             self._rank.modules(rows)
 
-    def _held_now(self, module: nn.Module) -> HeldBefore:
+    def _snapshot(self, module: nn.Module) -> AttributeSnapshot:
         """A snapshot of the module; without attributes that have changed 8 times."""
         held = vars(module)
         state = self._context.names.find(module)
@@ -164,12 +163,12 @@ class AttributeProbe(GuardedProbe):
         plain = {
             name: value
             for name, value in _attributes_of(module)
-            if _text(value) and (not self._changes or self._changes.get((fqn, name), 0) < _OFTEN)
+            if _text(value) and (not self._changes or self._changes.get((fqn, name), 0) < MAX_CHANGES)
         }
         sized = [name for name in _HOOKS if type(held.get(name)).__name__ == "OrderedDict"]
         if type(held.get("_modules")) in _CHILDREN:
             sized.append("_modules")
-        return HeldBefore(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
+        return AttributeSnapshot(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
         """Name and text of each plain attribute, and `hooks`; `(changes often)` from the 8th change on."""
@@ -184,14 +183,16 @@ class AttributeProbe(GuardedProbe):
             times = self._changes.get((fqn, name), 0) + (before.get(name, text) != text)
             if times:
                 self._changes[fqn, name] = times
-            yield name, text if times < _OFTEN else CHANGES_OFTEN
-        hooks = [f"{kind} {_called(hook)}" for key, kind in _HOOKS.items() for hook in _hooks(held.get(key))]
+            yield name, text if times < MAX_CHANGES else CHANGES_OFTEN
+        hooks = [
+            f"{kind} {called(hook, in_full=True)}" for key, kind in _HOOKS.items() for hook in _hooks(held.get(key))
+        ]
         if hooks:
-            yield "hooks", ", ".join(hooks)[:_LONGEST]
+            yield "hooks", ", ".join(hooks)[:MAX_TEXT]
 
     def _shown(self, name: str, value: object, text: str) -> str:
         """The text, redacted where name or looks are a secret's, 200 characters at most; None and booleans stay."""
-        return text if value is None or type(value) is bool else redact.value(name, text, self._secret)[:_LONGEST]
+        return text if value is None or type(value) is bool else redact.value(name, text, self._secret)[:MAX_TEXT]
 
 
 def _below(root: nn.Module) -> Iterator[nn.Module]:
@@ -211,7 +212,7 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
     """Names and values of a module's `__dict__` without torch's own and, for torch's classes, private ones."""
-    attributes = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _TORCHS]
+    attributes = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _ATTRIBUTES_OF_TORCH]
     if type(module).__module__.startswith("torch."):  # private names in its own classes
         return [item for item in attributes if not item[0].startswith("_")]
     return attributes
@@ -221,31 +222,22 @@ def _text(value: object) -> str:
     """Text of a plain value (number, str, None, dtype, device, function, tuple of up to 8); "" for any other."""
     value = plain(value)
     kind = type(value)
-    if kind is int and int.bit_length(value) > _LARGEST:  # type: ignore[arg-type] # its exact type is int
+    if kind is int and int.bit_length(value) > MAX_BITS:  # type: ignore[arg-type] # its exact type is int
         return ""
     if kind in _PLAIN:
         return repr(value)
     if kind in _NAMED:
         return str(value)
-    if kind in _FUNCTIONS:
-        return _called(value)
-    if kind is tuple and len(value) <= _MOST_ITEMS:  # type: ignore[arg-type] # its exact type is tuple
+    if kind in FUNCTIONS:
+        return called(value, in_full=True)
+    if kind is tuple and len(value) <= MAX_ITEMS:  # type: ignore[arg-type] # its exact type is tuple
         texts = [_text(item) if type(item) in _PLAIN else "" for item in value]  # type: ignore[attr-defined] # as above
         return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" if all(texts) else ""
     return ""
-
-
-def _called(value: Any) -> str:
-    """The qualified name of a function, a method's function, or the class of anything else that can be called."""
-    if type(value) is MethodType:
-        value = value.__func__
-    if type(value) not in _FUNCTIONS:
-        value = type(value)
-    return f"{value.__module__}.{value.__qualname__}"
 
 
 def _hooks(registry: Any) -> list[Any]:
     """Hooks in a registry of a module that are not introspect's."""
     if registry is None or not hasattr(registry, "values"):
         return []
-    return [hook for hook in registry.values() if not _called(hook).startswith(_PACKAGE)]
+    return [hook for hook in registry.values() if not called(hook, in_full=True).startswith(_PACKAGE)]

@@ -1,10 +1,10 @@
-"""What every probe is and shares: install and remove, a guard around its code, what it replaces and hears of."""
+"""What every probe is and shares: a guard around its code, its rows of the table of events, the moments it hears of."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.guard import Patches
+from introspect_cli.capture.events import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 
 
 class GuardedProbe:
-    """Watches one thing: a guard around its code, what it replaces, and the moments it hears of.
+    """Watches one thing, by methods that stand in the table of events (`events`), or are called like a moment.
 
     It never raises into the script, draws no random number, keeps no tensor or graph alive, changes no mode and touches
     no value.
 
-    A method that is called like a list of `Moments` (`on_root`, `on_tick`) hears of that moment while the probe is
-    installed and has not failed; of the ends of steps also after it has, so that it lets go of what it held.
+    The rows of the table whose section is the probe's name are in place while it is installed. A method that is called
+    like a list of `Moments` (`on_root`, `on_tick`) hears of that moment while the probe is installed and has not
+    failed; of the ends of steps and of steps that are counted anew also after it has, so that it lets go of what it
+    held.
 
     Attributes:
         name: as the manifest and messages call it.
         lost: what is no longer observed once it has failed, as the beginning of a sentence.
-        kind: what it records; it hears of nothing where that is not recorded. None where it is heard in any case.
+        kind: what it records; where that is not recorded, nothing is put in place and it hears of nothing. None where
+            it is needed in any case.
         first: whether it hears before all others.
     """
 
@@ -40,29 +43,31 @@ class GuardedProbe:
         self._recorder = context.recorder
         self._guarded = context.guard.around(self.name, self.lost, then)
         self._patches = Patches()
-        self._heard: list[tuple[list[Any], Any]] = []
-
-    def hear(self, listeners: list[Any], listener: Callable[..., None]) -> None:
-        """Add a listener to a moment's list until the probe is removed."""
-        listeners.insert(0 if self.first else len(listeners), listener)
-        self._heard.append((listeners, listener))
+        self._listening: list[tuple[list[Any], Any]] = []
 
     def install(self) -> None:
-        """Start to watch and to listen; subclasses call it last, after replacing functions."""
+        """Put the probe's rows in place, and start to listen."""
         if self.kind is None or self.kind in self._context.kinds:
+            self._put(self.name)
             for moment, listeners in vars(self._context.clock).items():
                 if moment.startswith("on_") and hasattr(self, moment):
-                    self.hear(listeners, self._guard(getattr(self, moment), always=moment == "on_tick"))
+                    listener = self._listener(getattr(self, moment), always=moment in {"on_tick", "on_restart"})
+                    listeners.insert(0 if self.first else len(listeners), listener)
+                    self._listening.append((listeners, listener))
         self._guarded.on = True
 
-    def _guard(self, listener: Callable[..., None], *, always: bool) -> Callable[..., None]:
-        """The listener inside the probe's guard; after a failure it is called only if `always`."""
+    def _put(self, section: str) -> None:
+        """Put a section of the table in place until the probe is removed."""
+        self._patches.put(section, self, self._guarded)
+
+    def _listener(self, method: Callable[..., None], *, always: bool) -> Callable[..., None]:
+        """The method inside the probe's guard; after a failure it is called only if `always`."""
         guarded = self._guarded
 
         def heard(*given: Any) -> None:
             if guarded.on or always:
                 with guarded:
-                    listener(*given)
+                    method(*given)
 
         return heard
 
@@ -70,7 +75,7 @@ class GuardedProbe:
         """Restore what was replaced, and stop listening."""
         self._guarded.on = False
         self._patches.remove()
-        while self._heard:
-            listeners, listener = self._heard.pop()
+        while self._listening:
+            listeners, listener = self._listening.pop()
             if listener in listeners:
                 listeners.remove(listener)

@@ -12,31 +12,29 @@ The files that `torch.load` reads until then are noted too: they tell a run that
 
 from __future__ import annotations
 
-import functools
 import os
+import random
 import sys
 import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from introspect_cli.capture import private_api
 from introspect_cli.capture.draws import generator_words, script_generators, state_of
+from introspect_cli.capture.environment.sources import is_users, relative
+from introspect_cli.capture.events import DRAWS, Patches
 from introspect_cli.capture.frames import Places
-from introspect_cli.capture.guard import Outermost, Patches, uncounted
+from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.beginning_events import (
+from introspect_cli.capture.probes.early_draws import (
     Event,
     Events,
-    ModuleMark,
+    ModuleKey,
     arguments_word,
     seed_word,
-    tensor_mark,
+    tensor_key,
 )
-from introspect_cli.capture.start import MADE, Made
 from introspect_cli.records import Kind
 from introspect_cli.tensors.generators import Generators
 from introspect_cli.texts import clean
@@ -45,19 +43,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from torch import nn
+
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.guard import Entering
+    from introspect_cli.capture.events import Call
     from introspect_cli.capture.probes.modules import Called, ModuleProbe
 
-_MOST_READ = 100
+MAX_FILES = 100
 """Files that are kept by name: a sharded checkpoint has many."""
-
-_INITIALISERS = (
-    "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
-    "orthogonal_", "sparse_",
-)  # fmt: skip
-_BY_HAND = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
-"""Methods of tensors that draw."""
 
 
 class BeginningProbe(GuardedProbe):
@@ -74,39 +67,25 @@ class BeginningProbe(GuardedProbe):
         self._methods = Patches()
         self._places = Places()
         self._generators: Generators | None = None
-        self._looks = self._goes_on = False
+        self._is_watching = self._watches_on = False
         self._events = Events()
-        self._read: dict[str, None] = {}
-        self._held: list[str] = []
-        self._outermost = Outermost()
+        self._files: dict[str, None] = {}
+        self._generators_made: list[str] = []
 
     def install(self) -> None:
         """Watch `torch.load`; watch draws too, if random states are recorded."""
-        self._patches.watch(torch, "load", self._guarded, self._reading)
         if Kind.RNG in self._context.kinds:
             self._generators = Generators()
             self._generators.look(())
-            self._look_at_draws()
-            self.hear(self._context.clock.on_restart, self._restarted)
+            self._watch_draws()
         super().install()
 
-    def _look_at_draws(self) -> None:
+    def _watch_draws(self) -> None:
         """Watch initialisers, tensor methods that draw, new generators, registrations and module calls."""
-        for name in _INITIALISERS:
-            if hasattr(nn.init, name):
-                self._watch(self._patches, nn.init, name, functools.partial(self._filling, name))
-        MADE.install()
-        MADE.hear(self._made)
-        for name in _BY_HAND:
-            self._watch(self._methods, torch.Tensor, name, functools.partial(self._filling, name))
-        self._patches.hold(nn.modules.module.register_module_parameter_registration_hook(self._registered))
-        self._looks = True
-        self._modules.around = self._around
-        self._modules.surround()
-
-    def _watch(self, patches: Patches, owner: Any, name: str, entering: Entering) -> None:
-        """Watch a function that draws or seeds; calls inside another watched one are not seen."""
-        patches.watch(owner, name, self._guarded, self._outermost(entering), raised=True)
+        self._put("early draws")
+        self._methods.put("early methods", self, self._guarded)
+        self._is_watching = True
+        self._modules.surround(self._around)
 
     def remove(self) -> None:
         """Restore the replaced functions."""
@@ -117,41 +96,44 @@ class BeginningProbe(GuardedProbe):
         """Restore the replaced functions."""
         self._methods.remove()
         self._patches.remove()
-        MADE.remove()
-        if self._looks:
-            self._looks, self._modules.around = False, None
-            self._modules.surround()
+        if self._is_watching:
+            self._is_watching = False
+            self._modules.surround(None)
 
     def document(self) -> dict[str, object]:
         """Events as lines of words, files read, and the script's generators. Call once the model has names."""
         if self._generators is None:  # nobody looked for draws
-            return {"read": list(self._read)}
-        return {**self._events.lines(self._context.names), "read": list(self._read), "generators": self._held}
+            return {"read": list(self._files)}
+        return {
+            **self._events.lines(self._context.names),
+            "read": list(self._files),
+            "generators": self._generators_made,
+        }
 
     def on_begin(self) -> None:
         """Stop watching as the first step begins; a draw not noted yet is."""
         self._put_back()
-        self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
+        self._note_draws(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
         made = script_generators() if self._generators is not None else {}
-        self._held = [generator_words(name, generator) for name, generator in made.items()]
-        if self._generators is not None or self._read:
+        self._generators_made = [generator_words(name, generator) for name, generator in made.items()]
+        if self._generators is not None or self._files:
             self._context.facts["beginning"] = self.document
 
     def on_tick(self) -> None:
         """Switch off as the first step ends, unless steps are counted anew."""
-        if not self._goes_on:
+        if not self._watches_on:
             self._guarded.on = False
             self._put_back()
-        self._goes_on = False
+        self._watches_on = False
 
-    def _restarted(self, first: int | None) -> None:
+    def on_restart(self, first: int | None) -> None:
         """Watch on where all that ran was an evaluation (`first` None); else nothing."""
         if first is None and self._generators is not None:
-            self._guarded.on = self._goes_on = True  # the clock says next that the steps so far are over
+            self._guarded.on = self._watches_on = True  # the clock says next that the steps so far are over
             with self._guarded:
                 self._put_back()
-                self._look_at_draws()
-                self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
+                self._watch_draws()
+                self._note_draws(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
 
     def _around(self, original: Called) -> Called:
         """A call of a module with a look at the generators before and after."""
@@ -159,20 +141,21 @@ class BeginningProbe(GuardedProbe):
 
         @uncounted
         def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not self._guarded.on or not self._looks or private_api.tracing_state() is not None:
+            """Call the module between two looks at the generators."""
+            if not self._guarded.on or not self._is_watching or private_api.tracing_state() is not None:
                 return original(module, args, kwargs)
             depth = len(calls.modules)
             with self._guarded:
                 self._methods.remove()  # a compiler that begins now finds torch's
                 frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
                 calls.line = calls.line if depth else self._places.line(frame)
-                self._look(frame)
+                self._note_draws(frame)
             try:
                 calls.modules.append(module)
                 result = original(module, args, kwargs)
-                if self._looks:
+                if self._is_watching:
                     with self._guarded:
-                        self._look(None)
+                        self._note_draws(None)
                 return result
             finally:
                 del calls.modules[depth:]
@@ -182,65 +165,74 @@ class BeginningProbe(GuardedProbe):
     def _registered(self, _module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
         """Note a draw, as a parameter is registered."""
         generators = self._generators
-        if self._guarded.on and generators is not None and not self._outermost.inside and generators.moved():
-            with self._guarded:
-                self._look(sys._getframe(1))  # noqa: SLF001 - as python documents it
+        if generators is not None and DRAWS not in self._guarded.inside and generators.moved():
+            self._note_draws(sys._getframe(1))  # noqa: SLF001 - as python documents it
 
-    def _reading(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _reading(self, call: Call) -> None:
         """Note the file that `torch.load` reads, 100 at most."""
-        if len(self._read) < _MOST_READ:
-            self._read[_file_name(_first(args, kwargs))] = None
+        if len(self._files) < MAX_FILES:
+            self._files[_file_name(call.first)] = None
 
-    def seeding(self, frame: FrameType) -> bool:
-        """Note draws before a generator is seeded or set; whether this is before training and outermost."""
-        if self._guarded.on and self._looks and not self._outermost.inside:
-            self._look(frame)
-            self._outermost.inside = True
+    def is_seeded_early(self, frame: FrameType) -> bool:
+        """Note draws before a generator is seeded or set; whether this is before training."""
+        if self._guarded.on and self._is_watching:
+            self._note_draws(frame)
             return True
         return False
 
     def seeded(self, event: Event) -> None:
-        """Note the seeding that `seeding` announced."""
-        self._outermost.inside = False
-        self._take()
+        """Note an early seeding."""
+        self._moved_generators()
         self._events.note(event)
 
-    def _made(self, made: Made) -> None:
-        """Note a generator that the script has made."""
-        if self._guarded.on and not self._outermost.inside:
-            self._events.note(Event("seed", made.by, seed_word(made.seed), 0, None, made.line))
+    def _made(self, call: Call) -> Callable[[object], None]:
+        """Note a generator that the script has made, by what, from which seed, at which line."""
+        frame: FrameType | None = call.frame
+        is_pythons = isinstance(call.args[0] if call.args else None, random.Random)
+        if is_pythons and call.frame.f_code is random.Random.__init__.__code__:
+            frame = call.frame.f_back
 
-    def _filling(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+        def made(_: object) -> None:
+            """Note the seed, if code of the user's has made the generator."""
+            if frame is not None and is_users(frame.f_code.co_filename):
+                by = "random.Random" if is_pythons else "numpy.random.default_rng"
+                seed = next(iter((*call.args[is_pythons:], *call.kwargs.values())), None)
+                line = f"{relative(frame.f_code.co_filename)}:{frame.f_lineno}"
+                self._events.note(Event("seed", by, seed_word(seed), 0, None, line))
+
+        return made
+
+    def _filling(self, call: Call) -> Callable[[object], None]:
         """Note draws before a call that fills a tensor; returns what notes the call's own draws."""
-        frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
-        self._look(frame)
-        before = state_of(kwargs.get("generator"))
+        self._note_draws(call.frame)
+        before = state_of(call.kwargs.get("generator"))
 
         def filled(_: object) -> None:
-            drawn = self._take() + ([("own", before)] if before else [])
+            """Note each generator that the call drew from."""
+            drawn = self._moved_generators() + ([("own", before)] if before else [])
             if drawn:
-                tensor = tensor_mark(_first(args, kwargs))
-                line, by = self._places.line(frame), name + arguments_word(args, kwargs)
+                tensor = tensor_key(call.first)
+                line, by = self._places.line(call.frame), call.name + arguments_word(call.args, call.kwargs)
                 for generator, state in drawn:
                     self._events.note(Event("draw", by, generator, state, tensor, line))
 
         return filled
 
-    def _look(self, frame: FrameType | None, *, whole: bool = False) -> None:
+    def _note_draws(self, frame: FrameType | None, *, whole: bool = False) -> None:
         """Note draws since the last look, by the innermost module under way, else by the line."""
-        drawn = self._take(whole=whole)
+        drawn = self._moved_generators(whole=whole)
         if drawn:
             by, subject, line = "", None, ""
             if self._calls.modules:
                 module = self._calls.modules[-1]
-                subject, line = ModuleMark(weakref.ref(module), type(module).__name__), self._calls.line
+                subject, line = ModuleKey(weakref.ref(module), type(module).__name__), self._calls.line
                 by = "train" if getattr(module, "training", False) else "eval"
             else:
                 line = self._places.line(frame)
             for generator, state in drawn:
                 self._events.note(Event("draw", by, generator, state, subject, line))
 
-    def _take(self, *, whole: bool = False) -> list[tuple[str, int]]:
+    def _moved_generators(self, *, whole: bool = False) -> list[tuple[str, int]]:
         """Name and state before the draw of each generator that has moved; `whole` compares all states in full."""
         generators = self._generators
         if generators is None or not (whole or generators.moved()):
@@ -254,11 +246,6 @@ class _EarlyCalls(threading.local):
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.line = ""
-
-
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """First argument, positional or keyword; None without any."""
-    return next(iter((*args, *kwargs.values())), None)
 
 
 def _file_name(source: object) -> str:

@@ -9,12 +9,9 @@ they tell. Where they are not, what autocast was asked for tells.
 
 from __future__ import annotations
 
-import functools
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader
 
 from introspect_cli.capture.frames import Places
@@ -28,8 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
 
-_MOST = 64
+MAX_DESCRIBED = 64
 """Loaders described at most, and as many other objects: some scripts build a loader in every step."""
 
 _LOADER = (
@@ -45,16 +43,6 @@ _PROGRESS = frozenset(
     }
 )  # fmt: skip
 """Attributes that say how far something has come, or hold what is described elsewhere."""
-
-_MADE: tuple[tuple[str, Any, str], ...] = (
-    ("loaders", DataLoader, ""),
-    *(
-        ("schedulers", lr_scheduler, name)
-        for name in ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")
-    ),
-    ("scalers", torch.amp, "GradScaler"),
-)
-"""Kind in the document, and module and name of a class whose `__init__` is watched."""
 
 
 class BuiltProbe(GuardedProbe):
@@ -75,20 +63,12 @@ class BuiltProbe(GuardedProbe):
         self._described: dict[str, dict[str, dict[str, Any]]] = {}
         self._count = 0
 
-    def install(self) -> None:
-        """Watch the constructors of `_MADE` and entering `torch.autocast`."""
-        for kind, home, name in _MADE:
-            cls = getattr(home, name, None) if name else home
-            if cls is not None and "__init__" in vars(cls):
-                self._patches.watch(cls, "__init__", self._guarded, functools.partial(self._making, kind))
-        self._patches.watch(torch.autocast, "__enter__", self._guarded, self._entering)
-        super().install()
-
-    def _entering(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Callable[[Any], None]:
+    def _entering(self, call: Call) -> Callable[[Any], None]:
         """Note `device dtype`, such as `cuda bfloat16`, once autocast is entered and enabled."""
 
         def entered(_result: object) -> None:
-            device = args[0].device
+            """Note the dtype, each once."""
+            device = call.first.device
             if torch.is_autocast_enabled(device):
                 dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
                 if f"{device} {dtype}" not in self._autocast:
@@ -97,20 +77,23 @@ class BuiltProbe(GuardedProbe):
 
         return entered
 
-    def _making(self, kind: str, args: tuple[Any, ...], _: object) -> Callable[[Any], None]:
+    def _making(self, call: Call) -> Callable[[Any], None]:
         """Note the object and the caller's line once its constructor returns."""
-        frame = sys._getframe(2)  # noqa: SLF001 - as python documents it
-        return lambda _: self._made(kind, args[0], self._places.line(frame))
+        return lambda _: self._made(call.first, self._places.line(call.frame))
 
-    def _made(self, kind: str, thing: object, line: str) -> None:
+    def _made(self, thing: object, line: str) -> None:
         """Note a new object by name, 64 in all; a loader's line only, since `describe` is called when it is used."""
-        if kind == "loaders":
+        if isinstance(thing, DataLoader):
             self._lines.set(thing, line)
             return
-        if len(self._waiting) + sum(map(len, self._described.values())) >= _MOST or self._names.find(thing) is not None:
+        if (
+            len(self._waiting) + sum(map(len, self._described.values())) >= MAX_DESCRIBED
+            or self._names.find(thing) is not None
+        ):
             return
         name = self._names.name(thing, type(thing).__name__)
         self._lines.set(thing, line)
+        kind = "scalers" if isinstance(thing, torch.amp.GradScaler) else "schedulers"
         self._waiting.append((kind, name, self._lines.entries[id(thing)][0]))
         self._context.facts["built"] = self.document
 
@@ -135,7 +118,7 @@ class BuiltProbe(GuardedProbe):
         """Settings of a loader with its line; empty after 64 loaders."""
         self._count += 1
         settings: dict[str, Any] = {}
-        if self._count > _MOST:
+        if self._count > MAX_DESCRIBED:
             return settings
         with self._guarded, unobserved():
             held = object.__getattribute__(loader, "__dict__")
@@ -144,7 +127,7 @@ class BuiltProbe(GuardedProbe):
                 if name == "batch_sampler" and type(value) is BatchSampler and held.get("batch_size") is not None:
                     continue  # made by the loader itself
                 if value is not None:
-                    settings[name] = Description(_PROGRESS).of(value)
+                    settings[name] = Description(_PROGRESS).describe(value)
             settings = _with_line(self._lines.get(loader), settings)
         return settings  # noqa: RET504 - nothing where describing it failed
 

@@ -10,12 +10,10 @@ number in its environment, as a launcher would tell it.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import inspect
 import os
+import sys
 import uuid
-from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.probes.base import GuardedProbe
@@ -23,8 +21,10 @@ from introspect_cli.capture.ranks.launchers import forget_spawned, spawned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.process import BaseProcess
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
 
 _HELPERS = ("torch.", "concurrent.", "multiprocessing.", "joblib.")
 _SPAWN = "torch.multiprocessing.spawn"
@@ -45,17 +45,13 @@ class ChildrenProbe(GuardedProbe):
 
     def install(self) -> None:
         """Watch the functions that start processes."""
-        self._patches.watch(BaseProcess, "start", self._guarded, self._starting)
         if self._followed:
-            home = importlib.import_module(_SPAWN)
-            entering = functools.partial(self._together, inspect.signature(home.start_processes))
-            together = self._patches.watch(home, "start_processes", self._guarded, entering, raised=True)
-            self._patches.replace(importlib.import_module(_SPAWN.rpartition(".")[0]), "start_processes", together)
+            self._put("spawned")
         super().install()
 
-    def _starting(self, args: tuple[BaseProcess, ...], _: object) -> Callable[[None], None]:
+    def _starting(self, call: Call) -> Callable[[None], None]:
         """Number a spawned process, and note its function once it has started, if it is not recorded."""
-        process = args[0]
+        process = call.first
         work = work_of(process)  # starting a process forgets what it runs
         self._number(process)
 
@@ -68,11 +64,10 @@ class ChildrenProbe(GuardedProbe):
 
         return started
 
-    def _together(
-        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[object], None]:
+    def _spawning_all(self, call: Call) -> Callable[[object], None]:
         """Note the number of processes of one `spawn` call, for as long as it starts them."""
-        before, given = self._spawning, signature.bind(*args, **kwargs).arguments
+        before, start = self._spawning, sys.modules[_SPAWN].start_processes
+        given = inspect.signature(start).bind(*call.args, **call.kwargs).arguments
         number = given.get("nprocs", 1)
         if given.get("start_method", "spawn") == "spawn" and type(number) is int:
             self._spawning = number, uuid.uuid4().hex

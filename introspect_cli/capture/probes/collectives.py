@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from introspect_cli.capture import private_api, torch_distributed
+from introspect_cli.capture.events import RAISED, Event
 from introspect_cli.capture.frames import Places
-from introspect_cli.capture.guard import RAISED, Outermost
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks.collectives import FACTS, FUNCTIONAL, METHODS, Facts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -44,8 +44,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
 
-_HOME = "torch.distributed.distributed_c10d"
+_FUNCTIONAL = "functional collectives"
+"""Group of the functions that end in operators, inside of which these are not recorded again."""
 _FUNCTIONS = "torch.distributed._functional_collectives"
 _MESSAGES = frozenset({"send", "recv"})
 
@@ -82,13 +84,11 @@ class CollectiveProbe(GuardedProbe):
         self._folder = folder
         self._places = Places()
         self._library: Any = None
-        self._counts: dict[str, int] = {}
         self._labels: dict[str, str] = {}
         self._lines: dict[tuple[Phase, str, int, str], dict[str, int]] = {}
         self._asked = _Asked()
         self._pending: dict[int, tuple[weakref.ref[Any], list[_Result]]] = {}
         self._notes = -1
-        self._outermost = Outermost()
 
     def install(self) -> None:
         """Register kernels before `c10d::*`; watch groups and functional collectives. Nothing without ranks."""
@@ -101,20 +101,19 @@ class CollectiveProbe(GuardedProbe):
             operator = getattr(getattr(torch.ops.c10d, name, None), "default", None)
             if operator is not None:
                 self._library.impl(name, self._watching(operator, facts), "Autograd", with_keyset=True)
-        self._patches.watch(sys.modules[_HOME].Work, "wait", self._guarded, self._waiting)
-        group = torch.distributed.ProcessGroup
+        group, asking = torch.distributed.ProcessGroup, Event("", "torch.distributed", (), "_asking", "", raised=True)
         for name in METHODS & vars(group).keys():
-            self._patches.watch(group, name, self._guarded, self._asking, raised=True)
+            self._patches.watch(group, name, self._guarded, self._asking, asking)
         functions = importlib.import_module(_FUNCTIONS)
+        functional = Event("", _FUNCTIONS, (), "_functional", "", compilers=True, group=_FUNCTIONAL, raised=True)
         for name, original in list(vars(functions).items()):
             word = next((word for word in FUNCTIONAL if name.startswith(word)), None)
             if word is None or name.endswith("_inplace") or not inspect.isfunction(original):
                 continue
             signature = inspect.signature(original)
             if "group" in signature.parameters:
-                entering = self._outermost(functools.partial(self._functional, signature, word))
-                compiling = torch.compiler.is_compiling
-                self._patches.watch(functions, name, self._guarded, entering, compiling=compiling, raised=True)
+                handler = functools.partial(self._functional, signature, word)
+                self._patches.watch(functions, name, self._guarded, handler, functional)
         super().install()
 
     def remove(self) -> None:
@@ -131,8 +130,7 @@ class CollectiveProbe(GuardedProbe):
                 (self._folder / IN_FLIGHT).unlink()
 
     def on_tick(self) -> None:
-        """Reset the counts, the results that nobody waited for, and the file of collectives in flight."""
-        self._counts.clear()
+        """Reset the results that nobody waited for, and the file of collectives in flight."""
         self._pending.clear()
         if self._notes >= 0:
             os.ftruncate(self._notes, 0)
@@ -141,9 +139,10 @@ class CollectiveProbe(GuardedProbe):
         """A kernel that records one operator's inputs, runs it, and notes its outputs for the handle."""
 
         def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            """Record what goes in, run the operator, and expect what comes out."""
             sites: list[int] = []
             outputs: list[torch.Tensor] = []
-            if self._guarded.on and self._recorder.wanted and not self._outermost.inside:
+            if self._guarded.on and self._recorder.wanted and _FUNCTIONAL not in self._guarded.inside:
                 frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
                 with self._guarded, unobserved():
                     sites, outputs = self._begins(facts, args, frame)
@@ -157,11 +156,11 @@ class CollectiveProbe(GuardedProbe):
 
         return run
 
-    def _asking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+    def _asking(self, call: Call) -> Callable[[Any], None]:
         """Collect the results of a group's method, and tie them to the handle that it returns."""
         mine = self._asked
         outer, mine.results = mine.results, []
-        mine.reduction = torch_distributed.reduction_asked((*args, *kwargs.values()))
+        mine.reduction = torch_distributed.reduction_asked((*call.args, *call.kwargs.values()))
 
         def asked(work: Any) -> None:
             results = mine.results
@@ -180,21 +179,18 @@ class CollectiveProbe(GuardedProbe):
 
         pending[key] = weakref.ref(work, forget), results
 
-    def _functional(
-        self, signature: inspect.Signature, word: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[object], None] | None:
+    def _functional(self, signature: inspect.Signature, word: str, call: Call) -> Callable[[object], None] | None:
         """Record a functional collective's inputs; those inside it are not recorded again."""
         if not self._recorder.wanted:
             return None
-        frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
         with unobserved():
-            given = signature.bind(*args, **kwargs).arguments
+            given = signature.bind(*call.args, **call.kwargs).arguments
             group = torch_distributed.group_named(given["group"])
             reduction = str(given.get("reduceOp", given.get("reduce_op", ""))).lower()
             peer = f" from rank {given['src']}" if "src" in given else ""
             tensors = list(_tensors((given[next(iter(signature.parameters))],), 0))
             if group is not None:
-                self._write(word, f" {reduction}" * bool(reduction), peer, group, (tensors, tensors, []), frame)
+                self._write(word, reduction, peer, group, (tensors, tensors, []), call.frame)
         return lambda _: None
 
     def _begins(self, facts: Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
@@ -217,10 +213,10 @@ class CollectiveProbe(GuardedProbe):
         # What all ranks have: the root of a scatter alone has what goes in, that of a gather what comes out.
         place = facts.gives if facts.word in ("scatter", "recv") else facts.given
         shown = list(_tensors(args, place))
-        sites = self._write(
-            facts.word, _reduction(args, facts, self._asked.reduction), peer, group, (shown, given, results), frame
-        )
-        return sites, results
+        reduction = ""
+        if facts.reduces >= 0:  # a group's method may have been told what the operator does not say
+            reduction = torch_distributed.reduction_of(args[facts.reduces]) or self._asked.reduction
+        return self._write(facts.word, reduction, peer, group, (shown, given, results), frame), results
 
     def _write(
         self, word: str, reduction: str, peer: str, group: Any, tensors: tuple[list[torch.Tensor], ...], frame: Any
@@ -228,11 +224,10 @@ class CollectiveProbe(GuardedProbe):
         """Record a collective from its tensors (shown, given, results); returns the sites of the results."""
         shown, given, results = tensors
         label = self._label(group)
-        what = f"{word}{reduction}{peer}"
+        what = f"{word} {reduction}".rstrip() + peer
         described = f"{what} of {_shapes(shown)}" if shown else what
         counted = f"{label} {what}" if word in _MESSAGES else label
-        call = self._counts.get(counted, 0)
-        self._counts[counted] = call + 1
+        call = self._context.count(self, counted)
         fqn = f"messages of {label}" if word in _MESSAGES else label
         source = self._places.line(frame, through=True)
         path = what if word in _MESSAGES else ""
@@ -270,15 +265,15 @@ class CollectiveProbe(GuardedProbe):
             existing = self._labels[name] = f"{label} #{taken + 1}" if taken else label
         return existing
 
-    def _waiting(self, args: tuple[Any, ...], _: object) -> Callable[[object], None] | None:
+    def _waiting(self, call: Call) -> Callable[[object], None] | None:
         """Record a handle's results after the wait; a gap for one that was written to before it."""
-        if id(args[0]) not in self._pending:
+        if id(call.first) not in self._pending:
             return None
         # a call that waits itself lets no code of the script come between
-        is_torchs = str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.")  # noqa: SLF001 - as python documents it
+        is_torchs = str(call.frame.f_globals.get("__name__")).startswith("torch.")
         results: list[_Result] = []
         with unobserved():
-            for result in self._pending.pop(id(args[0]))[1]:
+            for result in self._pending.pop(id(call.first))[1]:
                 # asked before the wait, as some backends write then; others write from a thread of theirs
                 if is_torchs or private_api.writes_to(result.alias) == result.version:
                     results.append(result)
@@ -304,14 +299,6 @@ def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             stack += reversed(value)
-
-
-def _reduction(args: tuple[Any, ...], facts: Facts, asked: str) -> str:
-    """` sum` with a leading blank; "" without a reduction. `asked` is used where the argument does not tell."""
-    if facts.reduces < 0:
-        return ""
-    word = torch_distributed.reduction_of(args[facts.reduces]) or asked
-    return f" {word}" if word else ""
 
 
 def _shapes(tensors: list[torch.Tensor]) -> str:

@@ -1,11 +1,11 @@
 """Copies of what is trained that the script moves along by hand: a moving average in a dictionary, a list, a module.
 
 Nothing runs them, no optimizer has them and no file need ever show them, so no other probe sees one. But a variable
-leads to it: from the frames under way when an optimizer steps, through attributes and containers. Looking for them
+leads to it: from the frames under path when an optimizer steps, through attributes and containers. Looking for them
 takes milliseconds, so it is done after one step, after two, 16, 128 and so on. What has tensors of the same shapes
 as the parameters of a trained model is watched; where it has changed by the next look, it is recorded in each step from
 then on. What never changes (a checkpoint that was loaded, a frozen teacher) is none. No reference to any of it is kept:
-only where it was, and each step goes that way again.
+only where it was, and each step goes that path again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 from introspect_cli.capture.frames import attributes_of, script_frames, variables_of
 from introspect_cli.capture.naming.contents import parameters_in
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.script import tensors_of
+from introspect_cli.capture.probes.script_values import tensors_of
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.tensors.views import memory_of, unobserved
 from introspect_cli.texts import clean
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 _CONTAINERS = (dict, list, tuple)
 _NO_PLACE = (type, ModuleType, FunctionType, torch.optim.Optimizer, torch.Tensor)
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
-_MOST_OBJECTS = 2000
-_MOST_ITEMS = 100
-_DEEPEST = 4
+MAX_OBJECTS = 2000
+MAX_ITEMS = 100
+MAX_DEPTH = 4
 
 
-class Way(NamedTuple):
+class ObjectPath(NamedTuple):
     """Path to an object: variable's scope (code object, or module name), then attributes and `(key,)` tuples."""
 
-    home: CodeType | str
+    scope: CodeType | str
     keys: tuple[Any, ...]
 
 
@@ -57,16 +57,16 @@ class CopiesProbe(GuardedProbe):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._due = 1
-        self._seen: dict[Way, Hashable] = {}
-        self._moving: dict[Way, str] = {}
-        self._sites: dict[Way, tuple[list[str], list[int]]] = {}  # for the paths that a copy had last
+        self._seen: dict[ObjectPath, Hashable] = {}
+        self._moving: dict[ObjectPath, str] = {}
+        self._sites: dict[ObjectPath, tuple[list[str], list[int]]] = {}  # for the paths that a copy had last
         self._recorded = -1
 
     def on_after_optimizer(self) -> None:
         """Search after 1, 2, 16, 128, ... steps, and record the copies found so far."""
         if self._context.clock.ticks >= self._due:
             self._due = 8 * self._due if self._due > 1 else 2
-            self._seek()
+            self._find_copies()
         self._record()
 
     def on_look(self) -> None:
@@ -80,21 +80,21 @@ class CopiesProbe(GuardedProbe):
         if self._recorded == self._recorder.step or not self._moving:
             return
         self._recorded = self._recorder.step
-        homes = _homes()
-        for way, name in self._moving.items():
-            held = _followed(way, homes)
+        scopes = _scopes()
+        for path, name in self._moving.items():
+            held = _object_at(path, scopes)
             found = [] if held is None or self._is_named(held) else tensors_of(held)
             if not found:
                 continue
             paths, tensors = [path for path, _ in found], [tensor for _, tensor in found]
-            if way not in self._sites or self._sites[way][0] != paths:
+            if path not in self._sites or self._sites[path][0] != paths:
                 sites = [Site(Phase.OPTIMIZER, Kind.PRODUCT, name, 0, path) for path in paths]
-                self._sites[way] = paths, [self._recorder.site(site) for site in sites]
-            self._recorder.emit_many(self._sites[way][1], tensors)
+                self._sites[path] = paths, [self._recorder.site(site) for site in sites]
+            self._recorder.emit_many(self._sites[path][1], tensors)
 
-    def _seek(self) -> None:
+    def _find_copies(self) -> None:
         """Search for objects with a trained model's shapes; one that has changed since the last search is a copy."""
-        clock = self._context.clock
+        clock, names = self._context.clock, self._context.names.parameters
         trained = [root for root in self._context.names.roots() if clock.trained.is_trained(root)]
         shapes = [_shapes({id(one): one for one in parameters_in(root) if one.requires_grad}) for root in trained]
         shapes = [wanted for wanted in shapes if wanted.total() > 1]
@@ -104,24 +104,22 @@ class CopiesProbe(GuardedProbe):
         groups = [group for optimizer in clock.trained.of_this_thread() for group in optimizer.param_groups]
         gradients = [one.grad for group in groups for one in group["params"]]
         held = (held | {memory_of(one) for one in gradients if one is not None}) - {0}
-        fewest, most = min(map(Counter.total, shapes)), 2 * max(map(Counter.total, shapes)) + _MOST_ITEMS
+        fewest, most = min(map(Counter.total, shapes)), 2 * max(map(Counter.total, shapes)) + MAX_ITEMS
         before, self._seen = self._seen, {}
-        for way, found in _objects(fewest, most):
-            if way in self._moving or self._is_named(found):
+        for path, found in _objects(fewest, most):
+            if path in self._moving or self._is_named(found):
                 continue
             tensors = [tensor for _, tensor in tensors_of(found)]
             sizes = _shapes({id(one): one for one in tensors})
-            if not any(wanted <= sizes for wanted in shapes) or any(self._is_trained(one, held) for one in tensors):
+            if not any(wanted <= sizes for wanted in shapes) or any(
+                memory_of(one) in held or names.name_of(one) is not None for one in tensors
+            ):
                 continue
             marks = tuple(zip(map(id, tensors), self._recorder.summarizer.marks(tensors), strict=True))
-            if before.get(way, marks) == marks:
-                self._seen[way] = marks
+            if before.get(path, marks) == marks:
+                self._seen[path] = marks
             else:
-                self._moving[way] = _name(way)
-
-    def _is_trained(self, tensor: torch.Tensor, held: set[int]) -> bool:
-        """Whether a tensor is a named parameter, or shares memory with a trained one or its gradient."""
-        return memory_of(tensor) in held or self._context.names.parameters.of(tensor) is not None
+                self._moving[path] = _name(path)
 
     def _is_named(self, found: Any) -> bool:
         """Whether an object is a module with a name, which is recorded when it is called."""
@@ -133,68 +131,68 @@ def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
     return Counter(tuple(tensor.shape) for tensor in tensors.values())
 
 
-def _name(way: Way) -> str:
+def _name(path: ObjectPath) -> str:
     """Python expression of a path: `ema['weights'].shadow`, 80 characters at most."""
-    text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in way.keys)
+    text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in path.keys)
     return clean(text[1:], 80)
 
 
-def _homes() -> dict[CodeType | str, Any]:
+def _scopes() -> dict[CodeType | str, Any]:
     """Globals by module name and frames by code object, `__main__` first, then the outermost frame to the innermost."""
-    homes: dict[CodeType | str, Any] = {"__main__": vars(sys.modules["__main__"])}
+    scopes: dict[CodeType | str, Any] = {"__main__": vars(sys.modules["__main__"])}
     for frame in [*script_frames()][::-1]:
-        homes[str(frame.f_globals.get("__name__"))] = frame.f_globals
+        scopes[str(frame.f_globals.get("__name__"))] = frame.f_globals
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            homes.setdefault(frame.f_code, frame)
-    return homes
+            scopes.setdefault(frame.f_code, frame)
+    return scopes
 
 
-def _inside(value: object) -> dict[Any, Any]:
+def _parts_of(value: object) -> dict[Any, Any]:
     """Objects held by attribute, or by `(key,)` in a container; empty for one of more than 100 items."""
     cls = type(value)
     if cls in _CONTAINERS:
         items: Any = value
-        if len(items) > _MOST_ITEMS:
+        if len(items) > MAX_ITEMS:
             return {}
         pairs = list(items.items() if cls is dict else enumerate(items))
         return {(key,): item for key, item in pairs if type(key) in {int, str}}
     return {} if issubclass(cls, _NO_PLACE) else attributes_of(value)
 
 
-def _objects(fewest: int, most: int) -> Iterator[tuple[Way, object]]:
+def _objects(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
     """Paths and objects, breadth first: modules, and containers of `fewest` to `most` tensors."""
     seen: set[int] = set()
     waiting = deque(
-        (Way(home, (name,)), value)
-        for home, variables in _homes().items()
+        (ObjectPath(scope, (name,)), value)
+        for scope, variables in _scopes().items()
         for name, value in list((variables if type(variables) is dict else variables_of(variables)).items())
         if not name.startswith("__")
     )
-    while waiting and len(seen) < _MOST_OBJECTS:
-        way, value = waiting.popleft()
+    while waiting and len(seen) < MAX_OBJECTS:
+        path, value = waiting.popleft()
         if type(value) in _ATOMS or id(value) in seen:
             continue
         seen.add(id(value))
         if issubclass(type(value), nn.Module):
-            yield way, value
+            yield path, value
         elif type(value) in _CONTAINERS:
             items: Any = value
             first = next(iter(items.values() if type(items) is dict else items), None)
             if issubclass(type(first), torch.Tensor):
                 if fewest <= len(items) <= most:
-                    yield way, value
+                    yield path, value
                 continue
-        if len(way.keys) < _DEEPEST:
-            inside = _inside(value)
-            if len(inside) <= _MOST_ITEMS:
-                waiting.extend((Way(way.home, (*way.keys, key)), item) for key, item in inside.items())
+        if len(path.keys) < MAX_DEPTH:
+            inside = _parts_of(value)
+            if len(inside) <= MAX_ITEMS:
+                waiting.extend((ObjectPath(path.scope, (*path.keys, key)), item) for key, item in inside.items())
 
 
-def _followed(way: Way, homes: dict[CodeType | str, Any]) -> object:
+def _object_at(path: ObjectPath, scopes: dict[CodeType | str, Any]) -> object:
     """The object at a path now; None where there is none."""
-    home = homes.get(way.home)
-    value: Any = home if home is None or type(home) is dict else variables_of(home)
-    for number, key in enumerate(way.keys):
-        held = value if not number else _inside(value)
+    scope = scopes.get(path.scope)
+    value: Any = scope if scope is None or type(scope) is dict else variables_of(scope)
+    for number, key in enumerate(path.keys):
+        held = value if not number else _parts_of(value)
         value = held.get(key) if type(held) is dict else None
     return value

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.naming.identity import ById, FreeNames
@@ -20,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
     from introspect_cli.capture.probes.built import BuiltProbe
+    from introspect_cli.capture.recording.step_rows import Row
 
 
 class _Source:
@@ -47,7 +47,6 @@ class DataProbe(GuardedProbe):
         self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
         self._sources: ById[_Source] = ById()
         self._source_of: ById[_Source] = ById()
-        self._counts: dict[tuple[str, Phase], int] = {}
         self._noted: set[tuple[int, Phase]] = set()
         self._count = 0
         self._drawn: list[weakref.ref[_Source]] = []
@@ -55,20 +54,14 @@ class DataProbe(GuardedProbe):
 
     def install(self) -> None:
         """Watch `DataLoader.__iter__`, and `__next__` of its iterators where batches are recorded."""
-        iterator, clock = private_api.LOADER_ITERATOR, self._context.clock
-        self._patches.watch(
-            DataLoader, "__iter__", self._guarded, lambda args, _: functools.partial(self._begun, args[0])
-        )
-        if Kind.BATCH in self._context.kinds and iterator is None:
-            self._context.guard.note("batches are not observed: this torch has no known loader iterator")
-        elif Kind.BATCH in self._context.kinds:
-            self._patches.watch(iterator, "__next__", self._guarded, self._asked)
-            self.hear(clock.on_tick, self._ticked)
-            self.hear(clock.on_restart, self._restarted)
-            self.hear(clock.on_evaluation, self._evaluated)
+        if Kind.BATCH in self._context.kinds:
+            if private_api.LOADER_ITERATOR is None:
+                self._context.guard.note("batches are not observed: this torch has no known loader iterator")
+            else:
+                self._put("batches")
         super().install()
 
-    def _asked(self, args: tuple[Any, ...], _: object) -> Callable[[Any], None]:
+    def _asked(self, call: Call) -> Callable[[Any], None]:
         """Begin the step before a batch is drawn with gradients on, and record the batch after."""
         with unobserved():
             clock, began = self._context.clock, False
@@ -80,26 +73,31 @@ class DataProbe(GuardedProbe):
 
         def drew(batch: object) -> None:
             with unobserved():
-                self._drew(args[0], batch, start, began=began)
+                self._drew(call.first, batch, start, began=began)
 
         return drew
 
-    def _ticked(self) -> None:
-        """Reset the counts of batches."""
-        self._counts.clear()
+    def on_tick(self) -> None:
+        """Forget who gave this step's batches."""
         self._drawn.clear()
 
-    def _begun(self, loader: DataLoader[Any], iterator: object) -> None:
-        """Note which loader an iterator belongs to."""
-        source = self._sources.get(loader)
-        if source is None:
-            source = _Source(self._count, type(loader).__name__, self._built.describe(loader))
-            self._sources.set(loader, source)
-            self._count += 1
-        # Persistent workers hand out one iterator again and again.
-        self._source_of.set(iterator, source)
-        if Kind.BATCH not in self._context.kinds:  # nothing will tell what its batches are for
-            self._next_call(source, Phase.DATA if torch.is_grad_enabled() else Phase.EVAL)
+    def _begun(self, call: Call) -> Callable[[Any], None]:
+        """Note which loader an iterator belongs to, once it is made."""
+
+        def begun(iterator: object) -> None:
+            """Number the loader at its first iterator, and tie the iterator to it."""
+            loader = call.first
+            source = self._sources.get(loader)
+            if source is None:
+                source = _Source(self._count, type(loader).__name__, self._built.describe(loader))
+                self._sources.set(loader, source)
+                self._count += 1
+            # Persistent workers hand out one iterator again and again.
+            self._source_of.set(iterator, source)
+            if Kind.BATCH not in self._context.kinds:  # nothing will tell what its batches are for
+                self._next_call(source, Phase.DATA if torch.is_grad_enabled() else Phase.EVAL)
+
+        return begun
 
     def _drew(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
         """Record a batch in phase `data`, or `eval` if gradients are off and something is trained."""
@@ -120,44 +118,47 @@ class DataProbe(GuardedProbe):
         if source is not None and (source.number, phase) not in self._noted:
             self._noted.add((source.number, phase))
             self._built.loader(phase, name, source.settings)
-        call = self._counts.get((name, phase), 0)
-        self._counts[name, phase] = call + 1
-        return name, phase, call
+        return name, phase, self._context.count(self, name, phase)
 
-    def _restarted(self, kept: int | None) -> None:
+    def on_restart(self, kept: int | None) -> None:
         """Give loaders new names as steps are counted anew; those of step `kept` also in its records.
 
         Loaders that fed an evaluation before training began take no name from those of training.
-
-        Those that fed the step that is kept get theirs anew, also in what it has recorded.
         """
+        if Kind.BATCH not in self._context.kinds:
+            return
         before, self._names[Phase.DATA] = self._names[Phase.DATA], FreeNames()
         renamed: dict[str, str] = {}
-        counts, self._counts = self._counts, {}
+        counts = self._context.counts
+        mine = {what: counts.pop(what) for what in list(counts) if what[0] is self}
         for reference in self._drawn if kept is not None else ():
             source = reference()
             old = None if source is None else before.find(source)
             if source is not None and old is not None:
                 renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
-                self._counts[renamed[old], Phase.DATA] = counts.get((old, Phase.DATA), 0)
-        self._recorder.step_rows.rename(Kind.BATCH, renamed)
+                counts[self, renamed[old], Phase.DATA] = mine.get((self, old, Phase.DATA), 0)
+        rows, of_site = self._recorder.step_rows, {old: {"fqn": new} for old, new in renamed.items()}
+        rows.put(
+            rows.moved(rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
+        )
         self._built.renamed(renamed)
         self._noted.clear()
 
-    def _evaluated(self, taken: list[tuple[int, int]]) -> None:
+    def on_evaluation(self, taken: list[Row]) -> None:
         """Record rows taken back as batches of evaluation, and free the loader's name in training if it feeds none."""
         source = self._last() if self._last is not None else None
         if source is None:
             return
         name = self._names[Phase.DATA].find(source)
-        if name is not None and not self._context.clock.evaluation.feeds_training(source.number):
-            self._counts.pop((name, Phase.DATA), None)
+        if name is not None and source.number not in self._context.clock.evaluation.feeding:
+            self._context.counts.pop((self, name, Phase.DATA), None)
             self._names[Phase.DATA].release(source)
             self._built.moved(name)
             self._noted.discard((source.number, Phase.DATA))
         if self._context.clock.evaluation.wanted:
             name, phase, call = self._next_call(source, Phase.EVAL)
-            self._recorder.step_rows.put_elsewhere(taken, phase, Kind.BATCH, name, call)
+            batch, rows = {"phase": phase, "fqn": name, "call": call}, self._recorder.step_rows
+            rows.put(rows.moved(taken, lambda site: batch if site.kind is Kind.BATCH else None))
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
         """Emit a record for each leaf of a batch; a gap if the batch cannot be flattened."""

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _NAMED = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
-_FUNCTIONS = (FunctionType, BuiltinFunctionType)
+FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _SIZED = frozenset({list, tuple, dict, set, frozenset, OrderedDict, deque, range, bytes, bytearray})
 _ENUMERATED = (list, tuple)
 
-_DEEPEST = 4
-_MOST_ITEMS = 32
-_MOST_NODES = 400
-_LONGEST = 200
-_LARGEST = 256  # bits of an integer
+MAX_DEPTH = 4
+MAX_ITEMS = 32
+MAX_PARTS = 400
+MAX_TEXT = 200
+MAX_BITS = 256  # bits of an integer
 
 _HOLDERS = (functools.partial, SimpleNamespace, Namespace)
 """Python's classes that hold what they are given."""
@@ -54,19 +54,19 @@ class Description:
         self._nodes = 0
         self._seen: set[int] = set()
 
-    def of(self, value: Any, depth: int = 0) -> Any:
+    def describe(self, value: Any, depth: int = 0) -> Any:
         """A value as plain data: number, text of up to 200 characters, list, dict, or a class's name."""
         self._nodes += 1
         kind = type(value)
-        if kind is int and value.bit_length() > _LARGEST:
+        if kind is int and value.bit_length() > MAX_BITS:
             return f"int of {value.bit_length()} bits"
         if kind in _PLAIN:
-            return value[:_LONGEST] if kind is str else value
+            return value[:MAX_TEXT] if kind is str else value
         if kind in _NAMED:
             return str(value)
         if issubclass(kind, type):
             return called(value)
-        if kind in _FUNCTIONS or kind is MethodType:
+        if kind in FUNCTIONS or kind is MethodType:
             return self._function(value, depth)
         if issubclass(kind, torch.Tensor):
             return _tensor(value)
@@ -74,22 +74,24 @@ class Description:
             return f"{kind.__name__} {value.dtype} {list(value.shape)}"
         if kind is torch.Generator:
             return f"generator on {value.device}, seed {value.initial_seed()}"
-        too_far = depth >= _DEEPEST or self._nodes > _MOST_NODES or id(value) in self._seen
+        too_far = depth >= MAX_DEPTH or self._nodes > MAX_PARTS or id(value) in self._seen
         if kind in _SIZED:
-            if too_far or kind not in {*_ENUMERATED, dict} or len(value) > _MOST_ITEMS:
+            if too_far or kind not in {*_ENUMERATED, dict} or len(value) > MAX_ITEMS:
                 return f"{kind.__name__} of {len(value):,}"
             if kind is dict:
                 return {
-                    str(key)[:_LONGEST]: self.of(held, depth + 1) for key, held in value.items() if type(key) in _PLAIN
+                    str(key)[:MAX_TEXT]: self.describe(held, depth + 1)
+                    for key, held in value.items()
+                    if type(key) in _PLAIN
                 }
-            return [self.of(item, depth + 1) for item in value]
+            return [self.describe(item, depth + 1) for item in value]
         if too_far or issubclass(kind, (nn.Module, ModuleType, torch.optim.Optimizer)) or _is_pythons(kind):
             return called(kind)
         self._seen.add(id(value))
         if kind is functools.partial:
-            given = [self.of(item, depth + 1) for item in value.args]
-            named = {name: self.of(item, depth + 1) for name, item in value.keywords.items()}
-            return {"function": self.of(value.func, depth + 1), **({"args": given} if given else {}), **named}
+            given = [self.describe(item, depth + 1) for item in value.args]
+            named = {name: self.describe(item, depth + 1) for name, item in value.keywords.items()}
+            return {"function": self.describe(value.func, depth + 1), **({"args": given} if given else {}), **named}
         return self._object(value, depth)
 
     def attributes(self, value: object, depth: int = 0) -> dict[str, Any]:
@@ -102,12 +104,12 @@ class Description:
             return {}
         library = type(value).__module__.partition(".")[0] in {"torch", "torchvision"}
         attributes = {}
-        for name, item in list(held.items())[: 2 * _MOST_ITEMS]:
+        for name, item in list(held.items())[: 2 * MAX_ITEMS]:
             if type(name) is not str or name in self._left_out or name.startswith("__"):
                 continue
             if library and name.startswith("_") and not _is_plain(item):
                 continue  # bookkeeping
-            attributes[name.lstrip("_")] = self.of(item, depth + 1)
+            attributes[name.lstrip("_")] = self.describe(item, depth + 1)
         return attributes
 
     def _object(self, value: object, depth: int) -> Any:
@@ -122,16 +124,18 @@ class Description:
         """Name of a function; for the user's, with plain globals and closure values: `lambda s: min(1, s / warmup)`."""
         name = called(value)
         function = value.__func__ if type(value) is MethodType else value
-        if type(function) is not FunctionType or depth >= _DEEPEST or not is_users(function.__code__.co_filename):
+        if type(function) is not FunctionType or depth >= MAX_DEPTH or not is_users(function.__code__.co_filename):
             return name
         code, cells = function.__code__, function.__closure__ or ()
-        around = {variable: function.__globals__.get(variable) for variable in code.co_names[:_MOST_ITEMS]}
+        around = {variable: function.__globals__.get(variable) for variable in code.co_names[:MAX_ITEMS]}
         around = {variable: content for variable, content in around.items() if content is not None}
         for variable, cell in zip(code.co_freevars, cells, strict=False):
             with contextlib.suppress(ValueError):  # not assigned yet
                 around[variable] = cell.cell_contents
         held = {
-            variable: self.of(content, depth + 1) for variable, content in around.items() if type(content) in _PLAIN
+            variable: self.describe(content, depth + 1)
+            for variable, content in around.items()
+            if type(content) in _PLAIN
         }
         return {"function": name, **held} if held else name
 
@@ -158,15 +162,18 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, str(value) if type(value) is list else value
 
 
-def called(value: Any) -> str:
-    """Qualified name of a class or function, with its module unless that is `__main__`, builtins or torch."""
+def called(value: Any, *, in_full: bool = False) -> str:
+    """Qualified name of a class or function, or of an object's class.
+
+    With its module, unless that is `__main__`, builtins or torch and the name is not wanted in full.
+    """
     if type(value) is MethodType:
         value = value.__func__
-    if type(value) not in _FUNCTIONS and not issubclass(type(value), type):
+    if type(value) not in FUNCTIONS and not (issubclass(type(value), type) and not in_full):
         value = type(value)
     module = value.__module__ if type(value.__module__) is str else ""
-    shown = "" if module in {"__main__", "__mp_main__", "builtins", ""} or f"{module}.".startswith("torch.") else module
-    return f"{shown}.{value.__qualname__}".lstrip(".")
+    is_known = module in {"__main__", "__mp_main__", "builtins", ""} or f"{module}.".startswith("torch.")
+    return f"{'' if is_known and not in_full else module}.{value.__qualname__}".lstrip(".")
 
 
 def _is_plain(value: object) -> bool:

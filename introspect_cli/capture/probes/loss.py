@@ -8,7 +8,6 @@ each of its steps.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import private_api, torch_distributed
-from introspect_cli.capture.frames import called, script_frames
+from introspect_cli.capture.frames import script_frames, variable_names
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import unobserved
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
 
 
 class LossProbe(GuardedProbe):
@@ -35,27 +35,18 @@ class LossProbe(GuardedProbe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._calls = 0
         self._leaves = Leaves(context)
-
-    def install(self) -> None:
-        """Watch both functions, even where no loss is recorded: a backward pass shows that something is trained."""
-        for name in ("backward", "grad"):
-            entering = functools.partial(self._starting, name)
-            self._patches.watch(torch.autograd, name, self._guarded, entering, compiling=torch.compiler.is_compiling)
-        super().install()
-
-    def on_tick(self) -> None:
-        """Reset the count of backward passes."""
-        self._calls = 0
 
     def on_look(self) -> None:
         """Record the leaves as the script leaves them."""
         with unobserved():
             self._leaves.look_again()
 
-    def _starting(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
-        """Record the roots of a backward pass; returns a recorder of gradients, None where none are wanted."""
+    def _starting(self, begun: Call) -> Callable[[Any], None] | None:
+        """Record the roots of a backward pass; returns a recorder of gradients, None where none are wanted.
+
+        A backward pass shows that something is trained, so it is watched even where no loss is recorded.
+        """
         if private_api.graph_task() != -1:
             return None  # a backward inside a backward: checkpointing, not the script
         if private_api.compiling():
@@ -63,12 +54,12 @@ class LossProbe(GuardedProbe):
         stage = torch_distributed.in_stage()
         if stage is not None and (stage.what != "backward" or stage.stage.stage_index < stage.stage.num_stages - 1):
             return None  # what a stage goes back from is what it gave to the next
-        roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+        roots = begun.given(0, "tensors") if begun.name == "backward" else begun.given(0, "outputs")
         with unobserved():
             self._context.clock.backward_begins()
             if not self._recorder.wanted:
                 return None
-            call, self._calls = self._calls, self._calls + 1
+            call = self._context.count(self)
             if stage is not None and stage.chunk >= 0:
                 call = self._context.pipelines.loss(stage.stage, stage.chunk, self._recorder.step)
             roots = [roots] if isinstance(roots, torch.Tensor) else roots
@@ -78,11 +69,11 @@ class LossProbe(GuardedProbe):
             self._record(roots, call)
             if not leaves:
                 return None
-            inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
+            inputs = begun.given(1, "inputs")
 
             def after(result: object) -> None:
                 with unobserved():
-                    if name == "backward":
+                    if begun.name == "backward":
                         self._leaves.after([(leaf, tensor.grad) for leaf, tensor in leaves], call)
                     else:
                         self._given(inputs, result, call)
@@ -110,8 +101,8 @@ class LossProbe(GuardedProbe):
                 self._recorder.emit(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
 
 
-_MOST_NODES = 20_000
-_FRAMES = 3
+MAX_NODES = 20_000
+MAX_FRAMES = 3
 
 
 class Leaves:
@@ -132,8 +123,8 @@ class Leaves:
     def before(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
         """Record the leaves of a graph before its backward pass; pairs of name and leaf, in order of first use."""
         leaves = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
-        frames = islice(script_frames(), _FRAMES)
-        given = called({id(leaf) for leaf in leaves}, torch.Tensor, frames)
+        frames = islice(script_frames(), MAX_FRAMES)
+        given = variable_names({id(leaf) for leaf in leaves}, torch.Tensor, frames)
         self.names.clear()
         if self._are_held([leaf for leaf in leaves if id(leaf) not in given]):
             return []
@@ -155,8 +146,8 @@ class Leaves:
         """Whether modules hold all leaves without a variable: a model ran unseen, so its leaves are parameters."""
         names = self._context.names
         if unnamed:
-            names.seek(unnamed)
-            names.any_module = all(names.parameters.of(leaf) is not None for leaf in unnamed)
+            names.name_holders_of(unnamed)
+            names.any_module = all(names.parameters.name_of(leaf) is not None for leaf in unnamed)
         return names.any_module
 
     def look_again(self) -> None:
@@ -176,6 +167,7 @@ class Leaves:
                     self._record(Phase.BACKWARD, Kind.GRAD, name, call, gradient)
 
     def _record(self, phase: Phase, kind: Kind, name: str, call: int, value: torch.Tensor) -> None:
+        """Record a leaf or its gradient, if its name is one of those that are wanted."""
         if self._context.names.wanted(name):
             self._recorder.emit(self._recorder.site(Site(phase, kind, name, call)), value)
 
@@ -185,7 +177,7 @@ def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
     leaves: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
     waiting = [node for node in nodes if node is not None]
-    while waiting and len(seen) < _MOST_NODES:
+    while waiting and len(seen) < MAX_NODES:
         node = waiting.pop()
         if node in seen:
             continue

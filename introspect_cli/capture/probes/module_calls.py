@@ -175,10 +175,15 @@ class ModuleCalls:
         if self.values.outputs and state.watched:
             self.values.value(state, self.stack.phase, Kind.OUTPUT, call, "", result)
         if not self.stack.calls and self.stack.phase is Phase.FORWARD:
-            self._context.clock.root_left(module)
+            clock = self._context.clock
+            clock.tell(clock.on_root_left, module)
         if state.plain is type(module) and module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is None:
             return
-        if hides(module) or (isinstance(module, nn.TransformerEncoderLayer) and self._was_fused(module)):
+        is_fused = False
+        if isinstance(module, nn.TransformerEncoderLayer):  # which torch may run as one, without calling its attention
+            attention = self._names.find(module.self_attn)
+            is_fused = attention is not None and not attention.called(self._recorder.step)
+        if is_fused or hides(module):
             self._hidden(module, state, call)
 
     def _phase(self) -> Phase:
@@ -192,11 +197,6 @@ class ModuleCalls:
         """
         if state.watched and self.stack.phase is not Phase.RECOMPUTE:
             self._context.draws.note(self.stack.phase, state.fqn, call, before=before)
-
-    def _was_fused(self, layer: nn.TransformerEncoderLayer) -> bool:
-        """Whether torch ran the layer as one operation, in which its attention is not called."""
-        attention = self._names.find(layer.self_attn)
-        return attention is not None and not attention.called(self._recorder.step)
 
     def _hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
         """Record a gap for each module inside a compiled or scripted one, at its first call in a step."""

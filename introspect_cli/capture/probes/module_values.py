@@ -83,7 +83,7 @@ class ModuleValues:
                 site = state.sites.get((phase, kind, prefix, call))
                 if site is None:
                     site = self._context.site(state, phase, kind, prefix, call)
-                if placed is not None or self._recorder.at_once(site, value) < 0:
+                if placed is not None or self._recorder.record_small(site, value) < 0:
                     self._recorder.emit(site, value if placed is None else placed)
             self._follow(state, phase, kind, call, prefix, value, placed)
             return
@@ -151,7 +151,7 @@ def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) 
     return state.tagged
 
 
-_MOST_CONTAINERS = 20_000
+MAX_CONTAINERS = 20_000
 """Containers that are noted of one run, at most."""
 
 
@@ -168,7 +168,7 @@ class NestedClasses:
     def note(self, fqn: str, kind: Kind, prefix: str, value: Any) -> None:
         """Note the containers of a value, once for each module, kind and path; 20,000 in all."""
         key = (fqn, kind, prefix)
-        if key in self._seen or self._count > _MOST_CONTAINERS:
+        if key in self._seen or self._count > MAX_CONTAINERS:
             return
         self._seen.add(key)
         classes = {prefix + path: name for path, name in containers(value)}

@@ -50,22 +50,26 @@ class ModuleProbe(GuardedProbe):
         self._own_calls = OwnCalls(self._guarded, self._patches, self._own, self._by_name)
         self.unseen = Unseen(context, self._own_calls.see_forward)
         """Methods that ran unseen."""
-        self.entry: Callable[..., Any] | None = None
-        """Replacement of `nn.Module.__call__`."""
-        self.around: Callable[[Called], Called] | None = None
-        """Wrapper of every call, recorded or not; call `surround` after a change."""
-        self.surround: Callable[[], None] = lambda: None
+        self._around: Callable[[Called], Called] | None = None
+        self._set_called: Callable[[], None] = lambda: None
+
+    def surround(self, around: Callable[[Called], Called] | None) -> None:
+        """Have every call, recorded or not, pass through what `around` makes of it; None to leave that again."""
+        self._around = around
+        self._set_called()
+
+    def _surrounded(self, called: Called) -> Called:
+        return called if self._around is None else self._around(called)
 
     def phase(self) -> Phase | None:
         """Phase of the running calls of this thread; None outside of calls or in an unrecorded one."""
         calls = self.stack.calls
         return self.stack.phase if calls and calls[-1] is not None else None
 
-    def install(self) -> None:
-        """Replace `nn.Module.__call__`."""
-        original = nn.Module.__call__
+    def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The replacement of `nn.Module.__call__`."""
         guarded, calls = self._guarded, functools.partial(self._called, original)
-        called = calls if self.around is None else self.around(calls)
+        called: Called = calls
         is_traced, flags = torch.compiler.is_dynamo_compiling, private_api.compile_flags
 
         # Dynamo traces into this; the first question is constant there, so nothing of introspect enters a graph.
@@ -75,25 +79,20 @@ class ModuleProbe(GuardedProbe):
                 return original(self, *args, **kwargs)
             return called(self, args, kwargs)
 
-        def surround() -> None:
+        def set_called() -> None:
             nonlocal called
-            called = calls if self.around is None else self.around(calls)
+            called = self._surrounded(calls)
 
-        self.entry, self.surround = __call__, surround
-        self._patches.replace(nn.Module, "__call__", __call__)
-        self._own_calls.install()
-        registry = nn.modules.module
-        self._patches.hold(registry.register_module_module_registration_hook(self._registered))
-        self._patches.hold(registry.register_module_parameter_registration_hook(self._holds))
-        super().install()
+        self._set_called = set_called
+        set_called()
+        return __call__
 
     @uncounted
     def _own(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Record a call that does not go through `nn.Module.__call__`."""
-        called: Called = functools.partial(self._called, original)
-        return (called if self.around is None else self.around(called))(module, args, kwargs)
+        return self._surrounded(functools.partial(self._called, original))(module, args, kwargs)
 
     @uncounted
     def _by_name(
@@ -134,8 +133,7 @@ class ModuleProbe(GuardedProbe):
             result = self._calls.recorded(original, module, args, kwargs)
             if not calls:
                 with self._guarded:
-                    self.unseen.outermost(module, stack.outer)
-            if not calls and self._context.clock.awaits_training:
+                    self.unseen.note_callers(module, stack.outer)
                 with self._guarded, unobserved():
                     self._context.clock.forward_left(result)
             return result
@@ -164,15 +162,7 @@ class ModuleProbe(GuardedProbe):
 
     def on_after_optimizer(self) -> None:
         """Note trained parameters of modules that no call was seen of; after 1, 2, 3, 5, 9, ... steps."""
-        self.unseen.stepped()
-
-    def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
-        with self._guarded:
-            self._names.registered(parent, name, child)
-
-    def _holds(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        with self._guarded:
-            self._names.holds(module, name, parameter)
+        self.unseen.note_uncalled()
 
     def _outermost(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the clock of an outermost call, which may begin or end a step; not of one that only traces shapes."""

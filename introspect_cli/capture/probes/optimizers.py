@@ -11,23 +11,16 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
 from introspect_cli.capture.naming.identity import ById, FreeNames
 from introspect_cli.capture.naming.states import Holder
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.held import (
-    Held,
+from introspect_cli.capture.probes.optimizer_values import (
     Hyperparameters,
     OptimizerRecords,
     OptimizerSettings,
+    ParameterSites,
     Stepping,
     parameters_of,
 )
@@ -40,7 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    import torch
+    from torch.optim.optimizer import Optimizer
+
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.probes.state import StateProbe
 
@@ -55,7 +52,7 @@ class OptimizerProbe(GuardedProbe):
         super().__init__(context, then=context.clock.lost_optimizers)
         self._state = state
         self._names = FreeNames()
-        self._parameters: ById[Held] = ById()
+        self._parameters: ById[ParameterSites] = ById()
         self._state_seen: set[tuple[str, int]] = set()
         self._records = OptimizerRecords(context)
         self._hyperparameters = Hyperparameters(context.recorder)
@@ -67,26 +64,23 @@ class OptimizerProbe(GuardedProbe):
         self._groups: frozenset[int] = frozenset()
         """Identities of the groups of the outermost optimizer that steps."""
 
-    def install(self) -> None:
-        """Register the step hooks; watch optimizers' construction and gradient scalers."""
-        before, after = register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)
-        self._patches.hold(before, after)
-        built = self._context.clock.built
-        self._patches.watch(Optimizer, "__init__", self._guarded, lambda args, _: lambda _: built(args[0]))
-        self._patches.watch(torch.amp.GradScaler, "step", self._guarded, self._scaling)
-        super().install()
+    def _built(self, call: Call) -> Callable[[object], None]:
+        """Tell the clock of a new optimizer, once it is made."""
+        return lambda _: self._context.clock.built(call.first)
 
-    def _scaling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+    def _scaling(self, call: Call) -> Callable[[object], None]:
         """Record the scale, and end the step even if the scaler skips the optimizer."""
         stepped = self._stepped
-        if Kind.HYPERPARAMETER in self._context.kinds:
+        scale = private_api.scale_of(call.first)
+        if Kind.HYPERPARAMETER in self._context.kinds and scale is not None and self._recorder.wanted:
+            place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
             with unobserved():
-                self._scaled(args[0])
+                self._recorder.emit(self._recorder.site(place, SiteInfo(type(call.first).__name__)), scale)
 
         def left(_: object) -> None:
             if self._stepped == stepped:
                 with unobserved():
-                    self._skipped(args[1] if len(args) > 1 else kwargs["optimizer"])
+                    self._skipped(call.given(1, "optimizer"))
 
         return left
 
@@ -99,10 +93,8 @@ class OptimizerProbe(GuardedProbe):
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Record hyper-parameters, state and gradients before a step; wraps a closure."""
-        if torch.compiler.is_compiling() or not self._guarded.on:
-            return None
         context = self._context
-        if not optimizer.state and _of_checkpointing(sys._getframe(1)):  # noqa: SLF001 - as below
+        if not optimizer.state and _of_checkpointing(sys._getframe(2)):  # noqa: SLF001 - as below
             self._aside = id(optimizer)
             return None
         # From the first step on, names stay as they are, and steps need not be guessed at.
@@ -110,18 +102,20 @@ class OptimizerProbe(GuardedProbe):
         context.clock.unseen_steps = False
         context.clock.evaluation.trained()
         running = context.clock.running.optimizers
-        if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
+        if running and not _inside_step(sys._getframe(2)):  # noqa: SLF001 - the frame of torch's wrapper of `step`
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
         if len(running) > 1:
             self._steps_inside(optimizer)
             return None
         self._closures = 0
-        with self._guarded, unobserved():
+        with unobserved():
             self._groups = frozenset(map(id, optimizer.param_groups))
             has_closure = _has_closure(args, kwargs)
             stepping = self._stepping(optimizer)
-            if not (has_closure and self._is_ahead(stepping)):
+            names = context.names.parameters
+            # With a closure it may step before any model that holds its parameters was called.
+            if not has_closure or stepping.known is not None or None not in map(names.name_of, stepping.parameters):
                 self._note(stepping)
             context.clock.begin()
             if self._recorder.wanted:
@@ -135,7 +129,7 @@ class OptimizerProbe(GuardedProbe):
 
         An optimizer that is made of others may have groups of its own that nothing reads.
         """
-        with self._guarded, unobserved():
+        with unobserved():
             groups = set(map(id, optimizer.param_groups))
             if groups <= self._groups or Kind.HYPERPARAMETER not in self._context.kinds or not self._recorder.wanted:
                 return
@@ -143,25 +137,20 @@ class OptimizerProbe(GuardedProbe):
             self._hyperparameters.record(optimizer, name, self._stepping(optimizer).turn.first)
 
     def _evaluated(self, optimizer: Optimizer) -> None:
-        """Record the gradients that a closure has computed."""
+        """Record the gradients that a closure has computed, and at its first call the state."""
         if not (self._guarded.on and self._recorder.wanted):
             return
         with self._guarded, unobserved():
-            self._record_evaluated(self._stepping(optimizer))
-
-    def _record_evaluated(self, stepping: Stepping) -> None:
-        """Record the gradients after a closure's call, and at the first call the state."""
-        if stepping.held is None:
-            self._note(stepping)
-            if not self._closures:
-                self._record_state_before(stepping)
-        self._records.gradients(stepping, self._closures)
-        self._closures += 1
+            stepping = self._stepping(optimizer)
+            if stepping.known is None:
+                self._note(stepping)
+                if not self._closures:
+                    self._record_state_before(stepping)
+            self._records.gradients(stepping, self._closures)
+            self._closures += 1
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record parameters and state after an outermost step, and end the step."""
-        if torch.compiler.is_compiling() or not self._guarded.on:
-            return
         if self._aside == id(optimizer):
             self._aside = 0
             return
@@ -171,9 +160,9 @@ class OptimizerProbe(GuardedProbe):
         if running:
             return
         self._stepped += 1
-        with self._guarded, unobserved():
+        with unobserved():
             stepping = self._stepping(optimizer)
-            if stepping.held is None:
+            if stepping.known is None:
                 self._note(stepping)
             if self._recorder.wanted:
                 self._record_after(stepping, has_closure=_has_closure(args, kwargs))
@@ -188,13 +177,6 @@ class OptimizerProbe(GuardedProbe):
         key = optimizer if turn == ALL else parameters[0]
         return Stepping(optimizer, parameters, turn, key, self._parameters.get(key))
 
-    def _scaled(self, scaler: Any) -> None:
-        """Record a gradient scaler's scale."""
-        scale = private_api.scale_of(scaler)
-        if scale is not None and self._recorder.wanted:
-            place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
-            self._recorder.emit(self._recorder.site(place, SiteInfo(type(scaler).__name__)), scale)
-
     def _skipped(self, optimizer: Optimizer) -> None:
         """Record and end a step that a gradient scaler skipped for infinities."""
         stepping = self._stepping(optimizer)
@@ -204,31 +186,24 @@ class OptimizerProbe(GuardedProbe):
             self._record_after(stepping, has_closure=True, gradients=False)
         self._context.clock.auto_tick()
 
-    def _is_ahead(self, stepping: Stepping) -> bool:
-        """Whether the optimizer steps before any model that holds its parameters was called, as with a closure."""
-        names = self._context.names
-        return stepping.held is None and any(
-            names.parameters.of(parameter) is None for parameter in stepping.parameters
-        )
-
     def _note(self, stepping: Stepping) -> None:
         """Name the optimizer and its parameters; nothing where their number and names are unchanged."""
-        optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.held
+        optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.known
         parts, all_names = self._context.parts, self._context.names
         if held is not None and len(held.names) == len(parameters) and held.replaced == all_names.parameters.replaced:
             return
         self._context.clock.trains(optimizer)
         unnamed = [
-            tensor for tensor in parameters if all_names.parameters.of(tensor) is None and not self._leaf(tensor)
+            tensor for tensor in parameters if all_names.parameters.name_of(tensor) is None and not self._leaf(tensor)
         ]
         if unnamed:
-            all_names.seek(unnamed)
+            all_names.name_holders_of(unnamed)
         name = self._names.name(optimizer, type(optimizer).__name__)
         names: list[ParameterName] = []
         fqns: list[list[str]] = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                parameter_name = all_names.parameters.of(parameter)
+                parameter_name = all_names.parameters.name_of(parameter)
                 if parameter_name is None:
                     parameter_name = all_names.parameters.name_alone(
                         parameter,
@@ -240,8 +215,8 @@ class OptimizerProbe(GuardedProbe):
                 parameter_name.watched |= any(named.watched for named in inside or ())
                 names.append(parameter_name)
                 fqns.append([named.fqn for named in ([parameter_name] if inside is None else inside)])
-        stepping.held = Held(names, all_names.parameters.replaced)
-        self._parameters.set(stepping.key, stepping.held)
+        stepping.known = ParameterSites(names, all_names.parameters.replaced)
+        self._parameters.set(stepping.key, stepping.known)
         all_names.parameters.forget_with(optimizer, list(map(id, parameters)))
         self.settings.note(name, optimizer, fqns, first=turn.first, in_turn=parts.active)
 
@@ -262,7 +237,7 @@ class OptimizerProbe(GuardedProbe):
     def _record_state_before(self, stepping: Stepping) -> None:
         """Record the state before the first step of an optimizer, and after a gap in the recorded steps."""
         name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
-        if stepping.held is not None and stepping.held.names and Kind.OPTIMIZER_STATE in self._context.kinds:
+        if stepping.known is not None and stepping.known.names and Kind.OPTIMIZER_STATE in self._context.kinds:
             place = name, stepping.turn.first
             if self._recorder.resumed or place not in self._state_seen:
                 self._state_seen.add(place)
@@ -273,14 +248,14 @@ class OptimizerProbe(GuardedProbe):
         if has_closure and gradients and not self._closures:
             self._records.gradients(stepping)
         if gradients:
-            large = stepping.held.large(stepping.parameters) if stepping.held is not None else []
+            large = stepping.known.large(stepping.parameters) if stepping.known is not None else []
             parallel.note_computation(tensor.grad for tensor in large if tensor.grad is not None)
         self._state.parameters_after(stepping)
         if Kind.OPTIMIZER_STATE in self._context.kinds:
             self._records.state(stepping, Phase.OPTIMIZER)
         if stepping.turn.is_last:
-            for listener in self._context.clock.on_after_optimizer:
-                listener()
+            clock = self._context.clock
+            clock.tell(clock.on_after_optimizer)
 
 
 def _inside_step(frame: FrameType) -> bool:

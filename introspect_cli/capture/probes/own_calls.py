@@ -27,7 +27,7 @@ from torch import nn
 from introspect_cli.capture import private_api
 from introspect_cli.capture.environment.sources import calls_forward, file_of
 from introspect_cli.capture.frames import is_introspects, outward
-from introspect_cli.capture.guard import Patches, uncounted
+from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import has_own_call
 from introspect_cli.records import Phase
 from introspect_cli.tensors.flatten import flatten
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Patches
     from introspect_cli.capture.guard import Guarded
 
-_MOST_FRAMES = 40
-_MOST_UNSEEN = 1000
+MAX_FRAMES = 40
+MAX_UNSEEN = 1000
 _IN_MODULES = "torch.distributions."
 """torch package whose classes libraries combine with `nn.Module` in one class."""
 
@@ -64,15 +65,14 @@ class OwnCalls:
         self._called = called
         self._by_name = by_name
 
-    def install(self) -> None:
-        """Replace the methods of all existing subclasses of `nn.Module`, and of each new one."""
+    def subclassing(self, _original: object) -> Any:
+        """Replacement of `nn.Module.__init_subclass__`: replaces methods of each new class, and now of all others."""
         watch = self._watch
 
         def __init_subclass__(cls: type[nn.Module], /, **kwargs: Any) -> None:  # noqa: N807 - stands in for Module's
             super(nn.Module, cls).__init_subclass__(**kwargs)
             watch(cls)
 
-        self._patches.replace(nn.Module, "__init_subclass__", classmethod(__init_subclass__))
         waiting, seen = nn.Module.__subclasses__(), set[type]()
         while waiting:
             cls = waiting.pop()
@@ -80,6 +80,7 @@ class OwnCalls:
                 seen.add(cls)
                 waiting += type.__subclasses__(cls)
                 watch(cls)
+        return classmethod(__init_subclass__)
 
     def _watch(self, cls: type[nn.Module]) -> None:
         """Replace both methods of a class with its own `__call__`; `forward` alone where a file calls it by name."""
@@ -108,6 +109,7 @@ class OwnCalls:
         )  # fmt: skip
 
         def standing(self: Any, *args: Any, **kwargs: Any) -> Any:
+            """Call the original through the probe, unless the call is traced or made by a class below."""
             if (
                 is_traced()
                 or flags._is_compiling_flag  # noqa: SLF001 - see `private_api`
@@ -149,7 +151,7 @@ class Unseen:
         self._looked: set[tuple[int, int, Phase]] = set()
 
     @uncounted
-    def outermost(self, module: nn.Module, phase: Phase) -> None:
+    def note_callers(self, module: nn.Module, phase: Phase) -> None:
         """Note the method of a holder that called a module below it, such as `generate`."""
         names = self._context.names
         if next(names.holders_of(module), None) is None:
@@ -164,13 +166,13 @@ class Unseen:
             return
         self._looked.add(key)
         above = {id(holder): holder for holder in names.holders_of(module)}
-        for caller, _ in zip(outward(frame), range(_MOST_FRAMES), strict=False):
+        for caller, _ in zip(outward(frame), range(MAX_FRAMES), strict=False):
             is_method = caller.f_code.co_argcount and caller.f_code.co_varnames[0] == "self"
             holder = above.get(id(caller.f_locals.get("self"))) if is_method else None
             if holder is not None:
                 self._add(holder, caller.f_code.co_name, phase)
 
-    def stepped(self) -> None:
+    def note_uncalled(self) -> None:
         """Note modules with a trained parameter that has a gradient though neither they nor holders were called.
 
         Looks after 1, 2, 3, 5, 9, ... steps.
@@ -181,13 +183,13 @@ class Unseen:
         known: dict[int, bool] = {}
         for optimizer in clock.trained.of_this_thread():
             for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
-                name = names.parameters.of(parameter)
+                name = names.parameters.name_of(parameter)
                 place = None if name is None or parameter.grad is None else name.place_of(parameter)
                 module = None if place is None else place[0]()
-                if module is not None and not known.setdefault(id(module), self._ran(module)):
+                if module is not None and not known.setdefault(id(module), self._was_called(module)):
                     self._add(module, "", Phase.FORWARD)
 
-    def _ran(self, module: nn.Module) -> bool:
+    def _was_called(self, module: nn.Module) -> bool:
         """Whether the module or a holder of it was called, or is not recorded."""
         names = self._context.names
         states = (names.find(one) for one in (module, *names.holders_of(module)))
@@ -196,7 +198,7 @@ class Unseen:
     def _add(self, module: nn.Module, how: str, phase: Phase) -> None:
         """Add a method to a module's entry; 1000 modules at most."""
         state = self._context.names.find(module)
-        if state is None or len(self.document) >= _MOST_UNSEEN:
+        if state is None or len(self.document) >= MAX_UNSEEN:
             return
         methods = self.document.setdefault(state.fqn, {}).setdefault(phase.value, [])
         if how not in methods:

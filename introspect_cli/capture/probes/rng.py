@@ -7,7 +7,7 @@ processes without anything depending on it. As long as nothing has been drawn fr
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 
-class _Recorded(NamedTuple):
-    """A generator's last recorded state, with the fingerprint it had."""
-
-    fingerprint: Hashable
-    state: bytes
-    tensor: torch.Tensor
-
-
 class RngProbe(GuardedProbe):
     """Records generator states as a step begins; patches nothing."""
 
@@ -40,8 +32,8 @@ class RngProbe(GuardedProbe):
     def __init__(self, context: Context, began: dict[str, bytes | None]) -> None:
         super().__init__(context, then=self.remove)
         self._began = began
-        self._recorded: dict[str, _Recorded] = {}
-        self._torch: tuple[Hashable, torch.Tensor] | None = None
+        self._latest: dict[str, tuple[Hashable, Any]] = {}
+        """State of each generator when it was last asked for, and its fingerprint then."""
         self._made: dict[str, Any] | None = None
         self._site = functools.cache(self._new_site)
         self._backends = _backends()
@@ -57,14 +49,15 @@ class RngProbe(GuardedProbe):
         draws.begin(devices)
         for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
             state = self._state(name, owner, ask)
-            if state is None:
+            if state is None:  # the library is not loaded
                 continue
-            if state.state == self._began.get(name):
+            if state == self._began.get(name):
                 draws.untouched.add(name)
                 self._recorder.emit(self._site(name), UNTOUCHED)
             else:
-                self._recorder.emit(self._site(name), state.tensor)
-        self._recorder.emit(self._site("torch"), self._state_of_torch())
+                self._recorder.emit(self._site(name), torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        generator = torch.default_generator
+        self._recorder.emit(self._site("torch"), self._state("torch", generator, generator.get_state))
         for device, generator in devices:
             self._recorder.emit(self._site(device), generator.get_state())
         if self._made is None:  # what the script makes later is not looked for: that would take long in each step
@@ -72,27 +65,15 @@ class RngProbe(GuardedProbe):
         for name, generator in self._made.items():
             self._recorder.emit(self._site(name), state_word(generator))
 
-    def _state(self, name: str, owner: object, ask: Callable[[], bytes | None]) -> _Recorded | None:
-        """A generator's state; asked for only if the fingerprint has changed. None where the library is not loaded."""
-        draws, last = self._context.draws, self._recorded.get(name)
+    def _state(self, name: str, owner: object, ask: Callable[[], Any]) -> Any:
+        """What `ask` says of a generator; it is asked only if the fingerprint has changed, since it copies 5 kB."""
+        draws, latest = self._context.draws, self._latest.get(name)
         fingerprint = draws.fingerprint(name, owner)
-        if last is None or fingerprint is None or last.fingerprint != fingerprint:
-            state = ask()
-            if state is None:
-                return None
-            last = _Recorded(fingerprint, state, torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        if latest is None or fingerprint is None or latest[0] != fingerprint:
+            latest = fingerprint, ask()
             if not draws.moved():  # else another thread draws, and nobody knows before or after
-                self._recorded[name] = last
-        return last
-
-    def _state_of_torch(self) -> torch.Tensor:
-        """State of torch's CPU generator (5 kB); asked for only if the fingerprint has changed."""
-        draws, last = self._context.draws, self._torch
-        fingerprint = draws.fingerprint("torch", torch.default_generator)
-        if last is None or fingerprint is None or last[0] != fingerprint:
-            last = fingerprint, torch.default_generator.get_state()
-            self._torch = None if draws.moved() else last
-        return last[1]
+                self._latest[name] = latest
+        return latest[1]
 
     def _new_site(self, name: str) -> int:
         return self._recorder.site(Site(Phase.START, Kind.RNG, name))

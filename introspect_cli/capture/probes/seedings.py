@@ -7,18 +7,14 @@ counted, by function and line. What checkpointing keeps and gives back is passed
 
 from __future__ import annotations
 
-import functools
-import random
-import sys
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from introspect_cli.capture.frames import Places
-from introspect_cli.capture.guard import Outermost
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.beginning_events import Event, seed_word
+from introspect_cli.capture.probes.early_draws import Event, seed_word
 from introspect_cli.records import Kind
 from introspect_cli.tensors.views import unobserved
 
@@ -27,9 +23,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
     from introspect_cli.capture.probes.beginning import BeginningProbe
 
-_MOST = 200
+MAX_PLACES = 200
 _CHECKPOINTING, _BETWEEN = "torch.utils.checkpoint", 4
 
 
@@ -46,30 +43,13 @@ class SeedingProbe(GuardedProbe):
 
     name = "seedings"
     lost = "what sets random states is"
+    kind = Kind.RNG
 
     def __init__(self, context: Context, beginning: BeginningProbe) -> None:
         super().__init__(context, then=self.remove)
         self._beginning = beginning
         self._places = Places()
         self._times: dict[_Where, list[Any]] = {}
-        self._outermost = Outermost()
-
-    def install(self) -> None:
-        """Watch the functions of torch, random and numpy, where random states are recorded."""
-        if Kind.RNG not in self._context.kinds:
-            return
-        numpy_random = sys.modules.get("numpy.random")
-        for home, owner, names in (
-            ("torch", torch, ("manual_seed", "set_rng_state")),
-            ("torch", torch.random, ("manual_seed", "set_rng_state")),
-            ("torch.cuda", torch.cuda, ("manual_seed", "manual_seed_all", "set_rng_state")),
-            ("random", random, ("seed", "setstate")),
-            ("numpy.random", numpy_random, ("seed", "set_state")),
-        ):
-            for name in names if owner is not None else ():
-                entering = self._outermost(functools.partial(self._setting, f"{home}.{name}"))
-                self._patches.watch(owner, name, self._guarded, entering, raised=True)
-        super().install()
 
     def document(self) -> dict[str, object]:
         """A line of words for each place: `in 3 9 4 torch.manual_seed 17 train.py:12`.
@@ -79,22 +59,19 @@ class SeedingProbe(GuardedProbe):
         """
         return {"set": [f"{w.stage} {a} {b} {n} {w.by} {of} {w.line}" for w, (a, b, n, of) in self._times.items()]}
 
-    def _setting(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+    def _setting(self, call: Call) -> Callable[[object], None]:
         """Note a call: before training with the early draws, later as a count; not for checkpointing."""
-        frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
-        early = self._beginning.seeding(frame)
+        is_early = self._beginning.is_seeded_early(call.frame)
 
         def was_set(_: object) -> None:
-            value = next(iter((*args, *kwargs.values())), None)
-            if early:
-                self._beginning.seeded(Event("seed", label, _seed_or_digest(label, value), 0, None, self._line(frame)))
-            elif not _checkpoints(frame):
-                self._count(label, value, self._line(frame))
+            """Note the seeding, once it was done."""
+            label, line = call.function, self._places.line(call.frame) or "-"
+            if is_early:
+                self._beginning.seeded(Event("seed", label, _seed_or_digest(label, call.first), 0, None, line))
+            elif not _checkpoints(call.frame):
+                self._count(label, call.first, line)
 
         return was_set
-
-    def _line(self, frame: FrameType) -> str:
-        return self._places.line(frame) or "-"
 
     def _count(self, label: str, value: object, line: str) -> None:
         """Count a call by place, 200 places at most."""
@@ -103,7 +80,7 @@ class SeedingProbe(GuardedProbe):
         times = self._times.get(where)
         if times is not None:
             times[1:3] = step, times[2] + 1
-        elif len(self._times) < _MOST:
+        elif len(self._times) < MAX_PLACES:
             times = self._times[where] = [step, step, 1, _seed_or_digest(label, value)]
         # written again where it is new, and where the number has doubled
         if times is not None and times[2] & (times[2] - 1) == 0:

@@ -13,16 +13,14 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import stateless
 
 from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.script import tensors_in_module
-from introspect_cli.capture.probes.written import Loose, Written
+from introspect_cli.capture.probes.fingerprints import Fingerprints, UnheldParameters
+from introspect_cli.capture.probes.script_values import tensors_in_module
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import GIVEN, Kind, Phase
 from introspect_cli.tensors.kernels import numbers_of
@@ -32,11 +30,13 @@ from introspect_cli.tensors.views import unobserved
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import torch
     from torch import nn
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming.states import ParameterName
-    from introspect_cli.capture.probes.held import Stepping
+    from introspect_cli.capture.probes.optimizer_values import Stepping
 
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
@@ -56,12 +56,10 @@ class StateProbe(GuardedProbe):
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
         self._after: ById[tuple[tuple[list[int], int], list[int], Sequence[int]]] = ById()
         self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
-        self._written = Written(context.recorder.summarizer)
+        self._fingerprints = Fingerprints(context.recorder.summarizer)
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
-        self._again: dict[tuple[str, Phase], int] = {}
-        self._given: dict[tuple[str, Phase], int] = {}
-        self._loose = Loose(context)
+        self._unheld = UnheldParameters(context)
         self._step = self._called = -1
         self.within: Callable[[], Phase | None] = lambda: None
         """The phase of the module calls under way; None where none is, or its calls are not recorded."""
@@ -72,30 +70,21 @@ class StateProbe(GuardedProbe):
         self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
         """Names and tensors that such a model is about to run with."""
 
-    def install(self) -> None:
-        """Listen to the clock, and watch `functional_call`."""
-        self._patches.watch(
-            stateless, "_functional_call", self._guarded, self._swapping, compiling=torch.compiler.is_compiling,
-            raised=True,
-        )  # fmt: skip
-        super().install()
-
-    def _swapping(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None] | None:
+    def _swapping(self, call: Call) -> Callable[[object], None] | None:
         """Record the tensors that `functional_call` puts into a module, and afterwards the module's own."""
-        given = dict(zip(("module", "parameters_and_buffers"), args, strict=False)) | kwargs
-        module, values = given["module"], given["parameters_and_buffers"]
+        module, values = call.given(0, "module"), call.given(1, "parameters_and_buffers")
         if not self._recorder.wanted or not isinstance(values, dict):
             return None
         names, held = self._context.names, dict(tensors_in_module(module))
         phase = self.within()
         if phase is None and self._context.clock.trained.is_trained(module):
-            names.seek(list(held.values()))  # while it holds them
+            names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
             return None
         swapped = [
             (name, value, held[key])
             for key, value in values.items()
-            if key in held and value is not held[key] and (name := names.parameters.of(held[key])) and name.watched
+            if key in held and value is not held[key] and (name := names.parameters.name_of(held[key])) and name.watched
         ]
         names_of, others, own = zip(*swapped, strict=True) if swapped else ((), (), ())
         if phase is not None:
@@ -128,13 +117,13 @@ class StateProbe(GuardedProbe):
     def _write_given(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor], phase: Phase) -> None:
         """Record tensors under the names of the parameters that they replace in a forward pass."""
         with unobserved():
-            self._turn()
+            self._enter_step()
             sites = []
             for name in names:
-                call = self._given[name.fqn, phase] = self._given.get((name.fqn, phase), -1) + 1
+                call = self._context.count(GIVEN, name.fqn, phase)
                 sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
             self._recorder.emit_many(sites, list(tensors))
-            self._written.recorded(list(tensors))
+            self._fingerprints.recorded(list(tensors))
 
     def on_restart(self, kept: int | None) -> None:
         """Forget all records as steps are counted anew; with `kept`, only the step's number."""
@@ -146,21 +135,21 @@ class StateProbe(GuardedProbe):
     def on_root(self, root: nn.Module) -> None:
         """Record a root's tensors: all the first time, later those written to since their record."""
         with self._holding():
-            self._begun(root)
+            self._record_root(root)
         (names, others), self._swapped = self._swapped, ((), ())
         if names:
             self._write_given(names, others, self.outer())
 
-    def _begun(self, root: nn.Module) -> None:
+    def _record_root(self, root: nn.Module) -> None:
         """Record a root's tensors that are not on record; buffers only in its first call of a step."""
         state = self._context.names.find(root)
         if state is None:
             return
         context = self._context
-        self._turn()
+        self._enter_step()
         first, self._called = self._called != self._step, self._step
         if first or self._holders.get(root) is None:
-            self._look(root)
+            self._find_holders(root)
         started = self._started.get(state.fqn)
         if started is not None:
             if started() is root:
@@ -170,18 +159,16 @@ class StateProbe(GuardedProbe):
             inside = state.fqn + "."
             self._recorded = {name for name in self._recorded if not name.startswith(inside)}
         self._started[state.fqn] = weakref.ref(root)
-        context.names.refresh_called(root)
-        whole = context.names.whole_of(root)  # a part may be called by itself, and the rest is used all the same
-        self._record(_those(self._tensors_of(whole), self._is_new), Phase.START)
+        context.names.refresh(root)
+        whole = context.names.root_of(root)  # a part may be called by itself, and the rest is used all the same
+        self._record(_filtered(self._tensors_of(whole), self._is_new), Phase.START)
         self._changed(root, with_buffers=first)  # while another root held it
 
-    def _turn(self) -> None:
+    def _enter_step(self) -> None:
         """Reset the counts at the first call in a step; after an unrecorded step, all records too."""
         if self._step != self._recorder.step:
             # What the step before left is on record, unless that step was not captured or nobody recorded it.
             self._step, clock = self._recorder.step, self._context.clock
-            self._again.clear()
-            self._given.clear()
             self._fresh.clear()
             if self._recorder.resumed or clock.unseen_steps or not clock.has_optimizer:
                 self._started.clear()
@@ -191,7 +178,7 @@ class StateProbe(GuardedProbe):
         """Record tensors of all started models that were written to since their record."""
         if self._recorder.wanted:
             with unobserved():
-                self._turn()
+                self._enter_step()
                 for reference in list(self._started.values()):
                     root = reference()
                     if root is not None and self._context.names.find(root) is not None:
@@ -211,7 +198,7 @@ class StateProbe(GuardedProbe):
 
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
-        alone, contents = self._loose.tensors(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
+        alone, contents = self._unheld.tensors(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
         if alone:
             contents = [*contents[0], *[Kind.PARAM] * len(alone)], [*contents[1], *alone], contents[2]
         changed = self._rewritten(contents)
@@ -225,9 +212,9 @@ class StateProbe(GuardedProbe):
     def _rewritten(self, contents: Contents) -> Contents:
         """Tensors written to since their record, without rounded copies of what an optimizer holds."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
-        since, parts = self._written.since(contents[1]), self._context.parts
+        since, parts = self._fingerprints.since(contents[1]), self._context.parts
         changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}
-        return _those(contents, lambda tensor: id(tensor) in changed)
+        return _filtered(contents, lambda tensor: id(tensor) in changed)
 
     def on_root_left(self, root: nn.Module) -> None:
         """Record parameters that a forward pass has written to, such as a moving average inside a model.
@@ -255,7 +242,7 @@ class StateProbe(GuardedProbe):
                     self._buffers.set(root, ((contents[2], names.parameters.changes), sites))
             else:
                 self._write(
-                    sites, contents[1], lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False)
+                    sites, contents[1], lambda name: self._site_of(name, Phase.OPTIMIZER, Kind.PARAM, again=False)
                 )
 
     def parameters_after(self, stepping: Stepping) -> None:
@@ -273,9 +260,9 @@ class StateProbe(GuardedProbe):
                 return
             cached = (held, list(map(id, parameters)), numbers_of(site for site in sites if site is not None))
             self._after.set(stepping.optimizer, cached)
-        self._write(cached[2], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
+        self._write(cached[2], parameters, lambda name: self._site_of(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
-    def _look(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
+    def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
         """Modules below a root that hold tensors, found once in a step: walking a large model is slow."""
         holders = list(map(weakref.ref, holders_in(root)))
         self._holders.set(root, holders)
@@ -288,7 +275,7 @@ class StateProbe(GuardedProbe):
         """A root's parameters and buffers of recorded kinds, each once; the shard of a gathered one."""
         holders = self._holders.get(root)
         if holders is None:
-            holders = self._look(root)
+            holders = self._find_holders(root)
         of, tensors, mark = tensors_in(holders, kinds & self._context.kinds)
         references = self._cutting.get(root)
         if not references:
@@ -306,7 +293,7 @@ class StateProbe(GuardedProbe):
             if site is not None:
                 sites.append(site)
                 tensors.append(tensor)
-        self._write(sites, tensors, lambda name: self._place(name, phase, Kind.PARAM, again=again))
+        self._write(sites, tensors, lambda name: self._site_of(name, phase, Kind.PARAM, again=again))
         return sites
 
     def _write(
@@ -314,21 +301,20 @@ class StateProbe(GuardedProbe):
     ) -> None:
         """Emit tensors at sites, flat pieces at their place, and remember their fingerprints."""
         self._recorder.emit_many(*self._context.parts.each(sites, tensors, tensors, site_of))
-        self._written.recorded(tensors)
+        self._fingerprints.recorded(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
         """Site of a tensor; None without values, without a name, or where unwanted."""
         name = self._name(tensor)
-        return None if name is None or not name.watched else self._place(name, phase, kind, again=again)
+        return None if name is None or not name.watched else self._site_of(name, phase, kind, again=again)
 
-    def _place(self, name: ParameterName, phase: Phase, kind: Kind, *, again: bool) -> int:
+    def _site_of(self, name: ParameterName, phase: Phase, kind: Kind, *, again: bool) -> int:
         """Site of a name; with `again`, the next call number in this step and phase."""
         if not again:
             return self._context.site(name, phase, kind)
         # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
         used = phase is Phase.OPTIMIZER or (phase is Phase.START and name.fqn in self._fresh)
-        call = self._again.get((name.fqn, phase), int(used))
-        self._again[name.fqn, phase] = call + 1
+        call = int(used) + self._context.count(self, name.fqn, phase)
         return self._context.site(name, phase, kind, call=call)
 
     def _name(self, tensor: torch.Tensor) -> ParameterName | None:
@@ -338,16 +324,16 @@ class StateProbe(GuardedProbe):
             zero.is_loaded() and zero.is_away(tensor) and not (parts.active and parts.shard(tensor))
         ):
             return None
-        name = self._context.names.parameters.of(tensor)
+        name = self._context.names.parameters.name_of(tensor)
         if name is None:
             # A buffer that the module replaced instead of writing into it: name it again.
             for root in self._context.names.roots():
                 self._context.names.refresh(root)
-            name = self._context.names.parameters.of(tensor)
+            name = self._context.names.parameters.name_of(tensor)
         return name
 
 
-def _those(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
+def _filtered(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
     """The tensors for which `are` is true, with their kinds."""
     at = [position for position, tensor in enumerate(contents[1]) if are(tensor)]
     return [contents[0][position] for position in at], [contents[1][position] for position in at], []

@@ -29,7 +29,7 @@ _SEED = 20260
 class VjpProbe(GuardedProbe):
     """Records vector-Jacobian products and Jacobian norms of pairs of values."""
 
-    name = "products"
+    name = "vjp"
     lost = "vector-Jacobian products are"
 
     def __init__(self, context: Context, modules: ModuleProbe, pairs: tuple[Pair, ...], probes: int) -> None:
@@ -38,7 +38,6 @@ class VjpProbe(GuardedProbe):
         self._pairs = pairs
         self._probes = probes
         self._earlier: dict[Pair, torch.Tensor] = {}
-        self._calls: dict[Pair, int] = {}
 
     def install(self) -> None:
         """Listen for values."""
@@ -51,9 +50,8 @@ class VjpProbe(GuardedProbe):
         self._earlier.clear()
 
     def on_tick(self) -> None:
-        """Drop the step's values and counts."""
+        """Drop the step's values."""
         self._earlier.clear()
-        self._calls.clear()
 
     def _value(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
         """Pass on a tensor that requires gradients."""
@@ -72,8 +70,7 @@ class VjpProbe(GuardedProbe):
 
     def _between(self, pair: Pair, later: torch.Tensor, earlier: torch.Tensor, state: ModuleState) -> None:
         """Record the product or norm between two values; a gap where there is no dependence or no graph."""
-        call = self._calls.get(pair, 0)
-        self._calls[pair] = call + 1
+        call = self._context.count(self, pair)
         what = "jacobian_norm" if pair.norm else "vjp"
 
         def site(suffix: str = "") -> int:

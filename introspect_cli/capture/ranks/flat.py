@@ -190,7 +190,7 @@ class FlatParts:
                         parameter = getattr(info.module, info.param_name, None)
                         if parameter is not None:
                             self._stretches[id(parameter)] = tuple(shape), _part(piece)
-                elif (name := self._names.parameters.of(flat)) is not None:
+                elif (name := self._names.parameters.name_of(flat)) is not None:
                     name.watched = False
                     self._note(_FSDP)
 
@@ -200,7 +200,7 @@ class FlatParts:
             for flats in zero.optimizers_in(root):
                 for number, (flat, fragments, alone) in enumerate(flats):
                     self._turns[id(flat)] = Turn(number if alone else 0, number == len(flats) - 1)
-                    named = [(self._names.parameters.of(whole), piece) for whole, piece in fragments or ()]
+                    named = [(self._names.parameters.name_of(whole), piece) for whole, piece in fragments or ()]
                     pieces = [(name, piece) for name, piece in named if name is not None]
                     if pieces and len(pieces) == len(named):
                         self._pieces[id(flat)] = pieces

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.capture.recording.keeping import Kept, Records
 from introspect_cli.capture.recording.step_block import EndedStep, StepBlock
+from introspect_cli.capture.recording.step_policy import Records
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rules import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.capture.recording.keeping import Keeping
+    from introspect_cli.capture.recording.step_policy import StepPolicy
     from introspect_cli.capture.recording.step_rows import Sites
     from introspect_cli.store.write.rank_writer import RankWriter
     from introspect_cli.store.write.run_writer import StoreWriter
@@ -40,7 +40,7 @@ class Backlog:
         rank: RankWriter,
         store: StoreWriter,
         summarizer: Summarizer,
-        keeping: Keeping,
+        policy: StepPolicy,
         sites: Sites,
         lost: Callable[[StoreError], None],
     ) -> None:
@@ -48,7 +48,7 @@ class Backlog:
         self.written = 0
         self._rank = rank
         self._store = store
-        self._keeping = keeping
+        self._policy = policy
         self._sites = sites
         self._lost = lost
         self._summarizer = summarizer
@@ -62,7 +62,7 @@ class Backlog:
         block, self._spare = self._spare, None
         if block is None or block.message.rows != len(ended.sites):
             block = StepBlock(self._rank.message(len(ended.sites)))
-        block.take(ended, self._summarizer)
+        block.begin(ended, self._summarizer)
         self._blocks.append(block)
 
     def clear(self) -> None:
@@ -94,23 +94,22 @@ class Backlog:
         block.rows.finish()
         if not self.open:
             return
-        ended, keeping = block.ended, self._keeping
-        records = self._records(block) if keeping.looks else None
-        expiry = keeping.keep(ended.step, records)
+        ended, policy = block.ended, self._policy
+        records = self._records(block) if policy.looks else None
+        expiry = policy.keep(ended.step, records)
         if expiry == NEVER:
             return
         try:
-            before = self._rank.bytes_written if keeping.drops else 0
             saved = block.save_whole(self._store)
             last = self._rank.last_step
             if last is None or last < ended.step:
                 self._append(block)
             self.written += 1
-            if keeping.box is not None:
+            if policy.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
-                keeping.box.add(ended.step, block.held(), self._rank.digest, not_finite=not_finite)
-            if keeping.drops:
-                keeping.written(ended.step, Kept(expiry, self._rank.bytes_written - before, saved))
+                policy.box.add(ended.step, block.boxed(), self._rank.digest, not_finite=not_finite)
+            if policy.drops:
+                policy.written(ended.step, expiry, saved)
         except StoreError as error:
             self._lost(error)
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from introspect_cli.store.write.run_writer import StoreWriter
     from introspect_cli.tensors.summarizer import Summarizer
 
-_SHARE = 4
-
 _MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
 
 
@@ -49,20 +47,18 @@ def made(
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> BlackBox:
-    """The black box for `--keep-around`, with `--keep-size` or its share of a quarter of free memory; says which."""
+    """The black box for `--keep-around`, with this rank's share of a quarter of free memory; says how much."""
     assert options.keep_around is not None
-    room, why = options.keep_size, "--keep-size"
-    if room is None:
-        local = os.environ.get("LOCAL_WORLD_SIZE", "")
-        ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
-        room, why = free_memory() // _SHARE // ranks, "a quarter of what is free; --keep-size sets it"
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
+    room = free_memory() // 4 // ranks
     if launch is None or not launch.rank:
         held = f"whole tensors of the last {count(options.keep_around, 'step')} are held"
-        say(f"{held}, in {human_size(room)} of memory at most ({why})")
+        say(f"{held}, in {human_size(room)} of memory at most (a quarter of what is free)")
     return BlackBox(options.keep_around, room, store, digests, say, note)
 
 
-class Held(NamedTuple):
+class WholeStep(NamedTuple):
     """Whole tensors of a step by checksum."""
 
     step: int
@@ -91,18 +87,16 @@ class BlackBox:
         self.open = True
         self.written: list[dict[str, object]] = []
         self.stored: dict[int, frozenset[int]] = {}
-        self._steps: deque[Held] = deque(maxlen=steps)
-        self._aside: list[Held] = []
+        self._steps: deque[WholeStep] = deque(maxlen=steps)
+        self._aside: list[WholeStep] = []
         # Held, set aside, under way, and ended while a device computes.
-        self._most = 2 * steps + 2 if digests else steps + 2
-        self._share = room // self._most
+        self._share = room // (2 * steps + 2 if digests else steps + 2)
         self._store = store
         self._digests = digests or {}
         self._waits = {"nan"} if digests is None else {"nan", "divergence"}
         self._say, self._note = say, note
         self._taken = 0
-        self._left: dict[Site, None] = {}
-        self._said = False
+        self._left: Site | None = None
 
     def takes(self, site: Site, value: torch.Tensor) -> bool:
         """Whether a value is to be copied: plain, strided, and within the step's share of memory, which it takes."""
@@ -114,7 +108,12 @@ class BlackBox:
         if in_memory(value.shape, value.stride()) is None and self._taken + size <= self._share:
             self._taken += size
             return True
-        self._left[site] = None
+        if self._left is None:
+            self._left = site
+            self._note(
+                f"{site.kind.value} of {site.fqn}, and maybe more, is not held whole: there are "
+                f"{human_size(self._share)} for a step"
+            )
         return False
 
     def failed(self, error: Exception) -> None:
@@ -124,7 +123,7 @@ class BlackBox:
         self._close()
         self._note(f"whole tensors are no longer held (--keep-around): {scarcity(error) or error}")
 
-    def turn(self) -> None:
+    def begin_step(self) -> None:
         """Reset the memory taken by the step under way."""
         self._taken = 0
 
@@ -140,9 +139,7 @@ class BlackBox:
             return
         before = {checksum: tensor for held in self._steps for checksum, tensor in held.tensors.items()}
         tensors = {checksum: before.get(checksum, tensor) for checksum, tensor in tensors.items()}
-        self._steps.append(Held(step, tensors))  # what did not change since the step before is held once
-        if tensors or self._left:
-            self._tell(tensors)
+        self._steps.append(WholeStep(step, tensors))  # what did not change since the step before is held once
         if self._digests.get(step, digest) != digest and not self._aside:
             self._aside = list(self._steps)
         if not_finite and "nan" in self._waits:
@@ -161,14 +158,9 @@ class BlackBox:
         near = [held for held in (self._aside, rolling) if step in {one.step for one in held}]
         chosen = near[0] if near else rolling
         self._aside, self._digests = [], {}
-        if not near and step is not None and chosen:
-            self._say(
-                f"whole tensors of step {step} are no longer held: it was compared "
-                f"{count(chosen[-1].step - step, 'step')} later"
-            )
         self._write("divergence", chosen, "" if step is None else f"at step {step}")
 
-    def _write(self, why: str, steps: list[Held], where: str) -> None:
+    def _write(self, why: str, steps: list[WholeStep], where: str) -> None:
         """Write steps' tensors for a reason (`nan`, `divergence`), once for each; close after the last reason."""
         self._waits.discard(why)
         tensors = {checksum: tensor for held in steps for checksum, tensor in held.tensors.items()}
@@ -193,22 +185,6 @@ class BlackBox:
         """Hold nothing more."""
         self.open = False
         self.clear()
-
-    def _tell(self, tensors: Mapping[int, torch.Tensor]) -> None:
-        """Print once the memory that a step takes, and note the values that do not fit."""
-        if not self._said:
-            self._said = True
-            size = sum(map(_size, tensors.values()))
-            self._say(
-                f"whole tensors of a step take {human_size(size)}: at most {human_size(self._most * size)} are held"
-            )
-        if self._left:
-            first = next(iter(self._left))
-            self._note(
-                f"{count(len(self._left), 'value')} of a step (the first: {first.kind.value} of {first.fqn}) are not "
-                f"held whole: --keep-size leaves {human_size(self._share)} for a step"
-            )
-            self._left = {}
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -256,8 +232,8 @@ class SavedTensors:
             else:
                 box.diverged(*diverged)
 
-    def turn(self) -> None:
+    def begin_step(self) -> None:
         """Start a new list as the step ends."""
         self.of_step = []
         if self._box is not None:
-            self._box.turn()
+            self._box.begin_step()

@@ -8,7 +8,6 @@ summariser's slots together when threads meet.
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +24,7 @@ from introspect_cli.tensors.places import Placed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.capture.recording.keeping import Keeping
+    from introspect_cli.capture.recording.step_policy import StepPolicy
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given, Site
     from introspect_cli.store.write.rank_writer import RankWriter
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
 _SUMMARISED = (torch.Tensor, Placed)
 
 
-def _not_at_once(_site: int, _value: object) -> int:
+def _not_small(_site: int, _value: object) -> int:
     return -1
 
 
-def _none_at_once(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
+def _none_small(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
     return False
 
 
@@ -52,7 +51,7 @@ class Recorder:
         summarizer: Summarizer,
         rank: RankWriter,
         store: StoreWriter,
-        keeping: Keeping,
+        policy: StepPolicy,
         save_tensors: tuple[str, ...] = (),
         store_lost: Callable[[StoreError], None] = lambda _error: None,
     ) -> None:
@@ -62,51 +61,44 @@ class Recorder:
             summarizer: turns values into slots.
             rank: where finished steps go.
             store: where whole tensors go.
-            keeping: which steps are wanted, and kept.
+            policy: which steps are wanted, and kept.
             save_tensors: globs over FQNs of values that are stored whole.
             store_lost: told once when the store can no longer be written.
         """
         self.summarizer = summarizer
         self.step = 0
         self.alive = True
-        self.wanted = keeping.wants(0)
+        self.wanted = policy.wants(0)
         self.resumed = True
         self.labels: Callable[[], Labels] = dict
         """Labels of the ending step by the script's framework."""
         self._rank = rank
         self._lock = new_lock()
-        self._keeping = keeping
+        self._policy = policy
         self._store_lost = store_lost
         self._sites = Sites(rank, self._lock, save_tensors)
-        self.saved = SavedTensors(save_tensors, summarizer, keeping.box, self._sites, self._lock)
+        self.saved = SavedTensors(save_tensors, summarizer, policy.box, self._sites, self._lock)
         self._save = self.saved.save
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
-        self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
+        self._backlog = Backlog(rank, store, summarizer, policy, self._sites, self._lose)
         self.intake = None if self.saved.are_wanted else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
-        self.at_once: Callable[[int, Any], int] = _not_at_once
-        self._all_at_once: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_at_once
-        self._record_at_once(on=True)
-
-    def _record_at_once(self, *, on: bool) -> None:
-        """Switch the compiled path for small plain tensors on or off; off while `record_only` is set."""
-        if self.intake is None:
-            return
-        if on and self.step_rows.only is None:
+        self.record_small: Callable[[int, Any], int] = _not_small
+        """Record a value in one compiled call: its slot; -1, with nothing done, where that is not to be."""
+        self._record_small_all: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_small
+        if self.intake is not None:
             rows = self.step_rows
             self.intake.into(rows.sites, rows.slots, rows.times, self._lock)
-            self.at_once, self._all_at_once = self.intake.record, self.intake.record_all
-        else:
-            self.intake.into()
-            self.at_once, self._all_at_once = _not_at_once, _none_at_once
+            self.record_small, self._record_small_all = self.intake.record, self.intake.record_all
 
     def record_only(self, sites: frozenset[Site] | None) -> None:
         """Record nothing but some sites; all where None."""
         self.step_rows.only = sites
-        if sites is not None:
-            self._record_at_once(on=False)
+        if sites is not None and self.intake is not None:
+            self.intake.into()
+            self.record_small, self._record_small_all = _not_small, _none_small
 
     @property
     def steps_written(self) -> int:
@@ -120,7 +112,7 @@ class Recorder:
 
     def emit(self, site: int, value: object, given: Given | None = None) -> None:
         """Record a tensor or plain value at a site; `given` are an operator's inputs."""
-        if given is None and self.at_once(site, value) >= 0:
+        if given is None and self.record_small(site, value) >= 0:
             return
         with self._lock:
             if given is not None:
@@ -139,41 +131,36 @@ class Recorder:
         if not issubclass(type(value), _SUMMARISED):
             slot = self.summarizer.value(plain(value, secret=site in self._sites.secret))
             self.step_rows.note(site, slot)
-        elif (slot := self.at_once(site, value)) < 0:
+        elif (slot := self.record_small(site, value)) < 0:
             slot = self.summarizer.add(value)
             self.step_rows.note(site, slot)
             self._save(site, slot, value)
         return slot
 
     def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
-        """Record values at their sites in order; neighbouring tensors are summarised together."""
+        """Record values at their sites in order; tensors alone are summarised together."""
         with self._lock:
             if not all(issubclass(kind, _SUMMARISED) for kind in set(map(type, values))):
-                for together, group in groupby(zip(sites, values, strict=True), _is_tensor):
-                    pairs = list(group)
-                    if together and len(pairs) > 1:
-                        self.emit_many(*zip(*pairs, strict=True))
-                    else:
-                        for pair in pairs:
-                            self.emit(*pair)
+                for site, value in zip(sites, values, strict=True):
+                    self.emit(site, value)
                 return
-            done = self._all_at_once(sites, values)
+            done = self._record_small_all(sites, values)
             if done is not True:
-                self._long(sites, values, done or None)
+                self._record_rest(sites, values, done or None)
 
-    def _long(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None) -> None:
+    def _record_rest(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None) -> None:
         """Record tensors by the slow path; `known` has the slots already done, -1 for the others."""
         slots = self.summarizer.add_all(values, known)
         for site, slot, value in zip(sites, slots, values, strict=True) if self.intake is None else ():
             self._save(site, slot, value)
         self.step_rows.note_all(sites, slots)
 
-    def collected(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
+    def record_compiled(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
         """Record an optimizer's tensors by one compiled function; False, with nothing done, where it cannot."""
         with self._lock:
             done = self.intake is not None and collect(self.intake, sites, *known)
             if done and done is not True:
-                self._long(sites, done[1], done[0])
+                self._record_rest(sites, done[1], done[0])
             return bool(done)
 
     def gap(self, site: int, reason: str) -> None:
@@ -188,14 +175,14 @@ class Recorder:
             keep: whether the current step stays, as the first.
         """
         with self._lock:
-            wanted = self._keeping.wants(0) and (self.wanted or not keep)
+            wanted = self._policy.wants(0) and (self.wanted or not keep)
             if not (keep and wanted):
                 self.step_rows.take_back(0)
                 self.step_rows.times.clear()
                 self.saved.of_step.clear()
             self._backlog.clear()
             self.step = 0
-            self._keeping.restart()
+            self._policy.restart()
             self.wanted = self.alive and wanted
             self.resumed = True
             try:
@@ -217,7 +204,7 @@ class Recorder:
                 if self.step_rows.sites or self.step_rows.slots or self.step_rows.times:
                     self._empty()  # an interrupt came before anything was set aside, or while this was done
                 self.step += 1
-                self.wanted = self.alive and self._keeping.wants(self.step)
+                self.wanted = self.alive and self._policy.wants(self.step)
                 self.resumed = self.wanted and not was_wanted
 
     def flush(self, *, current: bool) -> None:
@@ -245,7 +232,7 @@ class Recorder:
     def _empty(self) -> None:
         """Clear the rows and saved tensors."""
         self.step_rows.clear()
-        self.saved.turn()
+        self.saved.begin_step()
 
     def _lose(self, error: StoreError) -> None:
         """Stop after the store was lost, and tell the session."""
@@ -255,7 +242,3 @@ class Recorder:
     def stop(self) -> None:
         """Record nothing more: in a forked child, or as the session ends."""
         self.alive = self.wanted = self._backlog.open = False
-
-
-def _is_tensor(pair: tuple[int, object]) -> bool:
-    return issubclass(type(pair[1]), _SUMMARISED)

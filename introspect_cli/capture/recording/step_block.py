@@ -90,7 +90,7 @@ class StepBlock:
         self._texts: dict[int, str] | None = None
         self._given: Mapping[int, Given] | None = None
 
-    def take(self, ended: EndedStep, summarizer: Summarizer) -> None:
+    def begin(self, ended: EndedStep, summarizer: Summarizer) -> None:
         """Give the summarizer the columns to fill with a step's summaries."""
         self.ended, self._beside = ended, None
         wanted = [(self.columns, ended.slots)]
@@ -107,7 +107,7 @@ class StepBlock:
             save_tensor(store, checksum, value)
         return frozenset(whole)
 
-    def held(self) -> dict[int, torch.Tensor]:
+    def boxed(self) -> dict[int, torch.Tensor]:
         """Tensors for the black box by checksum."""
         return {checksum: value for checksum, value in self._saved(always=False).items() if checksum}
 

@@ -1,14 +1,13 @@
 """The rows of the current step: which sites have been recorded, in which order, with which summaries.
 
 A record names its site by number, and most sites come again in every step. Most rows stay as they were noted. Some are
-taken out again and come back elsewhere, or later: a batch turns out to be for an evaluation, a compiler has run what it
-compiled in an order of its own.
+taken out again and come back elsewhere, or later: a batch turns out to be for an evaluation.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.environment.redact import is_secret_path
 from introspect_cli.records import Site, SiteInfo
@@ -17,9 +16,9 @@ from introspect_cli.tensors.kernels import KERNELS, new_numbers
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from introspect_cli.records import Given, Kind, Phase
+    from introspect_cli.records import Given
     from introspect_cli.store.write.rank_writer import RankWriter
 
 
@@ -73,6 +72,14 @@ class Sites:
         return self.number(replace(self.of[number], **changes), self._infos[number])
 
 
+class Row(NamedTuple):
+    """A row that was taken out of its step: numbers of its site and slot, and what its operator was given."""
+
+    site: int
+    slot: int
+    given: Given | None
+
+
 class StepRows:
     """Rows of the current step in order; the compiled intake appends to the lists, too.
 
@@ -122,50 +129,25 @@ class StepRows:
             for site, slot in zip(sites, slots, strict=True):
                 self.note(site, slot)
 
-    def take_back(self, start: int) -> list[tuple[int, int]]:
-        """Remove all rows from index `start` on; returns their sites and slots."""
+    def take_back(self, start: int) -> list[Row]:
+        """Remove all rows from index `start` on, and return them; their sites are free again."""
         with self._lock:
-            taken = list(zip(self.sites[start:], self.slots[start:], strict=True))
+            numbers = zip(self.sites[start:], self.slots[start:], strict=True)
+            taken = [Row(*pair, self.given.pop(at, None)) for at, pair in enumerate(numbers, start)]
             del self.sites[start:], self.slots[start:]
-            for row in [row for row in self.given if row >= start]:
-                del self.given[row]
-            for site, _ in taken:
-                self.times.add(site, -1)
+            for row in taken:
+                self.times.add(row.site, -1)
             return taken
 
-    def give_back(self, taken: list[tuple[int, int]]) -> None:
-        """Append removed rows again."""
+    def put(self, rows: Iterable[Row]) -> None:
+        """Append rows that were taken back, as they were or at other sites."""
         with self._lock:
-            for site, slot in taken:
-                self.note(site, slot)
+            for row in rows:
+                if row.given is not None:
+                    self.given[len(self.sites)] = row.given
+                self.note(row.site, row.slot)
 
-    def put_elsewhere(self, taken: list[tuple[int, int]], phase: Phase, kind: Kind, fqn: str, call: int) -> None:
-        """Append removed rows of one kind again, at another phase, name and call; drop the others."""
-        with self._lock:
-            for site, slot in taken:
-                if self._numbering.of[site].kind is kind:
-                    self.note(self._numbering.changed(site, phase=phase, fqn=fqn, call=call), slot)
-
-    def rename(self, kind: Kind, names: dict[str, str]) -> None:
-        """Rename the rows of one kind, old FQN to new."""
-        with self._lock:
-            for row, number in enumerate(self.sites):
-                site = self._numbering.of[number]
-                if site.kind is kind and names.get(site.fqn, site.fqn) != site.fqn:
-                    self.sites[row] = self._numbering.changed(number, fqn=names[site.fqn])
-                    self.times.add(number, -1)
-                    self.times.add(self.sites[row], 1)
-
-    def rearrange(self, places: Sequence[tuple[int, int]]) -> None:
-        """Sort some rows among themselves.
-
-        Args:
-            places: numbers of rows, rising, each with what to sort them by.
-        """
-        with self._lock:
-            ranked = [row for row, _ in sorted(places, key=lambda entry: entry[1])]
-            taken = [(self.sites[row], self.slots[row], self.given.pop(row, None)) for row in ranked]
-            for (row, _), (site, slot, given) in zip(places, taken, strict=True):
-                self.sites[row], self.slots[row] = site, slot
-                if given is not None:
-                    self.given[row] = given
+    def moved(self, rows: Iterable[Row], change: Callable[[Site], dict[str, Any] | None]) -> list[Row]:
+        """Rows at sites of which `change` says what is different; without those of which it says None."""
+        sites, changes = self._numbering, [(row, change(self._numbering.of[row.site])) for row in rows]
+        return [row._replace(site=sites.changed(row.site, **change)) for row, change in changes if change is not None]

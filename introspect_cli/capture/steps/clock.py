@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from introspect_cli.capture.naming.names import Names
     from introspect_cli.capture.ranks.flat import FlatParts
     from introspect_cli.capture.recording.recorder import Recorder
+    from introspect_cli.capture.recording.step_rows import Row
 
-_MOST_SPANS = 1000
+MAX_SPANS = 1000
 _MARK = "introspect: made before anything was trained"
 
 
@@ -88,13 +89,14 @@ class Moments:
         self.on_after_optimizer: list[Callable[[], None]] = []
         self.on_tick: list[Callable[[], None]] = []
         self.on_restart: list[Callable[[int | None], None]] = []
-        self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
+        self.on_evaluation: list[Callable[[list[Row]], None]] = []
         self.on_look: list[Callable[[], None]] = []
 
-    def look(self) -> None:
-        """Call the `on_look` listeners: the script saves something, or is over."""
-        for listener in self.on_look:
-            listener()
+    @staticmethod
+    def tell(listeners: list[Callable[..., None]], *given: object) -> None:
+        """Call all listeners of a moment."""
+        for listener in listeners:
+            listener(*given)
 
 
 class StepClock(Moments):
@@ -135,21 +137,14 @@ class StepClock(Moments):
     def root_called(self, module: nn.Module) -> None:
         """Call the `on_root` listeners before a recorded outermost call."""
         self._names.any_module = True  # it may have its name from before
-        for listener in self.on_root:
-            listener(module)
-
-    def root_left(self, module: nn.Module) -> None:
-        """Call the `on_root_left` listeners after it."""
-        for listener in self.on_root_left:
-            listener(module)
+        self.tell(self.on_root, module)
 
     def begin(self) -> None:
         """Call the `on_begin` listeners, at the first event of a step only."""
         if self._begun != self._recorder.step:
             self._begun, before = self._recorder.step, self._recorder.rows
             if self._recorder.wanted:
-                for listener in self.on_begin:
-                    listener()
+                self.tell(self.on_begin)
             self._rows_at_begin = self._recorder.rows - before
 
     @property
@@ -164,14 +159,13 @@ class StepClock(Moments):
         is_trained = trained.is_trained(module)
         phase = evaluation.phase(module, is_trained=is_trained, is_new=trained.is_new, first_step=not self.ticks)
         if phase is Phase.EVAL:
-            if not evaluation.wanted and len(self.passed_over) < _MOST_SPANS:
+            if not evaluation.wanted and len(self.passed_over) < MAX_SPANS:
                 self._pass_over(self._recorder.step)
             taken, began = evaluation.take_back()
             if began:
                 self._begun = -1
             if taken:
-                for listener in self.on_evaluation:
-                    listener(taken)
+                self.tell(self.on_evaluation, taken)
             return phase
         if evaluation.give_back():
             self._begun = self._recorder.step
@@ -179,8 +173,7 @@ class StepClock(Moments):
             self._step_without_optimizer(module)
         else:
             self.look_for_unseen_step()
-        for tell in self.on_forward:
-            tell(module)
+        self.tell(self.on_forward, module)
         self.begin()
         if self._recorder.wanted:
             self.labels.see()
@@ -205,14 +198,12 @@ class StepClock(Moments):
         if is_model and torch.is_grad_enabled():
             self._ran_with_gradients.append(weakref.ref(module))
 
-    @property
-    def awaits_training(self) -> bool:
-        """Whether neither an optimizer nor a backward pass was seen, so that nothing may be trained."""
-        return not (self.has_optimizer or self.evaluation.has_training)
-
     def forward_left(self, result: object) -> None:
-        """Mark the graph of an outermost call's result, to see later whether it is still alive."""
-        if not torch.is_grad_enabled():
+        """Mark the graph of an outermost call's result, to see later whether it is still alive.
+
+        Not once an optimizer or a backward pass was seen: from then on it is known that something is trained.
+        """
+        if not torch.is_grad_enabled() or self.has_optimizer or self.evaluation.has_training:
             return
         self._graphs = [(step, mark) for step, mark in self._graphs if mark is None or mark() is not None]
         tensors = [leaf for _, leaf in flatten(result) if isinstance(leaf, torch.Tensor)]
@@ -287,13 +278,11 @@ class StepClock(Moments):
         self._begun = 0 if keep and self._begun == kept else -1
         self.ticks = 0
         self._names.renumber(kept)
-        for listener in self.on_restart:
-            listener(kept)
+        self.tell(self.on_restart, kept)
         if not keep:
             self._forwards, self._model_ran = 0, False
             self.evaluation.left_out()
-            for tick in self.on_tick:
-                tick()
+            self.tell(self.on_tick)
         self.left_out = True
 
     def built(self, optimizer: torch.optim.Optimizer) -> None:

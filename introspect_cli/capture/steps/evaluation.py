@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.recording.recorder import Recorder
+    from introspect_cli.capture.recording.step_rows import Row
 
 
 class Trained:
@@ -50,9 +51,9 @@ class Trained:
         """Add an optimizer."""
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
-        self.ask_again()
+        self.forget_answers()
 
-    def ask_again(self) -> None:
+    def forget_answers(self) -> None:
         """Drop cached answers, as an optimizer may hold other parameters."""
         self._parameters = None
         self._roots.clear()
@@ -105,7 +106,7 @@ class Trained:
         now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
         if zero.is_loaded() or now != self._stepped_with.get(optimizer):
             self._stepped_with.set(optimizer, now)
-            self.ask_again()
+            self.forget_answers()
 
     def is_new(self, module: nn.Module) -> bool:
         """Whether an optimizer that has not stepped yet holds any of a module's parameters."""
@@ -142,11 +143,6 @@ def _trains(module: nn.Module) -> bool:
     return bool(getattr(module, "training", False))
 
 
-def _is_live(module: nn.Module) -> bool:
-    """Whether a module is in training mode and has parameters, unlike a loss module."""
-    return _trains(module) and next(parameters_in(module), None) is not None
-
-
 def _in_function() -> bool:
     """Whether the forward of an `autograd.Function` is running, within 100 frames.
 
@@ -157,10 +153,10 @@ def _in_function() -> bool:
         kind = kinds.pop()
         codes.add(getattr(kind.forward, "__code__", None))
         kinds += kind.__subclasses__()
-    return any(frame.f_code in codes for frame, _ in zip(outward(sys._getframe(1)), range(_FRAMES), strict=False))  # noqa: SLF001 - the documented way to a frame
+    return any(frame.f_code in codes for frame, _ in zip(outward(sys._getframe(1)), range(MAX_FRAMES), strict=False))  # noqa: SLF001 - the documented way to a frame
 
 
-_FRAMES = 100
+MAX_FRAMES = 100
 
 
 @dataclass
@@ -171,13 +167,13 @@ class Draw:
         loader: number of its loader.
         start: row of the step at which what it caused begins.
         began: whether the step began with it.
-        rows: sites and slots that were taken back; None while they stand in the step.
+        rows: those that were taken back; None while they stand in the step.
     """
 
     loader: int
     start: int
     began: bool
-    rows: list[tuple[int, int]] | None = None
+    rows: list[Row] | None = None
 
 
 class Evaluation:
@@ -187,7 +183,8 @@ class Evaluation:
         """Start in training, without loaders; `wanted` says whether evaluation is recorded."""
         self._recorder = recorder
         self.wanted = wanted
-        self._training: set[int] = set()
+        self.feeding: set[int] = set()
+        """Numbers of the loaders that are known to feed training."""
         self._fed: set[int] = set()
         self._feeder = self._doubted = -1
         self._under_way = self._loss_is_due = self._acts = False
@@ -204,7 +201,7 @@ class Evaluation:
             self._under_way = self.has_training
             return
         self._fed.add(loader)
-        if loader in self._training:
+        if loader in self.feeding:
             self._under_way = False
         self._draws = [draw for draw in self._draws if draw.rows is None]
         self._draws.append(Draw(loader, start, began))
@@ -212,8 +209,8 @@ class Evaluation:
     def trained(self) -> None:
         """Note a backward pass or optimizer step: loaders drawn from since the last one feed training."""
         self.has_training = True
-        self._training |= self._fed
-        self._training |= {self._doubted} - {-1}  # what was taken for an evaluation is trained on
+        self.feeding |= self._fed
+        self.feeding |= {self._doubted} - {-1}  # what was taken for an evaluation is trained on
         self._fed.clear()
         self._under_way = self._loss_is_due = False
         self._doubted = -1
@@ -243,7 +240,7 @@ class Evaluation:
         is_copy = self._is_late_copy(module, is_trained=is_trained, first_step=first_step)
         if not self.has_training and not is_trained:
             return Phase.FORWARD
-        elsewhere = bool(self._training) and self._feeder >= 0 and self._feeder not in self._training
+        elsewhere = bool(self.feeding) and self._feeder >= 0 and self._feeder not in self.feeding
         if torch.is_grad_enabled():
             evaluates = elsewhere and ((not _trains(module) and not is_new(module)) if is_trained else self._under_way)
             self._doubted = self._feeder if evaluates else -1
@@ -251,8 +248,11 @@ class Evaluation:
             evaluates = not (self._loss_is_due and _trains(module))
             evaluates &= elsewhere or not (_in_function() and all(map(_trains, modules_in(module))))
         else:
-            under_way = self._under_way and not (self._acts and _is_live(module))
-            evaluates = under_way or (elsewhere and not _trains(module) and not self._training & self._fed)
+            # an acting model is in training mode and has parameters, unlike a loss module
+            under_way = self._under_way and not (
+                self._acts and _trains(module) and next(parameters_in(module), None) is not None
+            )
+            evaluates = under_way or (elsewhere and not _trains(module) and not self.feeding & self._fed)
             evaluates |= is_copy
         self._loss_is_due |= is_trained and torch.is_grad_enabled() and not evaluates
         self._acts = evaluates and not elsewhere and is_trained and _trains(module)
@@ -274,18 +274,14 @@ class Evaluation:
             self._early.set(module, kind)
         return kind in self._trained_classes and not _trains(module) and self._early.get(module) is None
 
-    def feeds_training(self, loader: int) -> bool:
-        """Whether a loader is known to feed training."""
-        return loader in self._training
-
-    def take_back(self) -> tuple[list[tuple[int, int]], bool]:
+    def take_back(self) -> tuple[list[Row], bool]:
         """Remove the batches of the last loader from the step, before an evaluating call.
 
         Returns:
-            sites and slots of what was taken back; and whether the step had begun with it.
+            the rows; and whether the step had begun with them.
         """
         began = False
-        taken: list[tuple[int, int]] = []
+        taken: list[Row] = []
         self._fed.discard(self._feeder)
         for draw in reversed(self._draws):
             if draw.loader != self._feeder:
@@ -301,7 +297,7 @@ class Evaluation:
         began = False
         if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use
             for draw in self._draws:
-                self._recorder.step_rows.give_back(draw.rows or [])
+                self._recorder.step_rows.put(draw.rows or [])
                 self._fed.add(draw.loader)
                 began |= draw.began
         self._draws.clear()

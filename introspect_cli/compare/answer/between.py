@@ -8,26 +8,23 @@ matched with come from the first divergence.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, cut_short
 from introspect_cli.compare.changes.clues import Clues, CodeChanges
-from introspect_cli.compare.reasons.back import Handling, excluded, stale_share
-from introspect_cli.compare.reasons.draws import drawn_otherwise
-from introspect_cli.compare.reasons.update import changes as optimizer_settings
+from introspect_cli.compare.reasons.draws import is_drawn_otherwise
+from introspect_cli.compare.reasons.update import hyperparameter_changes_of as optimizer_settings
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
-    differing_events,
-    drawn_alike,
-    seedings_that_differ,
-    unseen_between,
+    last_fillings,
+    partings,
+    script_seedings,
     variables_that_differ,
 )
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.settings.seedings import set_at
+from introspect_cli.compare.settings.seedings import differing_calls
 from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.store.read.source_texts import Sources
@@ -36,9 +33,9 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from introspect_cli.compare.changes.clues import Line
-    from introspect_cli.compare.changes.statements import Change
+    from introspect_cli.compare.changes.clues import Bounds
     from introspect_cli.compare.reasons.view import View
+    from introspect_cli.compare.settings.beginning import Event
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.read.run import Run
 
@@ -60,7 +57,7 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     """
     if any("sources" not in run.settings for run in (a, b)):
         return None
-    one, two = _Texts(a), _Texts(b)
+    one, two = _SourceTexts(a), _SourceTexts(b)
     renamed = _renamed(one, two)
     names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
     differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
@@ -72,7 +69,7 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     unread: list[tuple[str, str]] = []
     sides: tuple[dict[str, str], dict[str, str]] = {}, {}
     wanted = {renamed.get(name, name) for name in differing}
-    texts_b = two.all({}, wanted)
+    texts_b = two.texts({}, wanted)
     for name in differing:
         other = renamed.get(name, name)
         texts = one.text(name), two.text(other)
@@ -86,32 +83,19 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     changes, in_comments, in_names = changed_between(*sides, [renamed.get(name, name) for name in names])
     back = {new: old for old, new in renamed.items()}
     for quiet in (in_comments, in_names):
-        for other in [o for o in quiet if not (one.exact(back.get(o, o)) and two.exact(o))]:
+        for other in [o for o in quiet if not (one.is_unredacted(back.get(o, o)) and two.is_unredacted(o))]:
             quiet.remove(other)
             unread.append((other, "secret"))
-    every = one.all(renamed, wanted) if changes else {}, texts_b
+    every = one.texts(renamed, wanted) if changes else {}, texts_b
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
-    order = ranked(changes, every, clues)
-    order = tuple(replace(each, above=_above(each.change, every)) for each in order)
-    return CodeChanges(order, tuple(in_comments), tuple(in_names), tuple(unread), len(names))
+    return CodeChanges(ranked(changes, every, clues), tuple(in_comments), tuple(in_names), tuple(unread), len(names))
 
 
-def _above(change: Change, texts: tuple[Mapping[str, str], Mapping[str, str]]) -> str:
-    """The nearest non-blank line above a change, in b's version, or in a's where the code was removed; "" for none."""
-    side, text = (change.b, texts[1]) if change.b is not None else (change.a, texts[0])
-    if side is None or change.unit == "file":
-        return ""
-    lines = text.get(change.file, "").splitlines()[: side.first - 1]
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _renamed(one: _Texts, two: _Texts) -> dict[str, str]:
+def _renamed(one: _SourceTexts, two: _SourceTexts) -> dict[str, str]:
     """Names of files in a, mapped to those in b where they differ: the scripts, then files with a unique basename."""
     left = [name for name in one.digests if name not in two.digests]
     right = [name for name in two.digests if name not in one.digests]
-    names = {}
-    if one.script in left and two.script in right:
-        names[one.script] = two.script
+    names = {one.script: two.script} if one.script in left and two.script in right else {}
     for name in left:
         same = [other for other in right if PurePath(other).name == PurePath(name).name]
         if name not in names and len(same) == 1 and same[0] not in names.values():
@@ -119,7 +103,7 @@ def _renamed(one: _Texts, two: _Texts) -> dict[str, str]:
     return names
 
 
-class _Texts:
+class _SourceTexts:
     """Source texts of one run by file name, stored with the run or read from the current directory's git clone."""
 
     def __init__(self, run: Run) -> None:
@@ -138,14 +122,14 @@ class _Texts:
         digest = self.digests.get(name)
         if digest is None or not self._commit or not _PATH.fullmatch(name):
             return None
-        data = _content(f"{self._commit}:{name}")
+        data = _blob(f"{self._commit}:{name}")
         return data.decode("utf-8", "replace") if source_digest(data) == digest else None
 
-    def exact(self, name: str) -> bool:
+    def is_unredacted(self, name: str) -> bool:
         """Whether a text is unredacted; True also for files read from git."""
         return name not in self._sources or self._sources[name].exact
 
-    def all(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
+    def texts(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
         """Texts by their names in b: all of `wanted`, others (same top directory first) up to `_MOST` characters."""
         texts: dict[str, str] = {}
         size = 0
@@ -156,14 +140,15 @@ class _Texts:
             return name not in wanted, "/" in name and name.partition("/")[0] not in tops
 
         for name in sorted(self.digests, key=distance):
-            text = self.text(name) if name in self._sources or renamed.get(name, name) in wanted else None
-            if text is not None and (size < _MOST or renamed.get(name, name) in wanted):
-                texts[renamed.get(name, name)] = text
+            in_b = renamed.get(name, name)
+            text = self.text(name) if name in self._sources or in_b in wanted else None
+            if text is not None and (size < _MOST or in_b in wanted):
+                texts[in_b] = text
                 size += len(text)
         return texts
 
 
-def _content(name: str) -> bytes:
+def _blob(name: str) -> bytes:
     """The bytes of `commit:path` in the git clone of the current directory; b"" where git fails or lacks it."""
     import subprocess
 
@@ -198,80 +183,88 @@ def clues_of(scene: View) -> Clues:
         words |= _attributes_that_differ(scene.step.modules, name)
     if cause.reason in {"initial", "outside"}:
         words.add(site.fqn.rpartition(".")[2])
-    words |= {*replaced} | ({_last(cause.subject)} if cause.subject else set())
+    words |= {*replaced} | ({_last_part(cause.subject)} if cause.subject else set())
     if scene.first.a is not None and scene.first.b is not None:
         dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
         words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
-    # all steps before agree: a condition on the number of this one is a hint
-    late = {str(scene.first.step)} if scene.first.step > 1 and scene.steps_before else set()
-    if scene.calls is not None and cause.reason in {"structure", "loss"}:
-        few, many = sorted(scene.calls[1:])
-        late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
-    words |= _handling(scene) if cause.reason == "gradient" else set()
-    words |= {*MODES} if cause.reason == "batch" and drawn_otherwise(scene) else set()
-    between: tuple[list[tuple[str, str]], ...] = [], []
-    lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
-    if (ended := cut_short(scene)) is not None and ended.file:
-        lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
-    filled = site.fqn if cause.reason == "initial" else ""
+    words |= {*MODES} if cause.reason == "batch" and is_drawn_otherwise(scene) else set()
+    lines = _recorded_lines(scene)
     begins = cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
-    if begins and not (filled and drawn_alike(scene.runs, scene.first.rank, filled)):
-        between = unseen_between(scene.runs, scene.first.rank)
-        began = differing_events(scene.runs, scene.first.rank, filled)
-        for places, events in zip(lines, began, strict=True):
-            # what a module draws tells nothing of why one run has no such module
-            events_there = [event for event in events if cause.reason != "structure" or event.name == subject]
-            places += [event.line for event in events_there]
-            words |= {word for event in events_there for word in event.name.split(".")[-2:]}
-            words |= {"train", "eval"} if any(event.by in MODES for event in events_there) else set()
-    if cause.reason == "rng" and not scene.is_first_step:
-        for places, settings in zip(lines, set_at(scene.runs, scene.first), strict=True):
-            places += [setting.line for setting in settings]
+    for events, place in zip(_suspect_events(scene) if begins else (), lines, strict=False):
+        # what a module draws tells nothing of why one run has no such module
+        events_there = [event for event in events if cause.reason != "structure" or event.name == subject]
+        place.extend(event.line for event in events_there)
+        words |= {word for event in events_there for word in event.name.split(".")[-2:]}
+        words |= {*MODES} if any(event.by in MODES for event in events_there) else set()
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
-        for places, events in zip(lines, seedings_that_differ(scene.runs, scene.first.rank), strict=True):
-            places += [event.line for event in events]
         words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     reason = "structure" if replaced else cause.instead or cause.reason
     return Clues(
         reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
-        attributes=tuple(_last(name) for name in names),
+        attributes=tuple(_last_part(name) for name in names),
         inside=tuple({tree[name].module_class: 0 for name in scene.unseen_inside}),
-        before=_last(cause.before),
-        models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
+        models=frozenset(_last_part(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
-        words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
-        lines=(_parsed(lines[0]), _parsed(lines[1])),
-        spans=(_spans(between[0]), _spans(between[1])),
-        bounds=_bounds(scene),
+        words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)),
+        lines=(_parsed_lines(lines[0]), _parsed_lines(lines[1])),
+        bounds=_bounding_lines(scene),
         kind=site.kind,
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
-        at_start=scene.is_first_step,
         ran=frozenset(module.module_class for module in tree.values()),
         scripts=frozenset(PurePath(str(run.manifest.get("script") or "")).name for run in scene.runs),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
 
 
-def _bounds(scene: View) -> tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]]:
+def _recorded_lines(scene: View) -> tuple[list[str], list[str]]:
+    """Lines of the user's code that the records of a and of b name."""
+    lines: tuple[list[str], list[str]] = [scene.first.source if scene.first.a is not None else ""], []
+    if (ended := cut_short(scene)) is not None and ended.file:
+        lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
+    if scene.cause.reason == "rng" and not scene.is_first_step:
+        for places, settings in zip(lines, differing_calls(scene.runs, scene.first), strict=True):
+            places.extend(setting.line for setting in settings)
+    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+        for places, event in zip(lines, script_seedings(scene.runs, scene.first.rank).first, strict=True):
+            places.extend([event.line] if event is not None else [])
+    return lines
+
+
+def _is_drawn_alike(scene: View) -> bool:
+    """Whether an initial value was last filled by the same function with equal state and arguments in both runs."""
+    one, two = (
+        last_fillings(scene.runs, scene.first.rank, scene.site.fqn) if scene.cause.reason == "initial" else (None, None)
+    )
+    same = one is not None and two is not None and (one.state, one.by, one.arguments)
+    return bool(same) and two is not None and same == (two.state, two.by, two.arguments)
+
+
+def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
+    """Seedings and draws before the first step that may be what differs, in a and in b."""
+    if _is_drawn_alike(scene):
+        return [], []
+    suspects = [parted.suspects for parted in partings(scene.runs, scene.first.rank)]
+    events = [event for one, _ in suspects for event in one], [event for _, two in suspects for event in two]
+    if scene.cause.reason == "initial":
+        filled = last_fillings(scene.runs, scene.first.rank, scene.site.fqn)
+        given = [event and (event.by, event.arguments) for event in filled]
+        for there, event in zip(events, filled if given[0] != given[1] else (), strict=False):
+            there.extend([event] if event is not None else [])
+    return events
+
+
+def _bounding_lines(scene: View) -> tuple[Bounds, Bounds]:
     """Lines of the last record that agrees and the first that differs: (a's two, b's two); None where unknown."""
     from introspect_cli.compare.step.step import lines_around
 
     one, two = (
-        [next(iter(_parsed([line])), None) for line in lines] for lines in lines_around(scene.step, scene.position)
+        [next(iter(_parsed_lines([line])), None) for line in lines]
+        for lines in lines_around(scene.step, scene.position)
     )
     return (one[0], one[1]), (two[0], two[1])
-
-
-def _handling(scene: View) -> set[str]:
-    """Names of calls that may have changed the gradient (`clip_grad_norm_`, `zero_grad`), less what records exclude."""
-    if stale_share(scene.step, scene.position)[0]:
-        return set(Handling.ZERO_GRAD.calls)
-    gone = excluded(scene)
-    names = {word for handling in Handling if handling not in gone for word in handling.calls}
-    return names | ({"clip_grad_value_"} if Handling.CLIPPING in gone else set())
 
 
 def clues_of_ending(ending: Raised) -> Clues:
@@ -280,18 +273,12 @@ def clues_of_ending(ending: Raised) -> Clues:
     return Clues("raised", lines=((), line) if ending.side == "b" else (line, ()))
 
 
-def _parsed(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
+def _parsed_lines(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """`model.py:41` as `("model.py", 41)`; lines of another form are left out."""
     return tuple((match[1], int(match[2])) for line in lines if (match := _LINE.fullmatch(line)))
 
 
-def _spans(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, int, int], ...]:
-    """Pairs of lines as (file, first, last); pairs in two different files are left out."""
-    ends = [parsed for pair in pairs if len(parsed := _parsed(pair)) == 2]
-    return tuple((file, first, last) for (file, first), (other, last) in ends if file == other)
-
-
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     """The last part of a dotted name that is no number: `blocks` of `blocks.3`; "" for none."""
     return next((part for part in reversed(name.split(".")) if not _INDEX.fullmatch(part)), "")
 

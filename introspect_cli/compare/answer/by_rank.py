@@ -20,6 +20,7 @@ from introspect_cli.compare.answer.compared import Compared, copies_note
 from introspect_cli.compare.correspondence import Correspondence, correspond, other_roots
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
+from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.files import tensor_files
 from introspect_cli.compare.step.comparison import Comparison
 from introspect_cli.compare.terms.at import At
@@ -67,7 +68,7 @@ class RunPair:
     files: tuple[Mapping[str, str], Mapping[str, str]]
 
     @classmethod
-    def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
+    def from_runs(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
         """Two open runs with all their ranks.
 
         A run's last step counts as its end where it notes how ranks ended and they ended evenly; else None.
@@ -121,23 +122,23 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     """Compare equal rank numbers pairwise.
 
     Where layout or batch split differs, all ranks of each run as one. If only losses suggest the split, the comparison
-    as one counts only if it agrees or `_took_the_same`. Raises UsageError where no selected rank is in both runs.
+    as one counts only if it agrees or `_used_one_batch`. Raises UsageError where no selected rank is in both runs.
     """
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
-    pair = RunPair.of(a, b, noise)
+    pair = RunPair.from_runs(a, b, noise)
     cut = a.ranks and b.ranks and not options.ranks
     wholes = wholes_of(a, b, options, work, other_roots(a, b, options)) if cut else None
     if wholes is not None:
-        compared = _as_wholes(pair, wholes.options, wholes)
+        compared = _compare_wholes(pair, wholes.options, wholes)
         multiple = (first := compared.outcomes[0].first) is not None and first.scale is not None
-        if multiple or not (wholes.splits.alike and wholes.splits.assumed) or _took_the_same(compared):
+        if multiple or not (wholes.splits.alike and wholes.splits.assumed) or _used_one_batch(compared):
             return compared
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
 
 
-def _took_the_same(compared: Compared) -> bool:
+def _used_one_batch(compared: Compared) -> bool:
     """Whether both runs' steps used one batch.
 
     True where nothing diverges, the cause is the split, or the first divergence comes after the first step or in the
@@ -153,17 +154,17 @@ def _took_the_same(compared: Compared) -> bool:
     return Kind.GRAD in outcome.step.comparison.kinds and (later or updates)
 
 
-def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
+def _compare_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
     """Compare two layouts, or two splits of a batch, with all ranks and microbatches of each run put together."""
     outcome = pair.compare(wholes.readers, options, wholes.splits)
-    first, runs = outcome.first, (pair.a, pair.b)
+    first = outcome.first
     outcome.notes = [
-        *(copies_note(first, runs) if first is not None else ()),
+        *(copies_note(first) if first is not None else ()),
         *wholes.notes,
         *outcome.notes,
-        *(["The noise runs are not used: they do not show what another layout changes."] if pair.noise else ()),
+        *([told("noise-unused")] if pair.noise else ()),
     ]
-    return Compared(*runs, options, [outcome], wholes.splits)
+    return Compared(pair.a, pair.b, options, [outcome], wholes.splits)
 
 
 def compare_group(task: Task) -> list[RankOutcome]:
@@ -174,7 +175,7 @@ def compare_group(task: Task) -> list[RankOutcome]:
             run.manifest = manifest  # which other ranks have their part in
         prefetch(runs[0].rank(rank).ranges((0, -1)) for rank in task.ranks)
         pair = replace(pair, a=runs[0], b=runs[1], noise=runs[2:])
-        return [_closed(pair.compare_rank(rank, options)) for rank in task.ranks]
+        return [_without_readers(pair.compare_rank(rank, options)) for rank in task.ranks]
 
 
 def compare_ranks(
@@ -197,8 +198,8 @@ def compare_ranks(
         prefetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
         if not many:
             return [pair.compare_rank(rank, options) for rank in ranks]
-        outcomes = [_closed(pair.compare_rank(rank, less)) for rank in ranks]
-    outcomes = [_opened(pair, outcome) for outcome in outcomes]
+        outcomes = [_without_readers(pair.compare_rank(rank, less)) for rank in ranks]
+    outcomes = [_with_readers(pair, outcome) for outcome in outcomes]
     for outcome in outcomes if less is not options else ():
         outcome.listed = []
     best = Compared(pair.a, pair.b, options, outcomes).best
@@ -209,16 +210,16 @@ def compare_ranks(
     return outcomes
 
 
-def _alone(outcome: RankOutcome) -> dict[bool, RankOutcome]:
+def _outcomes_alone(outcome: RankOutcome) -> dict[bool, RankOutcome]:
     """Outcomes of evaluation (True) and training (False) alone; empty where they are not told apart."""
     which = (False, True) if outcome.evaluated else (False,)
     return {} if outcome.alone is None else {evaluation: outcome.alone(evaluation) for evaluation in which}
 
 
-def _closed(outcome: RankOutcome) -> RankOutcome:
+def _without_readers(outcome: RankOutcome) -> RankOutcome:
     """An outcome that can be pickled: without readers, steps, cause and other fields needed of the first rank alone."""
-    nobody = cast("Reader", None)  # until `_opened`
-    alone = {evaluation: _closed(part) for evaluation, part in _alone(outcome).items()}
+    nobody = cast("Reader", None)  # until `_with_readers`
+    alone = {evaluation: _without_readers(part) for evaluation, part in _outcomes_alone(outcome).items()}
     return replace(
         outcome,
         paired=replace(outcome.paired, a=nobody, b=nobody),
@@ -235,9 +236,9 @@ def _closed(outcome: RankOutcome) -> RankOutcome:
     )
 
 
-def _opened(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
+def _with_readers(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
     """The same outcome with the readers of `pair` set again, also in its parts."""
-    for one in (outcome, *_alone(outcome).values()):
+    for one in (outcome, *_outcomes_alone(outcome).values()):
         one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
     return outcome
 
@@ -255,8 +256,8 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
         return
     paired, (sites_a, sites_b) = outcome.paired, comparison.sites
     only_b = [step - outcome.offset for step in paired.only_b]
-    tail_a, changed_a = _trained(comparison.a, sites_a, paired.only_a, paired.tail_a, paired.rows_a[-1:])
-    tail_b, changed_b = _trained(comparison.b, sites_b, only_b, paired.tail_b, paired.rows_b[-1:])
+    tail_a, changed_a = _trailing_steps(comparison.a, sites_a, paired.only_a, paired.tail_a, paired.rows_a[-1:])
+    tail_b, changed_b = _trailing_steps(comparison.b, sites_b, only_b, paired.tail_b, paired.rows_b[-1:])
     outcome.paired = replace(paired, tail_a=tail_a, tail_b=tail_b, changed=changed_a or changed_b)
     if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
         return
@@ -264,7 +265,7 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
         selected(sites.kind, sites.fqn, options.kinds, options.modules) & evaluating(sites.phase, sites.fqn)
         for sites in comparison.sites
     )
-    steps = _evaluated(outcome.paired, *chosen)
+    steps = _evaluation_steps(outcome.paired, *chosen)
     if outcome.first is None:
         outcome.evaluated = tuple(step for step in [next(steps, None)] if step is not None)
         return
@@ -279,10 +280,10 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
 
     outcome.alone = alone
     parts = [alone(False), *([alone(True)] if outcome.evaluated else [])]
-    _adopt(outcome, parts, options)
+    _take_earliest(outcome, parts, options)
 
 
-def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> tuple[int, str]:
+def _trailing_steps(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> tuple[int, str]:
     """Count of a run's training steps after the last common one, and the first tensor changed without training.
 
     A single last step counts 0 if it changes no tensor, or has no loss, gradient or update (evaluation, saving).
@@ -302,7 +303,7 @@ def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int, las
     return int(bool(changed)), "".join(what(Site(Phase.START, KINDS[kind], fqn)) for kind, fqn, _ in changed[:1])
 
 
-def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
+def _evaluation_steps(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
     """The compared steps (a's numbers) in which both runs have a record of an evaluation."""
     if not (mask_a.any() and mask_b.any()):
         return
@@ -314,7 +315,7 @@ def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
             yield entry_a.step
 
 
-def _adopt(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
+def _take_earliest(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
     """Make the earliest first divergence of `parts`, by (step, sequence), the outcome's first and first listed one."""
     firsts = [(part.first, part) for part in parts if part.first is not None]
     if not firsts:

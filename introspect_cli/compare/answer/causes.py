@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.changes.clues import CodeChanges
-    from introspect_cli.compare.reasons.explain import Explained
+    from introspect_cli.compare.terms.findings import Finding
 
 
 _NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7), strict=False))
@@ -27,7 +27,7 @@ _UNLIKELY = 0.45
 _IN_COMMENTS = 0.05
 
 
-def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
+def with_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
     """Mark the only changed statement `Nearness.ALONE`, if every text was read and no setting of weight differs.
 
     Otherwise the changes are returned as they are.
@@ -40,7 +40,7 @@ def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) ->
     return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),))
 
 
-def with_code(
+def weighed_by_code(
     settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
 ) -> tuple[SettingChange, ...]:
     """Settings re-sorted by weight, each changed file weighed by its statement nearest to the divergence.
@@ -83,11 +83,11 @@ _NO_CAUSE = frozenset({"git", "sources", "nested"})
 """Sources whose changes are told by others: what a commit changed stands in the files."""
 _GIVEN = frozenset({"command", "environment", "options", "files"})
 """Sources whose names somebody wrote."""
-_ROOM = 240
-"""Characters that the likely causes may take in a sentence."""
 
 
-def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[SettingChange]) -> tuple[Candidate, ...]:
+def ranked_candidates(
+    findings: Sequence[Finding], code: CodeChanges | None, settings: Sequence[SettingChange]
+) -> tuple[Candidate, ...]:
     """Likely statements, then settings that explain; settings with an equal pair of values are merged into one."""
     statements = [
         Candidate(
@@ -100,7 +100,8 @@ def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[Sett
         )
         for one in (code.likely if code is not None else ())
     ]
-    on_record = {(str(one.fields.get("a")), str(one.fields.get("b"))) for one in told.proved if "name" in one.fields}
+    proved = [one.fields for one in findings if one.certainty is Certainty.PROVED]
+    on_record = {(str(fields.get("a")), str(fields.get("b"))) for fields in proved if "name" in fields}
     merged: dict[tuple[str | None, str | None] | tuple[str, str], list[SettingChange]] = {}
     for change in settings:
         file = change.source == "sources" and code is not None and (code.unread or not code.ranked)
@@ -114,10 +115,10 @@ def causes_of(told: Explained, code: CodeChanges | None, settings: Sequence[Sett
         made = next((one for one, members in merged.items() if getattr(members[0], side) == value), key)
         if value is not None and made != key:  # what was made of it has its value
             merged[made] += merged.pop(key)
-    return (*statements, *(_setting(members, on_record) for members in merged.values()))
+    return (*statements, *(_setting_candidate(members, on_record) for members in merged.values()))
 
 
-def _setting(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
+def _setting_candidate(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
     """One cause for merged settings, named by the member a person wrote (command line, environment, files) if any.
 
     Proved where a finding has its two values.
@@ -128,19 +129,18 @@ def _setting(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str,
     return Candidate("setting", named.name, named.a, named.b, certainty, sources)
 
 
-def likely_words(
-    told: Explained, causes: Sequence[Candidate], strong: AbstractSet[tuple[str, str]], settled: AbstractSet[str]
-) -> list[str]:
-    """At most three likely causes in words, within `_ROOM` characters, without those that the proved findings name."""
-    said = "; ".join(one.text for one in told.proved)
-    names = {name for source, name in strong if source not in settled}
-    likely = [one for one in causes if one.kind == "statement" or one.name in names]
-    words = [text for one in likely if (text := candidate_words(one)) and text not in said][:3]
-    while len(words) > 1 and sum(map(len, words)) > _ROOM:
-        words.pop()
-    return words
+def likely_words(findings: Sequence[Finding], causes: Sequence[Candidate]) -> list[tuple[str, str]]:
+    """The likeliest causes, at most `_LIKELY`: in words, and the sources of a setting.
+
+    Findings of certainty LIKELY, then candidates that no proved finding names.
+    """
+    said = " ".join(one.text for one in findings if one.certainty is Certainty.PROVED)
+    likely = [(one.text, "") for one in findings if one.certainty is Certainty.LIKELY]
+    named = [(candidate_words(one), one.line if one.kind == "setting" else "") for one in causes]
+    return [*likely, *(each for each in named if each[0] not in said)][:_LIKELY]
 
 
+_LIKELY = 3
 _SHOWN, _AROUND, _WORDS = 60, 12, 400
 """Characters that are shown of a statement, of these around what changed, and words of it that are compared."""
 
@@ -148,12 +148,12 @@ _SHOWN, _AROUND, _WORDS = 60, 12, 400
 def candidate_words(one: Candidate) -> str:
     """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`."""
     if one.kind == "statement":
-        a, b = (text or "(nothing)" for text in _both_in_brief(one.a or "", one.b or ""))
+        a, b = (text or "(nothing)" for text in _shortened_pair(one.a or "", one.b or ""))
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
 
 
-def _both_in_brief(*texts: str) -> list[str]:
+def _shortened_pair(*texts: str) -> list[str]:
     """Two versions of a statement, one line each; over `_SHOWN` characters, equal parts become `...`."""
     whole = [" ".join(text.split()) for text in texts]
     if max(map(len, whole)) <= _SHOWN:

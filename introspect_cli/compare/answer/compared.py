@@ -12,9 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, one_raised, raised
-from introspect_cli.compare.reasons.ranks import upstream
-from introspect_cli.compare.reasons.update import changes
+from introspect_cli.compare.reasons.ranks import order_of_ranks
+from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
+from introspect_cli.compare.say import told
 from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
 from introspect_cli.compare.step.structure import changes_of
 from introspect_cli.compare.terms.evidence import Known
@@ -22,10 +23,10 @@ from introspect_cli.compare.terms.reach import furthest_of, perturbed_notes
 from introspect_cli.compare.terms.result import Counts
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.watched import blindness_notes, chooses_modules, failed, observed_kinds, option_notes
-from introspect_cli.compare.terms.words import listed, what
+from introspect_cli.compare.terms.words import listed, some, what
 from introspect_cli.labels import step_words
 from introspect_cli.records import Joined, Kind, Phase
-from introspect_cli.texts import count
+from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -94,13 +95,15 @@ class Compared:
     def extent(self) -> str:
         """Number of records and steps that agree, in words: `2,410 records of 16 steps`."""
         counts = self.counts
-        by = "within the tolerance or noise given"
-        if self.as_one:
-            by = "only within the tolerance or by extrema and means"
-        passed = f", {counts.within} of them {by}" if counts.within else ""
         thinned = any(outcome.paired.a.thinned or outcome.paired.b.thinned for outcome in self.outcomes)
-        kept = " that both runs kept" if thinned else ""
-        return f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')}{kept}{passed}"
+        return told(
+            "extent",
+            records=count(counts.equal, "record"),
+            steps=count(counts.steps_compared, "step"),
+            thinned=thinned,
+            within=counts.within,
+            by=told("as-one" if self.as_one else "tolerated"),
+        )
 
     @cached_property
     def until(self) -> str:
@@ -109,7 +112,7 @@ class Compared:
         if not ends:
             return ""
         last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
-        return f"up to and including {step_words(last, reader.labels.get(last, {}))}"
+        return told("until", step=step_words(last, reader.labels.get(last, {})))
 
     @property
     def blind_site(self) -> str:
@@ -135,13 +138,13 @@ class Compared:
         None where nothing diverges. For an optimizer cause (ZeRO), among ranks tied but for the number, the first whose
         hyper-parameters differ.
         """
-        diverging = [(upstream(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
+        diverging = [(order_of_ranks(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
         best = min(diverging, key=lambda pair: pair[0], default=(None, None))
         if best[1] is None or best[1].cause is None or best[1].cause.reason != "optimizer":
             return best[1]
         tied = [outcome for key, outcome in sorted(diverging, key=lambda pair: pair[0]) if key[:-1] == best[0][:-1]]
         tied = [outcome for outcome in tied if outcome.step is not None]  # what was compared elsewhere has none
-        return next((each for each in tied if changes(View(each, tied))), best[1])
+        return next((each for each in tied if hyperparameter_changes_of(View(each, tied))), best[1])
 
     @cached_property
     def reach(self) -> Reach | None:
@@ -209,17 +212,15 @@ class Compared:
         """
         outcome = self.outcomes[0]
         first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
-        if first is not None and len(self.outcomes) == 1 and outcome.hidden:
-            hides = "some are NaN throughout in both runs: that hides what comes of it."
-            return f"Of the {_listed(outcome.hidden)}, {hides}"
-        if len(self.outcomes) > 1 or first is None or not kinds or Kind.PARAM not in kinds:
+        if first is None or len(self.outcomes) > 1:
             return ""
-        which = "the step" if steps == 1 else f"all {steps:,} steps"
-        clause = f"The {_listed(kinds)} of {which} compared agree: what differs changed none of them."
-        both = outcome.shared
-        if both is None:
-            return clause
-        return f"{clause} The first value of both runs that differs is {what(both.site)} in step {both.step}."
+        if outcome.hidden:
+            return told("hidden", names=_listed(outcome.hidden))
+        if not kinds or Kind.PARAM not in kinds:
+            return ""
+        shared = outcome.shared
+        where = {} if shared is None else {"first": what(shared.site), "step": str(shared.step)}
+        return told("unchanged", names=_listed(kinds), steps=steps, **{"first": "", "step": ""} | where)
 
 
 def _listed(kinds: frozenset[Kind]) -> str:
@@ -228,9 +229,6 @@ def _listed(kinds: frozenset[Kind]) -> str:
 
 
 # --- what was not compared
-
-
-_SHOWN = 3
 
 
 def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
@@ -242,8 +240,7 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
     notes += filter(None, dict.fromkeys(outcome.unused_note for outcome in outcomes))
     notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
     if blind := compared.tally["blind_both"]:
-        seen = f"About {blind:,} of {count(compared.counts.records, 'record')} could not be observed"
-        notes.append(f"{seen}, so they are not compared.")
+        notes.append(told("blind-both", blind=f"{blind:,}", all=count(compared.counts.records, "record")))
     return notes
 
 
@@ -252,28 +249,26 @@ def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
     unopened = [outcome for outcome in outcomes if outcome.unopened]
     if not unopened:
         return []
-    which = f"{sum(outcome.unopened for outcome in unopened):,} later steps, over all ranks,"
     if len(outcomes) == 1:
-        which = f"Steps after {int(unopened[0].paired.steps[-1])}"
-    return [f"{which} were not compared: the first divergence does not depend on them (--map compares them all)."]
+        return [told("unopened-after", step=int(unopened[0].paired.steps[-1]))]
+    return [told("unopened", steps=f"{sum(outcome.unopened for outcome in unopened):,}")]
 
 
 def _state_notes(compared: Compared) -> Iterator[str]:
     """Notes on runs still being written, interrupted, thinned, or with fewer steps than their manifest names."""
     for name, run in compared.runs:
-        last = run.last_step
-        until = f"up to and including step {last}" if last is not None else "no complete step"
-        if run.state.value == "running":
-            yield f"Run {name} is still being written: {until} is compared."
-        elif run.state.value == "interrupted":
-            yield f"Run {name} was interrupted: it holds {until}."
-        yield from (f"Run {name}: {sentence}." for sentence in run.endings)
+        until = told("no-step") if run.last_step is None else told("until", step=f"step {run.last_step}")
+        if run.state.value in {"running", "interrupted"}:
+            yield told(run.state.value, run=name, until=until)
+        yield from (told("ranks-ended", run=name, how=sentence) for sentence in run.endings)
         thinned = dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned)
-        yield from (f"Run {name} does not hold {text}: what was there is not compared." for text in thinned)
+        yield from (told("thinned", run=name, what=text) for text in thinned)
         said = run.manifest.get("steps")
         if isinstance(said, int) and run.steps < said and not thinned:
-            lost = "it was copied in part, or is damaged (`introspect verify` looks through it)"
-            yield f"Run {name} holds {run.steps:,} of the {count(said, 'step')} that its manifest names: {lost}."
+            yield told("fewer-steps", run=name, steps=f"{run.steps:,}", said=count(said, "step"))
+
+
+_SAVED = ((Phase.FORWARD, "only-saves-files"), (Phase.OPTIMIZER, "only-keeps-copies"))
 
 
 def _missing_notes(compared: Compared) -> Iterator[str]:
@@ -282,58 +277,45 @@ def _missing_notes(compared: Compared) -> Iterator[str]:
     for name, run in runs.items():
         missing = [rank for rank in run.ranks if rank not in runs[OTHER[name]].ranks]
         if missing and not compared.as_one:
-            ranks = ", ".join(map(str, missing[:8])) + ("..." if len(missing) > 8 else "")
-            yield f"Only run {name} has rank{'s' * (len(missing) > 1)} {ranks}: not compared."
+            yield told("only-has", run=name, what=rank_list(missing))
     for paired in (outcome.paired for outcome in compared.outcomes[:1]):
-        for phase, does in ((Phase.FORWARD, "saves"), (Phase.OPTIMIZER, "keeps a copy of what is trained,")):
-            wanted = (Kind.PRODUCT.value, phase.value)
-            saved = {
-                name: {fqn for fqn, *of in zip(sites.fqn, sites.kind, sites.phase, strict=True) if tuple(of) == wanted}
-                for name, sites in (("a", paired.a.sites), ("b", paired.b.sites))
-            }
-            for name, names in saved.items():
-                stopped = runs[OTHER[name]].manifest.get("stopped") is True  # before it came to that
-                if not stopped and compared.options.steps is None and (alone := names - saved[OTHER[name]]):
-                    yield f"Only run {name} {does} {listed(sorted(alone)[:_SHOWN])}: not compared."
+        for phase, code in _SAVED:
+            one, two = (
+                {
+                    fqn
+                    for fqn, *of in zip(sites.fqn, sites.kind, sites.phase, strict=True)
+                    if of == [Kind.PRODUCT, phase]
+                }
+                for sites in (paired.a.sites, paired.b.sites)
+            )
+            for name, alone in (("a", one - two), ("b", two - one)):
+                # a run that was stopped may have ended before it came to that
+                stopped = runs[OTHER[name]].manifest.get("stopped") is True
+                if alone and not stopped and compared.options.steps is None:
+                    yield told(code, run=name, names=some(sorted(alone)))
         for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
             if steps:
-                ended = f" (run {OTHER[name]} was ended at its first divergence)"
-                why = ended if runs[OTHER[name]].manifest.get("stopped") is True else ""
-                yield f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared{why}."
+                stopped = runs[OTHER[name]].manifest.get("stopped") is True
+                yield told("only-has", run=name, what=_ranges(steps), stopped=OTHER[name] * stopped)
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """Steps as ranges: `3, 5-9`."""
+    """Steps as ranges: `steps 3, 5-9`."""
     runs: list[list[int]] = []
     for step in steps:
         if runs and step == runs[-1][1] + 1:
             runs[-1][1] = step
         else:
             runs.append([step, step])
-    shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs[:6])
-    return shown + (", ..." if len(runs) > 6 else "")
+    return (
+        f"step{'s' * (len(steps) > 1)} {some([str(low) if low == high else f'{low}-{high}' for low, high in runs], 6)}"
+    )
 
 
-def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+def copies_note(first: Divergence) -> list[str]:
     """Notes where the first divergence is of a tensor whose copies on several ranks of one run differ."""
-    notes = [
-        f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
+    return [
+        told("copies-differ", run=name, name=what(first.site), text=summary.text)
         for summary, name in ((first.a, "a"), (first.b, "b"))
         if summary is not None and summary.joined is Joined.COPIES
     ]
-    return [*notes, *_samples_note(first, runs)]
-
-
-def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """A note where one run's global batch has the size of one rank's share: all ranks had the same samples."""
-    given = first.site.kind is Kind.BATCH or (first.site.kind is Kind.INPUT and "." not in first.site.fqn)
-    if not given or first.a is None or first.b is None:
-        return []
-    shapes = first.a.layout.shape, first.b.layout.shape
-    if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
-        return []
-    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
-        if len(run.recorded) == run.world_size > 1 and other[0] == shape[0] * run.world_size:
-            size = count(run.world_size, "rank")
-            return [f"In run {name} all {size} were given the same batch."]
-    return []

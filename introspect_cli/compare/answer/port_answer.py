@@ -1,94 +1,189 @@
-"""Answer for two implementations of one model whose values are paired by content (`flow.py`), not by name."""
+"""Answer for two implementations of one model, whose values are paired by content (`values.py`) and not by name."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from introspect_cli.compare import say
+from introspect_cli.compare.changes.clues import CodeChanges
+from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
 from introspect_cli.compare.terms.findings import StructureChange
-from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Role, Verdict
+from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Fact, Origin, Role, Verdict
 from introspect_cli.compare.terms.watched import lists, ordered
-from introspect_cli.compare.terms.words import amount, named, some, what
-from introspect_cli.compare.values import CLOSE, Flow, ModulePair, ValuePair, are_ports, ends, flow_of, sketch_distance
+from introspect_cli.compare.terms.words import amount, named, some, thing, what
+from introspect_cli.compare.values import CLOSE, are_ports, ends, flow_of, sketch_distance
 from introspect_cli.records import Kind
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from introspect_cli.compare.step.outcome import RankOutcome
+    from introspect_cli.compare.terms.findings import Finding
     from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.values import Parameters, Value
+    from introspect_cli.compare.values import Flow, ModulePair, Value, ValuePair
     from introspect_cli.store.read.run import Run
 
+_BY_NAME = StructureChange, Origin, CodeChanges
+"""Findings of a comparison by name, which say nothing of two implementations."""
 _LISTED = 4
+"""Names that a line of evidence lists."""
 
 
-def by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> DiffResult:
-    """The answer from values paired by content, where the runs are ports of one another; else `answer` unchanged."""
+class Stop(NamedTuple):
+    """The pair of values at which two implementations stop agreeing.
+
+    Attributes:
+        a: the value of a.
+        b: that of b which should equal it.
+        reason: `module` or `backward` where what went in agrees, else `gap`.
+        known: what is known of the module's inputs, or, of a gradient, of the forward pass; else None.
+        findings: what explains it, and what is left.
+    """
+
+    a: Value
+    b: Value
+    reason: str
+    known: Known | None
+    findings: tuple[Finding, ...]
+
+
+def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> Flow | None:
+    """Values of the first compared step, paired by content; None where the runs are no ports of one another."""
     a, b = (run.rank(outcome.rank) for run in runs)
     listed = any(lists(run.manifest) for run in runs)
     if answer.first is None and outcome.match.renamed and not listed:
-        return answer  # what has other names was matched, and compared
+        return None  # what has other names was matched, and compared
     if not len(outcome.paired) or not are_ports(a, b, answer.first, listed=listed):
-        return answer
+        return None
     step = int(outcome.paired.steps[0])
     if step not in a or step not in b:
-        return answer
+        return None
     in_order = ordered(runs[0].manifest), ordered(runs[1].manifest)
     flow = flow_of((a, b), step, options.rtol or CLOSE, in_order)
-    return _answer_of(answer, flow) if flow.related else answer
+    return flow if flow.related else None
 
 
-def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
-    """`before` with verdict, sentence, evidence, divergences and counts replaced by those of `flow`."""
-    parameters = flow.parameters
-    total = len(parameters.pairs) + sum(len(merge.parts) if merge.side == "b" else 1 for merge in parameters.merges)
-    total_a = total + len(parameters.only_a)
-    flows = f"{len(flow.forward)} of {count(len(flow.values[0]), 'value')} of a's forward pass are among the "
-    evidence = (
-        f"{total} of {count(total_a, 'distinctive parameter')} of a are in b{_how(parameters)}",
-        f"{flows}{len(flow.values[1]):,} of b",
-        _farthest(flow),
-        _missing("a", parameters.only_a),
-        _missing("b", parameters.only_b),
-    )
-    verdict, sentence, first = _judged(flow)
-    listed = _listed(flow, first)
-    note = (
-        f"The runs share almost no names: values were paired by what they hold, in step {flow.step} alone, and "
-        f"agree where their relative L2 distance is at most {flow.close:g} (--rtol sets another)."
-    )
-    return replace(
-        before.unexplained(),
+def port_answer(by_name: DiffResult, flow: Flow) -> DiffResult:
+    """The answer of `flow`; `by_name`, which compared by names, keeps settings and notes alone."""
+    stop = _stop(flow)
+    verdict, sentence = (Verdict.DIVERGED, "") if stop is not None else _agreement(flow)
+    answer = DiffResult(
+        a=by_name.a,
+        b=by_name.b,
         verdict=verdict,
         sentence=sentence,
-        evidence=tuple(line for line in evidence if line),
-        first=first,
-        candidates=(first,) if first is not None else (),
-        divergences=listed,
-        counts=_counts(before.counts, flow, len(listed)),
-        notes=(note, *before.notes),
-        suggestions=(),
-        map=None,
-        strip=(),
-    ).with_findings(StructureChange, _changes(flow))
+        evidence=_paired(flow),
+        settings=by_name.settings,
+        counts=_counts(by_name.counts, flow, 0),
+        notes=(say.told("port", step=flow.step, close=flow.close), *by_name.notes),
+        findings=(*(one for one in by_name.findings if not isinstance(one, _BY_NAME)), *_changes(flow)),
+        training=by_name.training,
+        evaluation=by_name.evaluation,
+        subject=by_name.subject,
+    )
+    return answer if stop is None else _stopped(answer, flow, stop)
 
 
-def _listed(flow: Flow, first: Divergence | None) -> tuple[Divergence, ...]:
-    """`first`, then divergences of modules with equal parameters whose outputs differ; () where `first` is None."""
-    if first is None:
-        return ()
+def _stopped(answer: DiffResult, flow: Flow, stop: Stop) -> DiffResult:
+    """The answer with the place where the implementations part, what it rests on, and what is left."""
+    first = _divergence(flow, stop.a, stop.b, stop.reason)
     rest = [_divergence(flow, pair.a, pair.b, "propagated") for pair in flow.modules if not pair.agree]
-    return (first, *(divergence for divergence in rest if divergence.site != first.site))
+    listed = (first, *(divergence for divergence in rest if divergence.site != first.site))
+    facts = tuple[Fact, ...]()
+    if stop.known is not None:
+        fact = Evidence(Thing.FORWARD if stop.reason == "backward" else Thing.INPUTS, stop.known)
+        facts = (Fact(fact.thing.name.lower(), fact.known.name.lower(), "", "", thing(fact)),)
+    far = "" if first.rel_l2 is None else f", {amount(first.rel_l2, 'float32', 'float32')}"
+    head = say.told("port-place", step=flow.step, a=_in_words(stop.a), b=_in_words(stop.b), far=far)
+    last = _last_before(flow, stop)
+    order = "" if last is None or last.rel_l2 is not None else say.told("port-order")
+    also = () if last is None else (say.told("port-last", a=what(last.a.site), b=what(last.b.site), order=order),)
+    return replace(
+        answer,
+        sentence=say.sentence(head, stop.findings, (), also),
+        head=head,
+        also=also,
+        rests_on=facts,
+        explains=stop.findings,
+        first=first,
+        candidates=(first,),
+        divergences=listed,
+        counts=_counts(answer.counts, flow, len(listed)),
+    )
 
 
-def _counts(before: Counts, flow: Flow, diverged: int) -> Counts:
+def _in_words(value: Value) -> str:
+    """`the output of Seen.cut (Conv2d)`."""
+    return f"{value.site.kind.one.removeprefix('the ')} of {named(value.site, value.module_class)}"
+
+
+def _stop(flow: Flow) -> Stop | None:
+    """Where the values stop agreeing: a module, the end of the forward pass, a gradient; None where nowhere."""
+    module = next((pair for pair in flow.modules if not pair.agree), None)
+    if module is not None and flow.forward:
+        known = {True: Known.WITHIN, False: Known.DIFFERS, None: Known.UNSEEN}[module.inputs]
+        return Stop(module.a, module.b, "module" if module.inputs else "gap", known, tuple(_of_module(flow, module)))
+    if module is None and flow.end is not None:
+        wrong = next(((one, two) for one, two, agree in flow.gradients if not agree), None)
+        left = tuple(say.left(["backward-through"]))
+        return None if wrong is None else Stop(*wrong, "backward", Known.WITHIN, left)
+    one, two = (next(iter(ends(values)), None) for values in flow.values)
+    if not flow.forward or one is None or two is None:
+        return None
+    return Stop(one, two, "gap", None, tuple(say.left(["between-agreeing"])))
+
+
+def _of_module(flow: Flow, module: ModulePair) -> Iterator[Finding]:
+    """Findings on a module's parameters that have no equal or are turned; else what is left of its cause."""
+    parameters, owners = flow.parameters, (module.a.site.fqn, module.b.site.fqn)
+    alone = [
+        value.site.fqn
+        for values, owner in zip((parameters.only_a, parameters.only_b), owners, strict=True)
+        for value in values
+        if value.owner == owner
+    ]
+    turned = [
+        one.site.fqn
+        for one, two in parameters.pairs
+        if one.owner == owners[0] and one.shape == two.shape and one.checksum != two.checksum
+    ]
+    if module.inputs is False:
+        yield from say.left(["between-agreeing"])
+    elif alone or turned:
+        yield say.found("port-unequal" if alone else "port-turned", names=", ".join(alone or turned))
+    else:
+        yield from say.left(["code", "options"] if module.inputs else ["code", "options", "between-agreeing"])
+
+
+def _agreement(flow: Flow) -> tuple[Verdict, str]:
+    """Verdict and sentence where no pair of values differs: SAME if the end of the forward pass agrees."""
+    if flow.end is None:
+        return Verdict.UNDECIDED, say.told("port-undecided", step=flow.step)
+    ends_at = {"a": what(flow.end.a.site), "b": what(flow.end.b.site)}
+    return Verdict.SAME, say.told("port-agrees", step=flow.step, gradients=len(flow.gradients), **ends_at)
+
+
+def _paired(flow: Flow) -> tuple[str, ...]:
+    """Lines on how many parameters and values of a are in b, and parameters that one run alone has."""
+    parameters = flow.parameters
+    found = len(parameters.pairs) + sum(len(merge.parts) if merge.side == "b" else 1 for merge in parameters.merges)
+    lines = [
+        say.told("port-parameters", found=found, all=found + len(parameters.only_a), turned=parameters.transposed),
+        say.told("port-values", found=len(flow.forward), a=len(flow.values[0]), b=len(flow.values[1])),
+    ]
+    for side, alone in (("a", parameters.only_a), ("b", parameters.only_b)):
+        names = some([value.site.fqn for value in alone], _LISTED) if alone else ""
+        lines += [say.told("port-alone", side=side, names=names)] if names else []
+    return tuple(lines)
+
+
+def _counts(by_name: Counts, flow: Flow, diverged: int) -> Counts:
     """Counts of the values of a's forward pass in one step, by whether they agree."""
     exact = sum(match.rel_l2 == 0 for match in flow.forward)
     return Counts(
-        steps_a=before.steps_a,
-        steps_b=before.steps_b,
+        steps_a=by_name.steps_a,
+        steps_b=by_name.steps_b,
         steps_compared=1,
         steps_diverged=int(diverged > 0),
         records=len(flow.values[0]),
@@ -98,155 +193,16 @@ def _counts(before: Counts, flow: Flow, diverged: int) -> Counts:
     )
 
 
-def _farthest(flow: Flow) -> str:
-    """Clause on the agreeing module outputs with the largest distance, and the largest before them; "" without any."""
-    measured_pairs = [(pair.rel_l2, pair) for pair in flow.modules if pair.agree and pair.rel_l2 is not None]
-    if not measured_pairs:
-        return ""
-    rel, worst = max(measured_pairs, key=lambda pair: pair[0])
-    if not rel:
-        return "the outputs of modules with equal parameters that agree are equal bit for bit"
-    most = max((other for other, pair in measured_pairs if pair.a.order < worst.a.order), default=0.0)
-    before = f", at most {most:.1e} before" if most else ""
-    farthest = f"those of {worst.a.site.fqn} and {worst.b.site.fqn} are farthest apart"
-    return f"of the outputs that agree, {farthest}: {rel:.1e}{before}"
-
-
-def _how(parameters: Parameters) -> str:
-    """In brackets, how many parameters were matched transposed or merged; "" where none."""
-    parts = [f"{parameters.transposed} transposed, in another order or shape"] * bool(parameters.transposed)
-    if parameters.merges:
-        are = "are" if len(parameters.merges) > 1 else "is"
-        parts.append(f"{count(len(parameters.merges), 'tensor')} of one run {are} several of the other put together")
-    return f" ({'; '.join(parts)})" if parts else ""
-
-
-def _missing(name: str, values: Sequence[Value]) -> str:
-    """Distinctive parameters without an equal in the other run, at most `_LISTED` named; "" for none."""
-    return f"found in {name} only: {some([value.site.fqn for value in values], _LISTED)}" if values else ""
-
-
-def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
-    """Verdict, sentence and first divergence (None unless diverged).
-
-    Order: modules, end of the forward pass, gradients.
-    """
-    at, within = f"step {flow.step}", f"within {flow.close:g}"
-    differing = next((pair for pair in flow.modules if not pair.agree), None)
-    if differing is None and flow.end is not None:
-        same = f"the values of both agree {within} through the forward pass of {at}, to {_both(flow.end.a, flow.end.b)}"
-        wrong = next(((one, two) for one, two, agree in flow.gradients if not agree), None)
-        if wrong is not None:
-            text = f"In the backward pass: {same}, but {_both(*wrong)} differs{_far(*wrong)}."
-            return Verdict.DIVERGED, text, _divergence(flow, *wrong, "backward")
-        grads = f", and so do {count(len(flow.gradients), 'gradient')} of parameters" if flow.gradients else ""
-        return Verdict.SAME, f"The implementations agree: {same}{grads}.", None
-    if not flow.forward:
-        return Verdict.UNDECIDED, f"Could not tell: no value of a's forward pass is in b in {at}.", None
-    if differing is not None:
-        text = _stops_at(flow, differing, at, within)
-        reason = "module" if differing.inputs else "gap"
-        return Verdict.DIVERGED, text, _divergence(flow, differing.a, differing.b, reason)
-    last = [next(iter(ends(values)), None) for values in flow.values]
-    if last[0] is None or last[1] is None:
-        return Verdict.UNDECIDED, f"Could not tell: a run has no output in {at}.", None
-    text = (
-        f"The values stop agreeing before the end of {at}: {what(last[0].site)} of a is nowhere in b. "
-        f"The last value that agrees {within} is {_last(flow, last[0], None)}."
-    )
-    return Verdict.DIVERGED, text, _divergence(flow, last[0], last[1], "gap")
-
-
-def _stops_at(flow: Flow, differing: ModulePair, at: str, within: str) -> str:
-    """Sentences on the first module whose output differs: whether its input agrees, differs or was not recorded."""
-    module = "{} in a, which is {} in b".format(
-        *(named(output.site, output.module_class) for output in (differing.a, differing.b))
-    )
-    far, odd = _far(differing.a, differing.b), _odd(flow, differing)
-    if differing.inputs:
-        look = f"Look at its parameters: {odd}." if odd else _equal_parameters(flow, differing)
-        return (
-            f"The values stop agreeing at {at} in {module}: its input agrees {within}, its output differs{far}. {look}"
-        )
-    before = (
-        f"The last value that agrees {within} is {_last(flow, differing.a, differing.b)}.{_between(flow, differing)}"
-    )
-    if differing.inputs is False:
-        return f"The values stop agreeing at {at} before {module}: its input differs already. {before}"
-    look = f" Look at its parameters: {odd}." if odd else ""
-    return (
-        f"The values stop agreeing at {at} in or before {module}: its output differs{far}; its input was not recorded "
-        f"in both. {before}{look}"
-    )
-
-
-def _both(one: Value, two: Value) -> str:
-    """A pair of values in words: `the output of x in a, which is the output of y in b`."""
-    return f"{what(one.site)} in a, which is {what(two.site)} in b"
-
-
-def _far(one: Value, two: Value) -> str:
-    """Relative L2 distance of two values in brackets; "" where it cannot be measured."""
-    rel = sketch_distance(one, two)
-    return "" if rel is None else f" ({amount(rel, 'float32', 'float32')})"
-
-
-def _odd(flow: Flow, differing: ModulePair) -> str:
-    """A module's parameters without an equal in the other run, or else transposed ones, in words; "" for neither."""
-    parameters, owners = flow.parameters, (differing.a.site.fqn, differing.b.site.fqn)
-    sides = zip((parameters.only_a, parameters.only_b), owners, strict=True)
-    only = [value.site.fqn for values, owner in sides for value in values if value.owner == owner]
-    if only:
-        return f"{' and '.join(only)} {'has' if len(only) == 1 else 'have'} no equal on the other side"
-    pairs = [(one, two) for one, two in parameters.pairs if one.owner == owners[0] and one.shape == two.shape]
-    turned = [one.site.fqn for one, two in pairs if one.checksum != two.checksum]
-    return f"{' and '.join(turned)} {_hold(turned)} the same numbers as in b, in another order" if turned else ""
-
-
-def _equal_parameters(flow: Flow, differing: ModulePair) -> str:
-    """Sentence that a module's parameters are equal, so that its options or code must differ."""
-    names = [one.site.fqn for one, _ in flow.parameters.pairs if one.owner == differing.a.site.fqn]
-    equal = f"{', '.join(names)}, {_hold(names)} the same numbers"
-    return f"Its distinctive parameters, {equal}: look at its options and its code."
-
-
-def _hold(names: Sequence[str]) -> str:
-    return "holds" if len(names) == 1 else "hold"
-
-
-def _before(flow: Flow, one: Value, two: Value | None) -> ValuePair | None:
-    """The last matched pair that ran before `one` in a, and before `two` in b if given; outputs before inputs."""
+def _last_before(flow: Flow, stop: Stop) -> ValuePair | None:
+    """The last matched pair before `stop`, by the order of the runs that recorded in order; outputs before inputs."""
     by_a, by_b = flow.ordered if any(flow.ordered) else (True, True)
     earlier = [
         match
         for match in flow.forward
-        if (not by_a or match.a.order < one.order) and (not by_b or two is None or match.b.order < two.order)
+        if (not by_a or match.a.order < stop.a.order) and (not by_b or match.b.order < stop.b.order)
     ]
-    given = [match for match in earlier if match.a.site.kind is not Kind.INPUT and match.b.site.kind is not Kind.INPUT]
-    chosen = given or earlier
-    return max(chosen, key=lambda match: match.a.order if by_a else match.b.order, default=None)
-
-
-def _last(flow: Flow, one: Value, two: Value | None) -> str:
-    """The last matched pair before `one` and `two` in words; `none` where there is none."""
-    last = _before(flow, one, two)
-    if last is None:
-        return "none"
-    return f"{_both(last.a, last.b)}{', the same numbers in another order' if last.rel_l2 is None else ''}"
-
-
-def _between(flow: Flow, differing: ModulePair) -> str:
-    """A sentence on modules that ran in a and in b between the last matched value and this pair; "" for none."""
-    last = _before(flow, differing.a, differing.b)
-    ends, clauses = {differing.a.site.fqn, differing.b.site.fqn}, []
-    for place, (name, end) in enumerate((("a", differing.a), ("b", differing.b))):
-        since = -1 if last is None else (last.a, last.b)[place].order
-        ran = [value for value in flow.values[place] if value.site.kind is Kind.OUTPUT]
-        between = dict.fromkeys(value.site.fqn for value in ran if since < value.order < end.order)
-        names = [module for module in between if module not in ends]
-        if names and flow.ordered[place]:
-            clauses.append(f"{name} ran {some(names, _LISTED)}")
-    return f" In between, {'; '.join(clauses)}." if clauses else ""
+    outputs = [match for match in earlier if Kind.INPUT not in (match.a.site.kind, match.b.site.kind)]
+    return max(outputs or earlier, key=lambda match: match.a.order if by_a else match.b.order, default=None)
 
 
 def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
@@ -272,17 +228,22 @@ def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
 
 def _changes(flow: Flow) -> tuple[StructureChange, ...]:
     """Structural changes: modules renamed (first calls only), and parameters merged or split."""
-    changes = []
-    for pair in flow.modules:
-        if pair.a.site.call == 0:
-            evidence = f"equal parameters; its output {'agrees' if pair.agree else 'differs'}"
-            changes.append(_change("renamed", pair.a.site.fqn, "is", pair.b.site.fqn, evidence))
+    changes = [
+        _change(
+            "renamed",
+            pair.a.site.fqn,
+            pair.b.site.fqn,
+            say.told(f"port-module-{'agrees' if pair.agree else 'differs'}"),
+        )
+        for pair in flow.modules
+        if pair.a.site.call == 0
+    ]
     for merge in flow.parameters.merges:
-        parts, evidence = " + ".join(merge.parts), "equal extrema, equal sums to rounding"
-        merged = ("merged", parts, "are", merge.whole) if merge.side == "b" else ("split", merge.whole, "is", parts)
-        changes.append(_change(*merged, evidence))
+        parts = " + ".join(merge.parts)
+        sides = ("merged", parts, merge.whole) if merge.side == "b" else ("split", merge.whole, parts)
+        changes.append(_change(*sides, say.told("port-merged")))
     return tuple(changes)
 
 
-def _change(change: str, a: str, verb: str, b: str, evidence: str) -> StructureChange:
-    return StructureChange(change, a, b, f"{a} {verb} {b} in b", evidence=evidence)
+def _change(change: str, a: str, b: str, evidence: str) -> StructureChange:
+    return StructureChange(change, a, b, say.told("port-in-b", a=a, b=b), evidence=evidence)

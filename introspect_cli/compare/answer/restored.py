@@ -1,4 +1,4 @@
-"""All origins in the answer, and, for a resumed run, which parts of the checkpoint it restored."""
+"""All origins of the first divergence's step, and which parts of a checkpoint a resumed run restored."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from introspect_cli.compare.answer.endings import cut_short
 from introspect_cli.compare.reasons.explain import explained
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.resumed import RATES
+from introspect_cli.compare.say import sentence, told
 from introspect_cli.compare.terms.findings import Part, Restored, Resumption
-from introspect_cli.compare.terms.result import DiffResult, Divergence, Origin, Role, Verdict
-from introspect_cli.compare.terms.words import listed
+from introspect_cli.compare.terms.result import Divergence, Origin, Role
+from introspect_cli.compare.terms.words import listed, some
 from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.step.outcome import RankOutcome
 
 
@@ -29,23 +28,7 @@ _NAMED = 3
 _OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
 
 
-def with_origins(answer: DiffResult, compared: Compared) -> DiffResult:
-    """The answer with all origins of the first divergence's step, and, if a run was resumed, the parts it lost."""
-    outcomes, best = compared.outcomes, compared.best if answer.first is not None else None
-    first, causes = answer.first, tuple[Origin, ...]()
-    if best is not None and best.first is not None and first is not None and best.first.site == first.site:
-        causes = _origins(best, outcomes)  # of a port, another one leads
-    resumed = next((outcome.resumption for outcome in outcomes if outcome.resumption is not None), None)
-    if resumed is None:
-        return answer.with_findings(Origin, causes)
-    sentence, lost = with_head(answer, resumed), best.lost if best is not None else []
-    origins = _with_parts(resumed, answer.first, lost, causes)
-    head = f"{head_of(resumed)} {answer.head}" if answer.head else ""
-    answer = replace(answer, sentence=sentence, head=head, findings=(*answer.findings, resumed))
-    return answer.with_findings(Origin, origins)
-
-
-def _origins(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin, ...]:
+def origins_of(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin, ...]:
     """The first divergence, if an origin, and the other origins of its step.
 
     Records missing after an exception are left out.
@@ -55,53 +38,34 @@ def _origins(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin
         return ()
     every, ending = [], cut_short(View(best, outcomes))
     for divergence, cause in ((best.first, best.cause), *best.origins):
-        scene = View(replace(best, first=divergence, cause=cause), outcomes)
-        if ending is not None and scene.lacks == ending.side:
-            continue
-        every.append(Origin(explained(scene).sentence(), divergence))
+        at = View(replace(best, first=divergence, cause=cause), outcomes)
+        if ending is None or at.lacks != ending.side:
+            story = explained(at)
+            every.append(Origin(sentence(story.head, story.findings, (), story.more), divergence))
     return tuple(every)
 
 
 # --- resumed runs
 
 
-def with_head(answer: DiffResult, resumed: Resumption) -> str:
-    """The answer's sentence preceded by `head_of`; UNDECIDED: followed by it."""
-    head = head_of(resumed)
-    if answer.verdict is Verdict.UNDECIDED:
-        return f"{answer.sentence} {head}"
-    if answer.verdict is Verdict.SAME and not resumed.lost:
-        right = f"run {resumed.run} restored all that is on record of step {resumed.at - 1} of {resumed.whole}"
-        head = f"Resumed correctly: {right}{_but(resumed)}{_unseen(resumed)}."
-    return f"{head} {answer.sentence}"
-
-
 def head_of(resumed: Resumption) -> str:
     """Sentence naming up to `_NAMED` parts that a resumed run lost, or that it restored all on record."""
-    run = f"Run {resumed.run}, resumed after step {resumed.at - 1} of {resumed.whole},"
-    if not resumed.lost:
-        return f"{run} restored all that is on record{_but(resumed)}{_unseen(resumed)}."
-    lost = together(resumed.lost, of_one=" (or drew from it before its first step)")
-    names = [f"the {name}" for name in lost[:_NAMED]]
-    if len(lost) > _NAMED:
-        names.append(count(len(lost) - _NAMED, "more part"))
-    return f"{run} did not restore {listed(names)}."
+    run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
+    lost = together(resumed.lost, of_one=told("or-drew"))
+    return told("resumed-lost", **run, lost=some(lost, _NAMED)) if lost else told("resumed", **run, **_rest_of(resumed))
 
 
-def _but(resumed: Resumption) -> str:
-    """Clause on parts that were not restored but do not matter; "" for none."""
-    left = [part for part in resumed.parts if part.state is Restored.NO and not part.matters]
-    return f" but the {listed(together(left))}" if left else ""
+def resumed_rightly(resumed: Resumption) -> str:
+    """Sentence for runs that are the same, where the resumed one lost nothing."""
+    run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
+    return told("resumed-right", **run, **_rest_of(resumed))
 
 
-def _unseen(resumed: Resumption) -> str:
-    """Clause on parts that were not recorded and so may be lost, at most `_NAMED` of them; "" for none."""
-    names = together([replace(part, text="") for part in resumed.unseen])
-    if not names:
-        return ""
-    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    were = "was" if len(names) == 1 and not names[0].partition(" of ")[0].endswith("s") else "were"
-    return f"; {listed([*names[:_NAMED], *more])} {were} not recorded"
+def _rest_of(resumed: Resumption) -> dict[str, str]:
+    """Parts that were not restored and do not matter (`idle`), and that were not recorded (`unseen`), in words."""
+    idle = together([part for part in resumed.parts if part.state is Restored.NO and not part.matters])
+    unseen = together([replace(part, text="") for part in resumed.unseen])
+    return {"idle": some(idle, _NAMED), "unseen": some(unseen, _NAMED)}
 
 
 def together(parts: Sequence[Part], of_one: str = "") -> list[str]:
@@ -110,32 +74,30 @@ def together(parts: Sequence[Part], of_one: str = "") -> list[str]:
     for part in parts:
         names = by_name.setdefault(("" if part.generator else part.part, part.text), [])
         names += [part.generator] if part.generator else []
-    clauses = []
-    for (name, text), names in by_name.items():
-        words = f"random state{'s' * (len(names) > 1)} of {listed(names)}" if names else name
-        clauses.append(f"{words}{f' ({text})' if text else ''}{of_one if len(names) == 1 else ''}")
-    return clauses
+    return [
+        told("part", part=name or told("random-states", names=listed(names)), text=text) + of_one * (len(names) == 1)
+        for (name, text), names in by_name.items()
+    ]
 
 
-def _with_parts(
-    resumed: Resumption, first: Divergence | None, lost: Sequence[Divergence], causes: tuple[Origin, ...]
+def with_parts(
+    resumed: Resumption, first: Divergence, lost: Sequence[Divergence], origins: tuple[Origin, ...]
 ) -> tuple[Origin, ...]:
     """The origins where a resumed run lost parts: one per lost part, then those that no lost part explains.
 
-    The part that the first divergence shows leads. `causes` unchanged where nothing was lost.
+    The part that the first divergence shows leads. `origins` unchanged where nothing was lost.
     """
-    if first is None or not resumed.lost:
-        return causes
+    if not resumed.lost:
+        return origins
     parts = sorted(resumed.lost, key=lambda part: not _makes(part, first))
     leads = next(iter(parts)) if _makes(parts[0], first) else None
     lost_parts = []
     for part in parts:
         record = first if part is leads else next((shown for shown in lost if holds_part(shown.site, part)), None)
-        were = "were" if part.part.partition(" of ")[0].endswith("s") else "was"
-        lost_parts.append(Origin(f"the {together([part])[0]} {were} not restored", record, part.part))
+        lost_parts.append(Origin(told("part-lost", part=together([part])[0]), record, part.part))
     others = [
         origin
-        for origin in causes
+        for origin in origins
         if origin.divergence is not None
         and origin.divergence is not first
         and not any(_makes(part, origin.divergence) for part in parts)

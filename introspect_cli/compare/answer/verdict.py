@@ -7,14 +7,15 @@ exception that ended a run is told with what agreed until then.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.say import told
 from introspect_cli.compare.step.structure import sentence_of
 from introspect_cli.compare.terms.distance import Layouts, nan_throughout
 from introspect_cli.compare.terms.reach import within_words
-from introspect_cli.compare.terms.result import DiffResult, Separate, Verdict
+from introspect_cli.compare.terms.result import Separate, Verdict
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.watched import failed, ran_unseen, stopped_within
 from introspect_cli.compare.terms.words import some, what, what_diverges
@@ -37,47 +38,43 @@ _RESULTS = {
 """What a step's forward pass ends in: where one of them agrees in all steps, so did what was not seen on the way."""
 
 
-def agreeing(compared: Compared) -> DiffResult:
-    """The answer where no result diverges; `compared.results_agree` lets other differences pass."""
+class Agreement(NamedTuple):
+    """The verdict where no result diverges, for the whole, for training and for evaluation (None without one)."""
+
+    verdict: Verdict
+    sentence: str
+    training: Separate
+    evaluation: Separate | None
+
+
+def agreement(compared: Compared) -> Agreement:
+    """Verdict and sentence where no result diverges; `compared.results_agree` lets other differences pass."""
     split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
-    subject = "Over the samples of each step, the runs are" if split else "The runs are"
-    verdict, text = undiverged(compared, subject, results=compared.results_agree)
+    verdict, text = undiverged(compared, told("samples-are" if split else "runs-are"), results=compared.results_agree)
     if verdict is Verdict.UNDECIDED:
         text = _before_the_end(compared) or text
     else:
         text += _after_the_end(compared)
-    alike = Separate(verdict, text)
-    evaluation = alike if any(outcome.evaluated for outcome in compared.outcomes) else None
-    unseen = _ran_unseen(compared, Phase.EVAL) if evaluation is not None else ""
+    training = Separate(verdict, text)
+    if not any(outcome.evaluated for outcome in compared.outcomes):
+        return Agreement(verdict, text, training, None)
+    unseen = _ran_unseen(compared, Phase.EVAL)
     if unseen and verdict is Verdict.SAME and compared.options.evaluation is not False:
-        verdict = Verdict.UNDECIDED
-        text = f"Could not tell: of the evaluation, what {unseen} computes was not seen. What was seen: {text}"
-        evaluation = Separate(verdict, text)
-    return DiffResult(
-        a=str(compared.a.path),
-        b=str(compared.b.path),
-        verdict=verdict,
-        sentence=text,
-        training=alike,
-        evaluation=evaluation,
-    )
+        verdict, text = Verdict.UNDECIDED, told("evaluation-unseen", names=unseen, text=text)
+    return Agreement(verdict, text, training, Separate(verdict, text))
 
 
-def undiverged(compared: Compared, subject: str = "The runs are", *, results: bool = False) -> tuple[Verdict, str]:
+def undiverged(compared: Compared, subject: str, *, results: bool = False) -> tuple[Verdict, str]:
     """Verdict (SAME or UNDECIDED) and sentence where nothing diverged, or nothing that a result rests on."""
     why = _too_little(compared) or _one_saw_more(compared, results=results)
     if why:
-        return Verdict.UNDECIDED, f"Could not tell: {why}."
+        return Verdict.UNDECIDED, told("could-not-tell", why=why)
     verdict, text = _agree(compared, subject, results=results)
-    broken = [name for name, run in compared.runs if failed(run.manifest)]
     unseen = "" if _has_results(compared) else _ran_unseen(compared, Phase.FORWARD)
-    if verdict is Verdict.SAME and unseen:
-        but = f"what {unseen} computes was not seen, and no result of it (losses, gradients, updates) is on record"
-        return Verdict.UNDECIDED, f"Could not tell: all that both runs recorded agrees, but {but}."
-    if verdict is Verdict.SAME and broken:
-        which = "both captures" if len(broken) == 2 else f"the capture of run {broken[0]}"
-        rest = f"part of {which} failed, and the rest was not seen."
-        return Verdict.UNDECIDED, f"Could not tell: all that both runs recorded agrees, but {rest}"
+    broken = [name for name, run in compared.runs if failed(run.manifest)]
+    if verdict is Verdict.SAME and (unseen or broken):
+        why = told("but-ran-unseen", names=unseen) if unseen else told("but-failed", runs=", ".join(broken))
+        return Verdict.UNDECIDED, told("could-not-tell", why=why)
     return verdict, text
 
 
@@ -96,22 +93,20 @@ def _has_results(compared: Compared) -> bool:
 
 def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:
     """Verdict and sentence where no compared value differs; UNDECIDED if structure differs and results are missing."""
-    counts, options, outcomes, reach = compared.counts, compared.options, compared.outcomes, compared.reach
+    counts, outcomes, reach = compared.counts, compared.outcomes, compared.reach
     if results and (compared.best is not None or compared.tally["blind"]):
         return Verdict.SAME, _by_results(compared)
-    extent = compared.extent + ("," if counts.within else "")
-    agree = f"{extent} agree{'s' * (counts.equal == 1)} {compared.until}"
+    agree = told("agree", extent=compared.extent + "," * bool(counts.within), until=compared.until)
     changes = sentence_of(compared.harmless_structure)
-    if reach is not None and counts.within and not options.tolerant:
+    if reach is not None and counts.within and not compared.options.tolerant:
         agree, changes = f"{within_words(reach)}: {agree}", ""
-    elif not changes or options.evaluation is not None:
-        agree, changes = f"{subject} the same: {agree}", ""
+    elif not changes or compared.options.evaluation is not None:
+        agree, changes = told("the-same", subject=subject, agree=agree), ""
     elif any(outcome.unrecorded is not None for outcome in outcomes):
-        why = "the results of the steps (losses, gradients, parameters) were not recorded, and not all else is the same"
-        return Verdict.UNDECIDED, f"Could not tell: {agree}, but {why}.{changes}"
+        return Verdict.UNDECIDED, told("could-not-tell", why=told("no-results", agree=agree)) + changes
     else:
-        agree = f"The runs have the same numbers: {agree}"
-    return Verdict.SAME, f"{agree}.{changes}{_emptied(outcomes)}"
+        agree = told("same-numbers", agree=agree)
+    return Verdict.SAME, f"{agree}.{changes}{_nan_throughout(outcomes)}"
 
 
 def _too_little(compared: Compared) -> str:
@@ -124,86 +119,68 @@ def _too_little(compared: Compared) -> str:
     if not counts.steps_compared:
         empty = [name for name, run in compared.runs if run.last_step is None]
         if empty:
-            return "neither run has a complete step" if len(empty) == 2 else f"run {empty[0]} has no complete step"
-        return "no selected step is in both runs" if compared.options.steps else "the runs have no step in common"
+            return told("no-complete-step", runs=", ".join(empty))
+        return told("not-selected-in-both" if compared.options.steps else "no-common-step")
     if not counts.records or counts.equal + counts.within == 0:
-        return "the runs have nothing in common that both observed"
+        return told("nothing-in-common")
     if compared.tally["blank"]:
-        return "what the last compared step computes could not be observed, and it has no loss and no gradient"
-    if 2 * unseen > counts.records:
-        return f"about {unseen:,} of {count(counts.records, 'record')} in common could not be observed"
-    return ""
+        return told("blank-step")
+    return told("mostly-unseen", unseen=unseen, all=counts.records) if 2 * unseen > counts.records else ""
 
 
 def _one_saw_more(compared: Compared, *, results: bool) -> str:
     """What only one run recorded: an interrupted step, records, ranks, or later steps; "" for none."""
     if compared.tally["cut"]:
         name, run = next(each for each in compared.runs if stopped_within(each[1].manifest))
-        code = run.manifest.get("exit_code")
-        how = f"ended with exit code {code}" if run.manifest.get("how") == "exit" else "was interrupted"
-        return f"all that both runs recorded agrees until run {name} {how} within step {run.last_step}"
-    blind = count(compared.tally["blind"], "record")
+        ended = run.manifest.get("exit_code") if run.manifest.get("how") == "exit" else None
+        ended_by = {"exit": "" if ended is None else str(ended), "cut": ended is None}
+        return told("cut-within", run=name, step=run.last_step, **ended_by)
     if compared.tally["blind"] and not results:
-        only = f"{blind} only one of them could see (the first: {compared.blind_site})"
-        return f"all that both runs saw agrees, but {only}"
+        return told("seen-by-one", records=count(compared.tally["blind"], "record"), first=compared.blind_site)
     for name, run, other in (("a", compared.a, compared.b), ("b", compared.b, compared.a)):
         missing = [rank for rank in other.recorded if rank not in run.ranks and rank < run.world_size]
         if missing and compared.splits is None and not compared.options.ranks:
-            return (
-                f"all that both runs recorded agrees {compared.until}, but {rank_list(missing)} of {name} left nothing"
-            )
-    for tails in ((outcome.paired.tail_a, outcome.paired.tail_b) for outcome in compared.outcomes):
-        if any(tails):
-            long, short, tail = ("a", "b", tails[0]) if tails[0] else ("b", "a", tails[1])
-            agree = "agreed within the tolerance or noise given" if compared.counts.within else "equal"
-            if changed := next((outcome.paired.changed for outcome in compared.outcomes if outcome.paired.changed), ""):
-                outside = "outside of an optimizer step, and no step follows that would show what comes of it"
-                return f"{agree} {compared.until}; after that, run {long} alone changes {changed} {outside}"
-            more = f"{tail} more step{'s' * (tail > 1)}"
-            return f"{agree} {compared.until}, where run {short} ends; run {long} has {more}"
+            return told("ranks-missing", until=compared.until, ranks=rank_list(missing), run=name)
+    agreed = told("agreed-within" if compared.counts.within else "equal-until", until=compared.until)
+    for paired in (outcome.paired for outcome in compared.outcomes):
+        if paired.tail_a or paired.tail_b:
+            long, tail = ("a", paired.tail_a) if paired.tail_a else ("b", paired.tail_b)
+            changed = next((outcome.paired.changed for outcome in compared.outcomes if outcome.paired.changed), "")
+            if changed:
+                return told("changed-at-the-end", agreed=agreed, run=long, name=changed)
+            return told("ends-before", agreed=agreed, short=OTHER[long], run=long, more=tail)
     return ""
 
 
 def _by_results(compared: Compared) -> str:
     """Sentence where all results agree, with the first other difference and unobserved records."""
-    names, until = compared.results, compared.until
-    text = f"The runs have the same results: the {names} are equal {until}."
+    code = "results-equal" if not compared.within else "results-within"
+    text = told(code, names=compared.results, until=compared.until)
     if compared.within and compared.reach is not None:
-        text = f"{within_words(compared.reach)}: the {names} agree to that {until}."
-    elif compared.within:
-        how = "within the tolerance or noise given"
-        text = f"The runs have the same results {how}: the {names} agree {until}, not all bit for bit."
+        text = f"{within_words(compared.reach)}: {told('results-agree', names=compared.results, until=compared.until)}"
     first = None if compared.best is None else compared.best.first
     if first is not None:
-        text += f" What differs changed none of them, first at {first.step_words}: {what_diverges(first)}."
+        text += told("changed-none", step=first.step_words, what=what_diverges(first))
     if blind := compared.tally["blind"]:
-        unseen = f"{count(blind, 'record')} that only one run could see (the first: {compared.blind_site})"
-        text += f" Not compared: {unseen}."
-    return f"{text}{sentence_of(compared.structure)}{_emptied(compared.outcomes)}"
+        text += told("not-compared", records=count(blind, "record"), first=compared.blind_site)
+    return f"{text}{sentence_of(compared.structure)}{_nan_throughout(compared.outcomes)}"
 
 
-def _emptied(outcomes: Sequence[RankOutcome]) -> str:
+def _nan_throughout(outcomes: Sequence[RankOutcome]) -> str:
     """Sentence counting records of the last step that are NaN throughout in both runs.
 
     "" for none. NaN equals NaN whatever was computed, so equality proves nothing there.
     """
     every, empty, name = 0, 0, ""
-    for outcome in outcomes:
-        if not len(outcome.paired):
-            continue
-        reader = outcome.paired.a
-        step = int(outcome.paired.steps[-1])
+    for paired in (outcome.paired for outcome in outcomes if len(outcome.paired)):
+        reader, step = paired.a, int(paired.steps[-1])
         batch = reader.read(step)
-        every += len(batch)
         rows = np.flatnonzero(nan_throughout(batch, Layouts(reader.layouts)))
-        empty += len(rows)
+        every, empty = every + len(batch), empty + len(rows)
         if len(rows) and not name:
             first = int(rows[np.argmin(batch.sequence[rows])])
             name = what(reader.record(batch, first, step).site)
-    if not empty:
-        return ""
-    much = f"{empty:,} of {count(every, 'record')} {'is' if empty == 1 else 'are'} NaN throughout in both runs"
-    return f" In the last step {much} (the first: {name}): these are equal whatever was computed."
+    return told("nan-throughout", empty=f"{empty:,}", all=count(every, "record"), first=name) if empty else ""
 
 
 # --- training and evaluation alone
@@ -235,12 +212,12 @@ def _alone(compared: Compared, name: str) -> Separate:
 
 def subject_of(name: str, *, narrowed: bool) -> str:
     """Subject of a sentence with its verb: `Training is`."""
-    return f"What was selected of {name.lower()} is" if narrowed else f"{name} is"
+    return told("selected-is", name=name.lower()) if narrowed else told("it-is", name=name)
 
 
 def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
     """Sentence on where training or evaluation (`name`) diverges; `too` where the other does as well."""
-    return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
+    return told("diverges", name=name, step=first.step_words, too=", too" * too, what=what_diverges(first))
 
 
 # --- a run that ended by an exception
@@ -250,10 +227,9 @@ def _after_the_end(compared: Compared) -> str:
     """Sentence on exceptions that ended a run after all agreed; "" where none did."""
     ending, same = compared.ending, compared.raised[1]
     if ending is None:
-        return "" if same is None else f" Both runs ended by the same exception: {same.words}."
+        return "" if same is None else told("both-raised", words=same.words)
     other = compared.raised[0] if ending.side == "b" else None
-    rest = f", and run a by another one: {other.words}" if other is not None else ""
-    return f" After that, run {ending.side} ended by an exception: {ending.words}{rest}."
+    return told("raised-after", run=ending.side, words=ending.words, other="" if other is None else other.words)
 
 
 def _before_the_end(compared: Compared) -> str:
@@ -266,17 +242,19 @@ def _before_the_end(compared: Compared) -> str:
         return ""
     side, run = ending.side, dict(compared.runs)[ending.side]
     if not compared.until:
-        if any(len(run.rank(rank)) for rank in run.ranks):
-            return f"Run {side} ended by an exception: {ending.words}. The runs have no step in common."
-        return f"Run {side} ended by an exception before its first step was complete: {ending.words}."
+        has_steps = any(len(run.rank(rank)) for rank in run.ranks)
+        return told("raised-no-common" if has_steps else "raised-early", run=side, words=ending.words)
     paired = [outcome.paired for outcome in compared.outcomes if len(outcome.paired)]
     if not any(steps.tail_a if side == "b" else steps.tail_b for steps in paired):
         return ""
-    everything = "everything selected" if compared.options.narrowed else "everything that both recorded"
-    within = " within tolerance" if compared.tally["within"] else ""
     cut = [rank for rank in run.ranks if not run.rank(rank).ended]
-    what_ended = f"{rank_list(cut)} of run {side} {'was' if len(cut) == 1 else 'were'} cut off, and the rest"
-    return (
-        f"{what_ended.capitalize() if cut else f'Run {side}'} ended by an exception where run {OTHER[side]} goes on: "
-        f"{ending.words}. Until then, {compared.until}, {everything} agrees{within}."
+    return told(
+        "raised-earlier",
+        run=side,
+        ranks=rank_list(cut) if cut else "",
+        other=OTHER[side],
+        words=ending.words,
+        until=compared.until,
+        which=told("selected" if compared.options.narrowed else "both-recorded"),
+        within=bool(compared.tally["within"]),
     )

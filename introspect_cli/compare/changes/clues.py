@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from introspect_cli.records import Kind
 
 
-Line: TypeAlias = tuple[str, int]
+SourceLine: TypeAlias = tuple[str, int]
 """File and line of the user's code."""
+Bounds: TypeAlias = "tuple[SourceLine | None, SourceLine | None]"
+"""Lines that ran the last record that agreed and the first that did not; None where not on record."""
 
 
 class Nearness(str, Enum):
@@ -44,18 +46,15 @@ class Clues:
         classes: of the module it is about and of those around it, the innermost first.
         attributes: what these are called in the module around each.
         inside: classes of the modules inside it whose outputs are not on record.
-        before: what the first module that did not agree is called in the blamed one; "" for none.
         models: what the script calls its models.
         optimizers: classes of the optimizers that step.
         words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
         lines: file and line of the user's code that the records of a and of b themselves name.
-        spans: files of a and of b, with the lines between which something ran that differs and was not seen itself.
         bounds: of a and of b, the lines that ran the last record that agreed and the first that did not, where known.
         kind: kind of the record; None without one.
         tensor: what the tensor is called in its module.
         roots: classes of the modules that no other holds.
         batch_is_equal: whether the batches of the step are on record and equal.
-        at_start: whether no compared step came before.
         ran: classes of all modules that either run has.
         scripts: file names of both runs' scripts.
     """
@@ -65,18 +64,15 @@ class Clues:
     classes: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
-    before: str = ""
     models: frozenset[str] = frozenset()
     optimizers: tuple[str, ...] = ()
     words: frozenset[str] = frozenset()
-    lines: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = ((), ())
-    spans: tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int], ...]] = ((), ())
-    bounds: tuple[tuple[Line | None, Line | None], tuple[Line | None, Line | None]] = ((None, None), (None, None))
+    lines: tuple[tuple[SourceLine, ...], tuple[SourceLine, ...]] = ((), ())
+    bounds: tuple[Bounds, Bounds] = ((None, None), (None, None))
     kind: Kind | None = None
     tensor: str = ""
     roots: tuple[str, ...] = ()
     batch_is_equal: bool = False
-    at_start: bool = True
     ran: frozenset[str] = frozenset()
     scripts: frozenset[str] = frozenset()
 
@@ -96,7 +92,6 @@ class Ranked:
     nearness: Nearness
     depth: int = 0
     hits: int = 0
-    above: str = ""
     can_matter: bool = True
 
     @property

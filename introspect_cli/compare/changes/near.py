@@ -18,13 +18,21 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness, Ranked
-from introspect_cli.compare.changes.statements import BLOCKS, DEFINITIONS, FUNCTIONS, bodies_of, first_line, tree_of
+from introspect_cli.compare.changes.statements import (
+    BLOCKS,
+    DEFINITIONS,
+    FUNCTIONS,
+    Definition,
+    bodies_of,
+    first_line,
+    tree_of,
+)
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.changes.clues import Line
+    from introspect_cli.compare.changes.clues import SourceLine
     from introspect_cli.compare.changes.statements import Change
 
 
@@ -56,7 +64,7 @@ class Statement:
         return first_line(self.node), last
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Definition:
         """File and scope: `("model.py", "Block.__init__")`."""
         return self.file, self.scope
 
@@ -70,8 +78,6 @@ class Statement:
         return not isinstance(self.node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert))
 
 
-Place: TypeAlias = tuple[str, str]
-"""File and qualified name of a function or class."""
 Depths: TypeAlias = dict[Statement, int]
 """Statements, each with how many calls or values lie between it and what was asked for."""
 
@@ -83,19 +89,19 @@ def last_name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _words(text: str) -> frozenset[str]:
+def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_LOGS = _words(
+_LOGS = _word_set(
     """
     print log info debug warning add_scalar add_scalars log_dict log_metrics plot write flush perf_counter time
     basicConfig savefig set_description set_postfix
     """
 )
-_EVERYWHERE = _words("self cls args kwargs config cfg torch nn np F")
+_EVERYWHERE = _word_set("self cls args kwargs config cfg torch nn np F")
 """Names that stand in every other statement and lead everywhere."""
-_OF_EVERY_CLASS = _words("__init__ forward step train eval to backward")
+_OF_EVERY_CLASS = _word_set("__init__ forward step train eval to backward")
 """Methods whose name does not say whose they are."""
 
 
@@ -162,8 +168,8 @@ class _Reader:
             elif isinstance(each, ast.Attribute):
                 side.add(each.attr)
             elif isinstance(each, ast.Subscript):
-                side.update(_texts([each.slice]))
-                base = _base(each)
+                side.update(_string_constants([each.slice]))
+                base = _innermost_object(each)
                 if side is gives and isinstance(base, ast.Name):
                     gives.add(key(base.id))
             elif isinstance(each, ast.arg):
@@ -171,13 +177,13 @@ class _Reader:
             elif isinstance(each, ast.keyword) and each.arg:
                 gives.add(each.arg)
             elif isinstance(each, ast.Dict):
-                gives.update(_texts(each.keys))
+                gives.update(_string_constants(each.keys))
             elif isinstance(each, ast.Call):
                 calls.add(last_name(each.func))
                 if last_name(each.func) == "add_argument":
-                    gives.update(text.lstrip("-").replace("-", "_") for text in _texts(each.args))
+                    gives.update(text.lstrip("-").replace("-", "_") for text in _string_constants(each.args))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # it may change what it is of, or is handed
-            changed = [_base(node.value.func), *node.value.args]
+            changed = [_innermost_object(node.value.func), *node.value.args]
             gives.update(key(n.id) for n in changed if isinstance(n, ast.Name) and n.id not in self.imported)
             held = getattr(node.value.func, "value", node)
             gives.update(n.attr for n in ast.walk(held) if isinstance(n, ast.Attribute) and held is not node)
@@ -188,11 +194,11 @@ class _Reader:
         return statement
 
 
-def _texts(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
+def _string_constants(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
     return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 
-def _base(node: ast.AST) -> ast.AST:
+def _innermost_object(node: ast.AST) -> ast.AST:
     """The innermost object of an access: `rows` of `rows[0].append`."""
     while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -216,7 +222,7 @@ class Code:
         self.statements: list[Statement] = []
         self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
         """By simple name: file, qualified name, and simple names of the bases."""
-        self.functions: dict[str, list[Place]] = defaultdict(list)
+        self.functions: dict[str, list[Definition]] = defaultdict(list)
         """By the name that calls them."""
         self.called_as: dict[str, str] = {}
         """By parameter, what calls its function."""
@@ -224,17 +230,17 @@ class Code:
             tree = tree_of(text)
             if tree is not None:
                 _Reader(self, file, tree)
-        self.of: dict[Place, list[Statement]] = defaultdict(list)
+        self.by_definition: dict[Definition, list[Statement]] = defaultdict(list)
         self.givers: dict[str, list[Statement]] = defaultdict(list)
         self.callers: dict[str, list[Statement]] = defaultdict(list)
         self.takers: dict[str, list[Statement]] = defaultdict(list)
         for each in self.statements:
-            self.of[each.place].append(each)
+            self.by_definition[each.place].append(each)
             for index, names in ((self.givers, each.gives), (self.callers, each.calls), (self.takers, each.takes)):
                 for name in names:
                     index[name].append(each)
 
-    def at(self, file: str, first: int, last: int) -> set[Statement]:
+    def statements_at(self, file: str, first: int, last: int) -> set[Statement]:
         """Statements of a file that overlap lines `first` to `last`."""
         return {s for s in self.statements if s.file == file and s.lines[0] <= last and s.lines[1] >= first}
 
@@ -242,19 +248,19 @@ class Code:
         """Statements that call any of these names."""
         return {statement for name in names for statement in self.callers.get(name, ())}
 
-    def methods(self, class_name: str, *names: str) -> set[Place]:
+    def methods(self, class_name: str, *names: str) -> set[Definition]:
         """Places of a class's methods with any of these names, inherited ones in these files included."""
-        methods, seen, pending = set[Place](), set[str](), [class_name]
+        methods, seen, pending = set[Definition](), set[str](), [class_name]
         while pending:
             name = pending.pop()
             if name not in seen:
                 seen.add(name)
                 for file, qualified, bases in self.classes.get(name, ()):
                     pending += bases
-                    methods |= {(file, f"{qualified}.{method}") for method in names} & self.of.keys()
+                    methods |= {(file, f"{qualified}.{method}") for method in names} & self.by_definition.keys()
         return methods
 
-    def called(self, name: str, by: Place) -> list[Place]:
+    def called(self, name: str, by: Definition) -> list[Definition]:
         """Functions that a call by `name` in place `by` may mean.
 
         Those of the same class, else of the same file, else all of that name if at most `_MOST_MEANT`.
@@ -264,27 +270,29 @@ class Code:
         same_file = [place for place in places if place[0] == by[0]]
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
 
-    def callees(self, statements: Iterable[Statement]) -> set[Place]:
+    def callees(self, statements: Iterable[Statement]) -> set[Definition]:
         """Places of functions that the statements call (`called`)."""
         return {place for s in statements for name in s.calls for place in self.called(name, s.place)}
 
-    def within(self, places: Iterable[Place], depth: int = 0) -> Depths:
+    def reached_from(self, places: Iterable[Definition], depth: int = 0) -> Depths:
         """Statements of these functions and all they call or pass on, with the calls between plus `depth`."""
         depths: Depths = {}
-        seen, edge = set[Place](), {*places}
+        seen, edge = set[Definition](), {*places}
         while edge:
             seen |= edge
-            inside = [statement for place in edge for statement in self.of.get(place, ())]
+            inside = [statement for place in edge for statement in self.by_definition.get(place, ())]
             depths = dict.fromkeys(inside, depth) | depths
             edge = {other for s in inside for name in s.calls | s.takes for other in self.called(name, s.place)}
             applied = (name for s in inside if "apply" in s.calls for name in s.takes)
             edge |= {place for name in applied for place in self.methods(name, "forward", "backward")}
-            edge |= {p for p in self.of for file, name in seen if p[0] == file and p[1].startswith(f"{name}.<")}
+            edge |= {
+                p for p in self.by_definition for file, name in seen if p[0] == file and p[1].startswith(f"{name}.<")
+            }
             edge -= seen
             depth += 1
         return depths
 
-    def behind(self, seeds: Iterable[Statement], stop: frozenset[str] = frozenset()) -> Depths:
+    def statements_behind(self, seeds: Iterable[Statement], stop: frozenset[str] = frozenset()) -> Depths:
         """Statements whose values reach `seeds`, with the distance, at most `_MOST_VALUES` - 1.
 
         Names in `stop` are not followed.
@@ -293,10 +301,10 @@ class Code:
         edge = dict.fromkeys(seeds)
         for depth in range(_MOST_VALUES):
             depths |= dict.fromkeys(edge, depth)
-            edge = {giver: None for s in edge for giver in self._gives(s, stop) if giver not in depths}
+            edge = {giver: None for s in edge for giver in self._statements_before(s, stop) if giver not in depths}
         return depths
 
-    def _gives(self, statement: Statement, stop: frozenset[str]) -> Iterator[Statement]:
+    def _statements_before(self, statement: Statement, stop: frozenset[str]) -> Iterator[Statement]:
         """Statements one step behind: those around it, givers of names it takes, returns of functions it calls."""
         yield from statement.around
         for name in statement.takes:
@@ -305,14 +313,9 @@ class Code:
                 yield from self.callers.get(self.called_as.get(name, ""), ())
         for name in statement.calls:
             for place in self.called(name, statement.place):
-                yield from (s for s in self.of[place] if isinstance(s.node, (ast.Return, *FUNCTIONS)))
+                yield from (s for s in self.by_definition[place] if isinstance(s.node, (ast.Return, *FUNCTIONS)))
 
-    def is_conditional(self, place: Place) -> bool:
-        """Whether a function is called, and every call outside it stands under an `if`."""
-        calls = [caller for caller in self.callers.get(place[1].rpartition(".")[2], ()) if caller.place != place]
-        return bool(calls) and all(any(isinstance(head.node, ast.If) for head in call.around) for call in calls)
-
-    def loops(self) -> set[Statement]:
+    def training_loops(self) -> set[Statement]:
         """Outermost statements around calls of `backward`, with all statements inside."""
         heads = {s.around[0] for s in self.callers.get("backward", ()) if s.around}
         return {s for s in self.statements if s in heads or heads.intersection(s.around)}
@@ -385,16 +388,16 @@ _CALLS = {
     "propagated": rf"{_MODE}|{_HANDLE}|{_TUNE}",
 }
 """What the code that computes a place calls or gives, by the reason why runs diverge there."""
-_BACKWARD = _words("backward manual_backward scale grad")
-_OF_MODULES = _words("module own_code op buffer backward by_hand structure gap propagated gradient")
+_BACKWARD = _word_set("backward manual_backward scale grad")
+_OF_MODULES = _word_set("module own_code op buffer backward by_hand structure gap propagated gradient")
 """Reasons for which the code of the modules around the place is meant."""
-_AROUND = _words("backward gap propagated gradient structure")
+_AROUND = _word_set("backward gap propagated gradient structure")
 """Of these, reasons for which all modules around are meant, not the innermost alone."""
-_OF_LOSS = _words("loss backward split script gap propagated gradient")
+_OF_LOSS = _word_set("loss backward split script gap propagated gradient")
 """Reasons for which what leads to the loss is meant."""
-_BY_LINE = _words("own_code script loss gradient")
+_BY_LINE = _word_set("own_code script loss gradient")
 """Reasons for which the cause is in what ran between two records, not in what was made before."""
-_OF_STEPS = _words("rng structure outside initial script gradient resumed propagated optimizer gap")
+_OF_STEPS = _word_set("rng structure outside initial script gradient resumed propagated optimizer gap")
 """Reasons for which all that a step runs is between the last record that agreed and the first that did not."""
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _FAR = 5
@@ -405,23 +408,20 @@ def _ungraded(statement: Statement) -> bool:
     return any("no_grad" in head.calls for head in statement.around)
 
 
-class Version:
+class SideReach:
     """One version of the source, with the sets of statements that decide nearness."""
 
     def __init__(self, code: Code, clues: Clues, side: int) -> None:
         self.code, self.clues = code, clues
         roots = code.calling(clues.roots)
         self.models = clues.models | {name.rpartition(":")[2] for root in roots for name in root.gives}
-        self.recorded = {s for file, line in clues.lines[side] for s in code.at(file, line, line)}
-        self.ran, later = self._ran(*clues.bounds[side])
-        self.computes = {s: depth + _FAR * (s in later) for s, depth in self._computes().items()}
-        self.builds = code.behind([*self.recorded, *self.computes, *self._built()], self.models)
-        spans = (code.at(file, first + 1, last) for file, first, last in clues.spans[side])
-        self.between = set[Statement]().union(*spans)
-        if clues.reason in _OF_STEPS or clues.gap:
-            self.between |= code.loops()
+        self.recorded = {s for file, line in clues.lines[side] for s in code.statements_at(file, line, line)}
+        self.ran = self._ran_between(*clues.bounds[side])
+        self.computes = self._computes()
+        self.builds = code.statements_behind([*self.recorded, *self.computes, *self._builders()], self.models)
+        self.between = code.training_loops() if clues.reason in _OF_STEPS or clues.gap else set[Statement]()
         if clues.reason == "script":
-            self.between |= code.within(code.callees(self.between)).keys()
+            self.between |= code.reached_from(code.callees(self.between)).keys()
         if clues.gap:  # what was not recorded may be anything
             self.between.update(code.statements)
         self.idle = code.unmentioned(clues.scripts) if clues.scripts and all(clues.scripts) else set[Statement]()
@@ -436,32 +436,30 @@ class Version:
         if statement in self.ran and any(statement in near for near in reaches):
             return ORDER.index(Nearness.RECORDED), 1
         makes_nothing = isinstance(statement.node, ast.Expr) and not statement.gives
-        more = self.code.is_conditional(statement.place) + makes_nothing
         for nearness, depths in ((Nearness.COMPUTES, self.computes), (Nearness.BUILDS, self.builds)):
             if statement in depths:
-                return ORDER.index(nearness), depths[statement] + more
+                return ORDER.index(nearness), depths[statement] + makes_nothing
         return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
 
-    def _ran(self, low: Line | None, high: Line | None) -> tuple[set[Statement], set[Statement]]:
-        """Statements from line `low` (last record that agreed) to `high` (first that did not), and its later siblings.
+    def _ran_between(self, low: SourceLine | None, high: SourceLine | None) -> set[Statement]:
+        """Statements from line `low` (last record that agreed) to `high` (first that did not).
 
-        Both are empty unless the reason is in `_BY_LINE` and nothing is missing (no gap).
+        Empty unless the reason is in `_BY_LINE` and nothing is missing (no gap).
         """
         code, clues = self.code, self.clues
         first, last = (
-            min(code.at(*line, line[1]), key=lambda s: s.lines[1] - s.lines[0], default=None) if line else None
+            min(code.statements_at(*line, line[1]), key=lambda s: s.lines[1] - s.lines[0], default=None)
+            if line
+            else None
             for line in (low, high)
         )
         if clues.reason not in _BY_LINE or clues.gap or last is None:
-            return set(), set()
+            return set()
         if first is not None and first.place != last.place and clues.kind is Kind.OUTPUT:
-            return {s for s in code.of[first.place] if s.lines[1] >= first.lines[0]}, set()
-        around = {head for head in last.around if isinstance(head.node, (ast.For, ast.AsyncFor, ast.While))}
-        beside = code.of[last.place]
-        later = {s for s in beside if s.lines[0] > last.lines[1] and not around.intersection(s.around)}
+            return {s for s in code.by_definition[first.place] if s.lines[1] >= first.lines[0]}
         if first is None or first.place != last.place or first.lines[0] > last.lines[0]:
-            return {last}, later
-        return {s for s in beside if first.lines[0] <= s.lines[0] <= last.lines[1]}, later
+            return {last}
+        return {s for s in code.by_definition[last.place] if first.lines[0] <= s.lines[0] <= last.lines[1]}
 
     def _computes(self) -> Depths:
         """Statements that compute the first differing value, by the reason, with their depth."""
@@ -469,27 +467,26 @@ class Version:
         reason = clues.reason
         near: Depths = {}
         if reason == "raised":
-            return code.within({s.place for s in self.recorded})
+            return code.reached_from({s.place for s in self.recorded})
         if reason in _OF_MODULES:
             names = clues.classes if reason in _AROUND else clues.classes[:1]
             if reason in {"own_code", "op"}:  # the innermost module of the user's own
                 names = *names, *[name for name in clues.classes if code.methods(name, *_FORWARD)][:1]
             for name in {*names, *clues.inside}:
-                near |= code.within(code.methods(name, *_FORWARD), clues.reason == "structure")
+                near |= code.reached_from(code.methods(name, *_FORWARD), clues.reason == "structure")
         wanted = [_CALLS[reason]] if reason in _CALLS else []
-        if reason == "rng" and clues.at_start and any(clues.lines) and not any(clues.spans):
+        if reason == "rng" and any(clues.lines):
             wanted = [_SEED]  # the lines that draw are on record
         wanted += [r"\Amemory_format\Z"] if reason in _OF_MODULES else []
         wanted += [_CAST] if "dtype" in clues.words else []
         wanted += [_MODE] if clues.words & {"training", "train"} else []
-        wanted += [_MODE] if reason in _OF_MODULES and "eval" in clues.words else []
         if wanted:
             pattern = re.compile("|".join(wanted))
             matching = {s for s in code.statements if any(map(pattern.search, s.calls | s.gives))}
             near = dict.fromkeys(matching, 1) | near
         if reason == "optimizer":
             places = {p for name in clues.optimizers for p in code.methods(name, "step")}
-            near |= code.within(places) | dict.fromkeys(code.calling(clues.optimizers), 0)
+            near |= code.reached_from(places) | dict.fromkeys(code.calling(clues.optimizers), 0)
         if reason in {"initial", "structure", "outside", "by_hand"}:
             near |= {s: 0 for s in code.statements if isinstance(s.node, ast.AugAssign) and _ungraded(s)}
             touching = code.givers.get(clues.tensor, [])
@@ -498,26 +495,31 @@ class Version:
         if reason in {"batch", "split", "script", "gap"} and not clues.batch_is_equal:
             data = {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
             loaders = [s for s in code.statements if any(re.search(_DATA, name) for name in s.calls)]
-            used = {p for s in code.behind(loaders) for name in s.takes | s.calls for p in code.called(name, s.place)}
-            near = code.within(data | used, 1) | near
+            used = {
+                p
+                for s in code.statements_behind(loaders)
+                for name in s.takes | s.calls
+                for p in code.called(name, s.place)
+            }
+            near = code.reached_from(data | used, 1) | near
         if reason == "loss" and clues.gap:
-            near |= code.within(p for name in code.classes for p in code.methods(name, "forward"))
+            near |= code.reached_from(p for name in code.classes for p in code.methods(name, "forward"))
         if reason in _OF_LOSS:
             starts = code.calling(self.models if reason == "script" else _BACKWARD)
             starts |= {s for s in code.statements if s.scope.endswith(("training_step", "compute_loss"))}
             trains = {s.place for s in code.callers.get("backward", ())}
-            behind = code.behind(starts, self.models)
+            behind = code.statements_behind(starts, self.models)
             near = near | {
                 s: depth
                 for s, depth in behind.items()
                 if s not in near and (s.place in trains or not s.scope.endswith((".forward", ".__init__")))
             }
-        near = code.within(code.callees(s for s in near if near[s] <= 1), 2) | near
+        near = code.reached_from(code.callees(s for s in near if near[s] <= 1), 2) | near
         if reason in {"structure", "optimizer"}:
             near |= dict.fromkeys((s for s in code.statements if clues.words & (s.gives | s.calls)), 0)
         return near
 
-    def _built(self) -> set[Statement]:
+    def _builders(self) -> set[Statement]:
         """Statements that build the modules around the divergence, or call the functions of recorded lines."""
         code, clues = self.code, self.clues
         building = set[Statement]()
@@ -533,7 +535,7 @@ class Version:
             for name, attribute in zip(clues.classes[:2], clues.attributes, strict=False):
                 calls = code.calling([name])
                 building |= calls.intersection(code.givers.get(attribute, ())) or calls
-                building |= code.within(code.methods(name, "__init__")).keys()
+                building |= code.reached_from(code.methods(name, "__init__")).keys()
                 if clues.reason == "module":
                     break
         return building
@@ -548,12 +550,12 @@ def ranked(
     """
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    sides = [Version(Code(files), clues, side) for side, files in enumerate(texts)]
-    placed = [_nearest(change, sides, clues) for change in changes]
+    sides = [SideReach(Code(files), clues, side) for side, files in enumerate(texts)]
+    placed = [_placed(change, sides, clues) for change in changes]
     return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
 
 
-def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
+def _placed(change: Change, sides: Sequence[SideReach], clues: Clues) -> Ranked:
     """A change with the nearest of its statements in either version.
 
     `hits` counts its words among the clues, twice if changed.
@@ -566,7 +568,7 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     files = change.file_a or change.file, change.file
     for file, side, version in zip(files, (change.a, change.b), sides, strict=True):
         if side is not None:
-            inside = version.code.at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
+            inside = version.code.statements_at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
             best = min([best, *map(version.nearness, inside)])
             ran |= not inside or not inside <= version.idle
             matters |= any(statement.can_matter for statement in inside)

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import PurePath
 from textwrap import dedent
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS, Change, Side, changed_file, tree_of
 from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences
@@ -22,10 +22,9 @@ from introspect_cli.compare.changes.values import Difference, Names, Reader, Val
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from introspect_cli.compare.changes.statements import Definition
     from introspect_cli.compare.changes.values import Interned
 
-Place: TypeAlias = tuple[str, str]
-"""File, and qualified name of a function or class in it; "" for the file itself."""
 _ALIKE = 0.5
 _MOST_PASSES = 4
 _MOST_REROUTED = 3
@@ -33,7 +32,7 @@ _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
 """Kinds of values whose name is the only thing that a rename changes."""
 
 
-class Line(NamedTuple):
+class WrittenStatement(NamedTuple):
     """A statement (of a compound one, its head), and the number of the line in it that is meant."""
 
     file: str
@@ -67,10 +66,10 @@ class Version:
 
     texts: Mapping[str, str]
     modules: frozenset[str]
-    nodes: dict[Place, ast.AST] = field(default_factory=dict)
-    effects: dict[Place, list[Value]] = field(default_factory=dict)
-    heads: dict[Place, Value] = field(default_factory=dict)
-    calls: dict[Place, list[Value]] = field(default_factory=dict)
+    nodes: dict[Definition, ast.AST] = field(default_factory=dict)
+    effects: dict[Definition, list[Value]] = field(default_factory=dict)
+    heads: dict[Definition, Value] = field(default_factory=dict)
+    calls: dict[Definition, list[Value]] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     words: set[str] = field(default_factory=set)
     bound: set[str] = field(default_factory=set)
@@ -104,7 +103,7 @@ class Version:
                     self.heads[place] = reader.make("head", node)
                     self.calls[place] = reader.calls
 
-    def line(self, value: Value | None) -> Line | None:
+    def statement_of(self, value: Value | None) -> WrittenStatement | None:
         """The innermost statement that wrote a value; None for no value, or a line in no statement."""
         if value is None:
             return None
@@ -113,34 +112,34 @@ class Version:
         if not around:
             return None
         first, last, scope = min(around, key=lambda each: (each[1] - each[0], -len(each[2])))
-        return self.lines(value.file, scope, first, last, number)
+        return self.statement_at(value.file, scope, first, last, number)
 
-    def whole(self, place: Place) -> Line:
-        """A definition with decorators and body as one `Line`."""
+    def whole_definition(self, place: Definition) -> WrittenStatement:
+        """A definition with decorators and body as one `WrittenStatement`."""
         node = self.nodes[place]
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])  # type: ignore[attr-defined] # a definition
-        return self.lines(*place, first, node.end_lineno, node.lineno)  # type: ignore[attr-defined] # the same
+        return self.statement_at(*place, first, node.end_lineno, node.lineno)  # type: ignore[attr-defined] # the same
 
-    def lines(self, file: str, scope: str, first: int, last: int, number: int) -> Line:
-        """A `Line` of lines `first` to `last` of a file, dedented; `number` is the line meant."""
+    def statement_at(self, file: str, scope: str, first: int, last: int, number: int) -> WrittenStatement:
+        """A `WrittenStatement` of lines `first` to `last` of a file, dedented; `number` is the line meant."""
         lines = self.texts[file].replace("\r\n", "\n").split("\n")[first - 1 : last]
-        return Line(file, scope, first, last, dedent("\n".join(lines)), number)
+        return WrittenStatement(file, scope, first, last, dedent("\n".join(lines)), number)
 
-    def of_scope(self, line: Line, file_b: str = "") -> list[Line]:
+    def statements_beside(self, line: WrittenStatement, file_b: str = "") -> list[WrittenStatement]:
         """This version's statements in the file and scope of `line`; in `file_b` where it has no such file."""
         file = line.file if line.file in self.texts else file_b
         found = (each for each in self.statements.get(file, ()) if each[2] == line.scope)
-        return [self.lines(file, scope, first, last, first) for first, last, scope in found]
+        return [self.statement_at(file, scope, first, last, first) for first, last, scope in found]
 
-    def became(self, line: Line, other: Version) -> Line | None:
+    def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
         """The most similar statement of the same scope in `other`, of those new there; None under `_ALIKE`."""
-        texts = {each.text for each in self.of_scope(line)}
-        left = [each for each in other.of_scope(line) if each.text not in texts]
+        texts = {each.text for each in self.statements_beside(line)}
+        left = [each for each in other.statements_beside(line) if each.text not in texts]
         ratios = [SequenceMatcher(None, line.text, each.text, autojunk=False).ratio() for each in left]
         best = max(range(len(left)), key=ratios.__getitem__, default=None)
         return left[best] if best is not None and ratios[best] > _ALIKE else None
 
-    def contents(self, place: Place) -> frozenset[int]:
+    def keys_inside(self, place: Definition) -> frozenset[int]:
         """Keys of all values in a function, or in a class and its methods."""
         file, name = place
         inner = [p for p in self.nodes if p[0] == file and p[1].startswith(f"{name}.")]
@@ -187,21 +186,21 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
     for number in range(_MOST_PASSES):
         a.read(interned)
         b.read(interned)
-        pairs = _pairs(a, b)
+        pairs = _paired_definitions(a, b)
         found = list(_differences(a, b, pairs))
-        if number == _MOST_PASSES - 1 or not _learn(a, b, pairs, found):
+        if number == _MOST_PASSES - 1 or not _learn_names(a, b, pairs, found):
             break
     changes: dict[object, Change] = {}
     for difference in found:
         for one, two, moved in _statements_of(a, b, difference):
-            _note(changes, one, two, moved=moved)
+            _add_change(changes, one, two, moved=moved)
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
         left = version.nodes.keys() - matched
         for file, name in sorted(left):
             outer, _, last = name.rpartition(".")
             if name and last not in version.names.inlined and (file, outer) not in left:
-                line = version.whole((file, name))
-                _note(changes, *((line, None) if version is a else (None, line)))
+                line = version.whole_definition((file, name))
+                _add_change(changes, *((line, None) if version is a else (None, line)))
     _join_moved(changes)
     return sorted(changes.values(), key=lambda change: (change.file, change.line))
 
@@ -231,11 +230,13 @@ def changed_between(
     changes = [changed_file(file, texts_a.get(file), texts_b.get(file)) for file in whole]
     changes += changed(parsed_a, parsed_b, files)
     quiet = parsed_a.keys() & parsed_b.keys() - {file for each in changes for file in (each.file, each.file_a)}
-    in_comments = [file for file in quiet if _bare(texts_a[file]) == _bare(texts_b[file])]
+    in_comments = [
+        file for file in quiet if _syntax_without_comments(texts_a[file]) == _syntax_without_comments(texts_b[file])
+    ]
     return changes, sorted(in_comments), sorted(quiet - {*in_comments})
 
 
-def _bare(text: str) -> str:
+def _syntax_without_comments(text: str) -> str:
     """Dump of a file's syntax without comments and docstrings, with definitions sorted by name."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
@@ -246,33 +247,37 @@ def _bare(text: str) -> str:
     return ast.dump(tree)
 
 
-def _sides(a: Version, b: Version, found: Difference) -> tuple[Line | None, Line | None]:
+def _statements_on_sides(
+    a: Version, b: Version, found: Difference
+) -> tuple[WrittenStatement | None, WrittenStatement | None]:
     """The statements of a and b that wrote the difference.
 
     Where code was put around a value, the one side is the statement it replaced, or None.
     """
     around = found.around or (None, None)
-    one, two = a.line(found.a or around[0]), b.line(found.b or around[1])
+    one, two = a.statement_of(found.a or around[0]), b.statement_of(found.b or around[1])
     if found.wrapped is not None and one is not None and two is not None:
-        made_a, made_b = a.line(found.wrapped[0]), b.line(found.wrapped[1])
+        made_a, made_b = a.statement_of(found.wrapped[0]), b.statement_of(found.wrapped[1])
         if found.wrapped[1] is found.b and made_a is not None and made_a[:4] != one[:4]:  # it was around in a
-            return one, a.became(one, b)
+            return one, a.replaced_by(one, b)
         if found.wrapped[0] is found.a and made_b is not None and made_b[:4] != two[:4]:
-            return b.became(two, a), two
+            return b.replaced_by(two, a), two
     return one, two
 
 
-def _statements_of(a: Version, b: Version, found: Difference) -> Iterator[tuple[Line | None, Line | None, bool]]:
+def _statements_of(
+    a: Version, b: Version, found: Difference
+) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None, bool]]:
     """Pairs of statements of a difference, each with whether it only moved.
 
     If both statements are in both versions, the value takes another path: then the scope's other differing statements,
     at most `_MOST_REROUTED`.
     """
-    one, two = _sides(a, b, found)
+    one, two = _statements_on_sides(a, b, found)
     if one is None or two is None or found.moved:
         yield one, two, found.moved
         return
-    inside_a, inside_b = ({line.text: line for line in v.of_scope(side, other.file)} for v, side, other in
+    inside_a, inside_b = ({line.text: line for line in v.statements_beside(side, other.file)} for v, side, other in
                           ((a, one, two), (b, two, one)))  # fmt: skip
     if two.text not in inside_a or one.text not in inside_b:
         yield one, two, False
@@ -292,7 +297,9 @@ def _statements_of(a: Version, b: Version, found: Difference) -> Iterator[tuple[
             yield one, two, False
 
 
-def _note(changes: dict[object, Change], a: Line | None, b: Line | None, *, moved: bool = False) -> None:
+def _add_change(
+    changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None, *, moved: bool = False
+) -> None:
     """Add a change to `changes` unless one with the same file and sides is there."""
     side = b or a
     if side is not None:
@@ -309,7 +316,7 @@ def _imported_as(file: str) -> Iterator[str]:
     yield from (".".join(parts[start:]) for start in range(len(parts)))
 
 
-def _pairs(a: Version, b: Version) -> dict[Place, Place]:
+def _paired_definitions(a: Version, b: Version) -> dict[Definition, Definition]:
     """Places of b mapped to a's: equal place.
 
     Else a name that is unique in both; else the most alike by shared values (over `_ALIKE`, within paired classes).
@@ -322,13 +329,13 @@ def _pairs(a: Version, b: Version) -> dict[Place, Place]:
     for is_class in (True, False):
         taken = set(pairs.values())
         right = [p for p in b.nodes if p[1] and p not in pairs]
-        contents = {p: a.contents(p) for p in a.nodes if p[1] and p not in taken}
+        contents = {p: a.keys_inside(p) for p in a.nodes if p[1] and p not in taken}
         likely = []
         for place in right:
-            own = b.contents(place)
+            own = b.keys_inside(place)
             for other, keys in contents.items():
                 kinds = [isinstance(node, ast.ClassDef) for node in (a.nodes[other], b.nodes[place])]
-                if kinds == [is_class, is_class] and _owner(place, pairs) == other[1].rpartition(".")[0]:
+                if kinds == [is_class, is_class] and _owner_in_a(place, pairs) == other[1].rpartition(".")[0]:
                     same_name = other[1].rpartition(".")[2] == place[1].rpartition(".")[2]
                     likely.append((len(own & keys) / max(len(own | keys), 1) + same_name, place, other))
         for like, place, other in sorted(likely, reverse=True):
@@ -338,13 +345,13 @@ def _pairs(a: Version, b: Version) -> dict[Place, Place]:
     return pairs
 
 
-def _owner(place: Place, pairs: Mapping[Place, Place]) -> str:
+def _owner_in_a(place: Definition, pairs: Mapping[Definition, Definition]) -> str:
     """Name in a of the class around a place of b."""
     outer = place[1].rpartition(".")[0]
     return pairs.get((place[0], outer), ("", outer))[1]
 
 
-def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterator[Difference]:
+def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition]) -> Iterator[Difference]:
     """Differences of all paired functions, classes and files.
 
     A file's definitions that moved to another file are none. Without a difference in effects, calls made a different
@@ -361,7 +368,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterat
         found = [
             one
             for one in differences(*sides, (a.heads[other], b.heads[place]))
-            if not (_as_often(one, a.calls[other], b.calls[place]) or _adds_parameter(one))
+            if not (_is_called_as_often(one, a.calls[other], b.calls[place]) or _is_added_default(one))
         ]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
@@ -377,12 +384,12 @@ def _differences(a: Version, b: Version, pairs: Mapping[Place, Place]) -> Iterat
                         yield Difference(effect, None) if version is a else Difference(None, effect)
 
 
-def _adds_parameter(one: Difference) -> bool:
+def _is_added_default(one: Difference) -> bool:
     """Whether the difference is a parameter's default in one version alone."""
     return "default" in {part.kind for part in (one.a, one.b) if part is not None} and None in (one.a, one.b)
 
 
-def _as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
+def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
     """Whether the difference is a call of unused result that both versions make equally often."""
     part = one.a or one.b
     if part is None or part.kind != "unused" or (one.a is not None and one.b is not None):
@@ -391,7 +398,7 @@ def _as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
     return sum(call.key == key for call in a) == sum(call.key == key for call in b)
 
 
-def _learn(a: Version, b: Version, pairs: Mapping[Place, Place], found: Iterable[Difference]) -> bool:
+def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition], found: Iterable[Difference]) -> bool:
     """Update both versions' `names` with renames (paired definitions.
 
     Attributes that differ one to one) and functions to inline; whether that changed anything.
@@ -411,12 +418,14 @@ def _learn(a: Version, b: Version, pairs: Mapping[Place, Place], found: Iterable
     news, olds = Counter(new for new, _ in votes), Counter(old for _, old in votes)
     renamed |= {new: old for new, old in votes if news[new] == olds[old] == 1}
     before = a.names, b.names
-    a.names = Names(a.modules, {}, _alone(a, {*pairs.values()}))
-    b.names = Names(b.modules, renamed, _alone(b, {*pairs}))
+    a.names = Names(a.modules, {}, _unpaired_functions(a, {*pairs.values()}))
+    b.names = Names(b.modules, renamed, _unpaired_functions(b, {*pairs}))
     return before != (a.names, b.names)
 
 
-def _alone(version: Version, matched: set[Place]) -> dict[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _unpaired_functions(
+    version: Version, matched: set[Definition]
+) -> dict[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Unpaired functions by simple name, if unique, undecorated and not `forward`, `step` or a dunder."""
     found = defaultdict(list)
     for place in version.nodes.keys() - matched:

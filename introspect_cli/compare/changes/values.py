@@ -111,7 +111,7 @@ class Reader:
         """Add the effects of a function: decorators, defaults, then its body."""
         if isinstance(node, FUNCTIONS):
             for decorator in node.decorator_list:
-                self._effect("decorator", decorator, self.value(decorator, dict(env)))
+                self._add_effect("decorator", decorator, self.value(decorator, dict(env)))
         arguments = node.args
         places = [*arguments.posonlyargs, *arguments.args]
         defaults: list[tuple[int | str, ast.expr | None]] = [
@@ -123,13 +123,13 @@ class Reader:
         ]
         for place, default in defaults:
             if default is not None:
-                self._effect("default", default, place, self.value(default, dict(env)))
+                self._add_effect("default", default, place, self.value(default, dict(env)))
         inner = dict(env)
         rest = [*arguments.kwonlyargs, *filter(None, (arguments.vararg, arguments.kwarg))]
         for number, argument in enumerate([*places, *rest]):
             inner[argument.arg] = self.make("argument", argument, self._depth, number)
         if isinstance(node, ast.Lambda):
-            self._effect("return", node.body, self.value(node.body, inner))
+            self._add_effect("return", node.body, self.value(node.body, inner))
         else:
             self.body(node.body, inner)
 
@@ -195,9 +195,9 @@ class Reader:
 
     def _on_ifexp(self, node: ast.IfExp, env: Environment) -> Value:
         test = self.value(node.test, env)
-        return self._either(node, test, self.value(node.body, env), self.value(node.orelse, env))
+        return self._conditional(node, test, self.value(node.body, env), self.value(node.orelse, env))
 
-    def _either(self, node: ast.AST, test: Value, one: Value | None, two: Value | None) -> Value:
+    def _conditional(self, node: ast.AST, test: Value, one: Value | None, two: Value | None) -> Value:
         """A conditional value; `not` in the test is removed by swapping the branches. None means unset."""
         if test.kind == "not":
             test, one, two = test.parts[0], two, one
@@ -250,12 +250,12 @@ class Reader:
             if called == "enumerate" and plain and len(target.elts) == 2 and over.args:
                 start = [*over.args[1:], *(keyword.value for keyword in over.keywords)]
                 inner = self._bind_each(target.elts[1], over.args[0], env)
-                self._store(
+                self._assign(
                     target.elts[0], self.make("index", target, inner, *self._values(start, env, over).parts), env
                 )
                 return inner
         value = self.value(over, env)
-        self._store(target, self.make("each", target, value), env)
+        self._assign(target, self.make("each", target, value), env)
         return value
 
     def _on_call(self, node: ast.Call, env: Environment) -> Value:
@@ -344,10 +344,10 @@ class Reader:
 
     # --- statements
 
-    def _effect(self, kind: str, node: ast.AST, *parts: Any) -> None:
+    def _add_effect(self, kind: str, node: ast.AST, *parts: Any) -> None:
         self.effects.append(self.make(kind, node, *parts))
 
-    def _done(self, statements: Sequence[ast.stmt], env: Environment, node: ast.AST) -> Value:
+    def _effects_of_block(self, statements: Sequence[ast.stmt], env: Environment, node: ast.AST) -> Value:
         """The effects of statements as one `list` value, taken off `effects`."""
         mark = len(self.effects)
         self.body(statements, env)
@@ -355,11 +355,11 @@ class Reader:
         del self.effects[mark:]
         return done
 
-    def _store(self, target: ast.AST, value: Value, env: Environment) -> None:
+    def _assign(self, target: ast.AST, value: Value, env: Environment) -> None:
         """Assign to a target: a local name is bound, a tuple unpacked, anything else is an effect `store`."""
         if isinstance(target, ast.Name):
             if target.id in self._shared:
-                self._effect("store", target, self.make("name", target, target.id), value)
+                self._add_effect("store", target, self.make("name", target, target.id), value)
             else:
                 env[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -367,11 +367,11 @@ class Reader:
             given = given[0].parts if len(given) == 1 and isinstance(given[0], Value) else ()
             plain = len(given) == len(target.elts) and not any(isinstance(part, ast.Starred) for part in target.elts)
             for place, each in enumerate(target.elts):
-                self._store(each, given[place] if plain else self.make("part", each, value, place), env)
+                self._assign(each, given[place] if plain else self.make("part", each, value, place), env)
         elif isinstance(target, ast.Starred):
-            self._store(target.value, self.make("rest", target, value), env)
+            self._assign(target.value, self.make("rest", target, value), env)
         else:
-            self._effect("store", target, self.value(target, env), value)
+            self._add_effect("store", target, self.value(target, env), value)
 
     def body(self, statements: Sequence[ast.stmt], env: Environment) -> None:
         """Read the statements of a block in order; an `if` that ends its block takes the rest as its `else`."""
@@ -391,25 +391,25 @@ class Reader:
             if method is not None:
                 method(statement, env)
             elif isinstance(statement, ast.Match):
-                self._effect("match", statement, self._other(statement, env))
+                self._add_effect("match", statement, self._other(statement, env))
 
     def _on_expr(self, node: ast.Expr, env: Environment) -> None:
         value = self.value(node.value, env)
         if value.kind != "constant":
-            self._effect("do", node, value)
+            self._add_effect("do", node, value)
 
     def _on_assign(self, node: ast.Assign, env: Environment) -> None:
         value = self.value(node.value, env)
         for target in node.targets:
-            self._store(target, value, env)
+            self._assign(target, value, env)
 
     def _on_annassign(self, node: ast.AnnAssign, env: Environment) -> None:
         if node.value is not None:
-            self._store(node.target, self.value(node.value, env), env)
+            self._assign(node.target, self.value(node.value, env), env)
 
     def _on_augassign(self, node: ast.AugAssign, env: Environment) -> None:
         was = self.value(node.target, env)
-        self._store(
+        self._assign(
             node.target, self.make(f"in-place {type(node.op).__name__}", node, was, self.value(node.value, env)), env
         )
 
@@ -423,17 +423,17 @@ class Reader:
         if test.kind == "not":
             test, bodies = test.parts[0], (orelse, node.body)
         envs = dict(env), dict(env)
-        done = [self._done(body, inner, node) for body, inner in zip(bodies, envs, strict=True)]
+        done = [self._effects_of_block(body, inner, node) for body, inner in zip(bodies, envs, strict=True)]
         ends = [part.parts[0] for part in done if len(part.parts) == 1 and part.parts[0].kind == "return"]
         if len(ends) == 2:
-            self._effect("return", node, self._either(node, test, ends[0].parts[0], ends[1].parts[0]))
+            self._add_effect("return", node, self._conditional(node, test, ends[0].parts[0], ends[1].parts[0]))
         elif any(part.parts for part in done):
-            self._effect("if", node, test, *done)
+            self._add_effect("if", node, test, *done)
         for name in dict.fromkeys([*envs[0], *envs[1]]):
             one, two = envs[0].get(name), envs[1].get(name)
             ended = [bool(body) and isinstance(body[-1], _ENDS) for body in bodies]
             if one is None or two is None or one.key != two.key:
-                either = one if ended[1] else two if ended[0] else self._either(node, test, one, two)
+                either = one if ended[1] else two if ended[0] else self._conditional(node, test, one, two)
                 if either is not None:
                     env[name] = either
             else:
@@ -467,20 +467,20 @@ class Reader:
         env: Environment,
     ) -> None:  # fmt: skip
         """Read a loop's body; one that only fills a list or dictionary becomes a comprehension, any other an effect."""
-        done = self._done(node.body, inner, node)
-        filled = self._filled(node, over, done, env)
+        done = self._effects_of_block(node.body, inner, node)
+        filled = self._as_comprehension(node, over, done, env)
         if filled is not None:
             env |= filled
             return
         updates = self.make("list", node, *(inner[name] for name in carried))
         if done.parts or carried:
-            self._effect("loop", node, over, done, updates)
+            self._add_effect("loop", node, over, done, updates)
         for name, value in inner.items():
             if name not in env or env[name].key != value.key:
                 env[name] = self.make("after", node, over, value)
         self.body(node.orelse, env)
 
-    def _filled(self, node: ast.AST, over: Value, done: Value, env: Environment) -> Environment | None:
+    def _as_comprehension(self, node: ast.AST, over: Value, done: Value, env: Environment) -> Environment | None:
         """The name and comprehension where a loop only fills one list or dictionary that was empty; None otherwise."""
         conditions = []
         while len(done.parts) == 1 and done.parts[0].kind == "if" and not done.parts[0].parts[2].parts:
@@ -488,7 +488,7 @@ class Reader:
             done = done.parts[0].parts[1]
         if len(done.parts) != 1:
             return None
-        kind, target, *given = _put_in(done.parts[0])
+        kind, target, *given = _filling_of(done.parts[0])
         names = [name for name, value in env.items() if value is target]
         lists = [self.make("list", node)] * (2 if kind == "dict of" else 1)
         empty = self.make("Dict" if kind == "dict of" else "List", node, *lists)
@@ -507,38 +507,38 @@ class Reader:
             values.append(value)
             self._context = (*self._context, value)
             if item.optional_vars is not None:
-                self._store(item.optional_vars, self.make("entered", item.context_expr, value), env)
-        done = self._done(node.body, env, node)
+                self._assign(item.optional_vars, self.make("entered", item.context_expr, value), env)
+        done = self._effects_of_block(node.body, env, node)
         self._context = context
-        self._effect("with", node, self.make("list", node, *values), done)
+        self._add_effect("with", node, self.make("list", node, *values), done)
 
     _on_asyncwith = _on_with
 
     def _on_try(self, node: ast.Try, env: Environment) -> None:
-        parts = [self._done(node.body, env, node)]
+        parts = [self._effects_of_block(node.body, env, node)]
         for handler in node.handlers:
             inner = dict(env)
             if handler.name:
                 inner[handler.name] = self.make("caught", handler)
             caught = [self.value(handler.type, env)] if handler.type is not None else []
-            parts.append(self.make("handler", handler, *caught, self._done(handler.body, inner, handler)))
+            parts.append(self.make("handler", handler, *caught, self._effects_of_block(handler.body, inner, handler)))
             for name in inner.keys() - {handler.name}:
                 if name not in env:
                     env[name] = inner[name]
                 elif env[name].key != inner[name].key:
                     env[name] = self.make("caught or", node, env[name], inner[name])
-        parts += [self._done(node.orelse, env, node), self._done(node.finalbody, env, node)]
-        self._effect("try", node, *parts)
+        parts += [self._effects_of_block(node.orelse, env, node), self._effects_of_block(node.finalbody, env, node)]
+        self._add_effect("try", node, *parts)
 
     _on_trystar = _on_try
 
     def _on_return(self, node: ast.Return, env: Environment) -> None:
         none = ast.copy_location(ast.Constant(None), node)
-        self._effect("return", node, self.value(node.value or none, env))
+        self._add_effect("return", node, self.value(node.value or none, env))
 
     def _on_raise(self, node: ast.stmt, env: Environment) -> None:
         values = (self.value(child, env) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
-        self._effect(type(node).__name__.lower(), node, *values)
+        self._add_effect(type(node).__name__.lower(), node, *values)
 
     _on_assert = _on_delete = _on_break = _on_continue = _on_raise
 
@@ -577,7 +577,7 @@ class Reader:
         Methods only if `methods`.
         """
         for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
-            self._effect("base", part, self.value(part, env))
+            self._add_effect("base", part, self.value(part, env))
         inner = dict(env)
         self.body(node.body if methods else [each for each in node.body if not isinstance(each, DEFINITIONS)], inner)
         self.defines({name: value for name, value in inner.items() if env.get(name) is not value})
@@ -617,7 +617,7 @@ class Reader:
         return [*self.effects, *(self.make("unused", call.node, call) for call in left)]
 
 
-def _put_in(effect: Value) -> tuple[Any, ...]:
+def _filling_of(effect: Value) -> tuple[Any, ...]:
     """(`list of` or `dict of`, container, [key,] element) of an effect that appends or sets an item.
 
     ("", None) for any other.
@@ -634,7 +634,7 @@ def _put_in(effect: Value) -> tuple[Any, ...]:
 
 # --- what differs
 
-_Spot: TypeAlias = "tuple[int, str, int]"
+_WrittenAt: TypeAlias = "tuple[int, str, int]"
 """The key of a value, and the file and line that wrote it."""
 
 
@@ -643,7 +643,7 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
 
     `heads` stand around top-level effects. An addition and a removal of one value are joined as moved.
     """
-    found: dict[tuple[_Spot | None, _Spot | None], Difference] = {}
+    found: dict[tuple[_WrittenAt | None, _WrittenAt | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
     pending: list[tuple[Value, Value, tuple[Value, Value]]] = []
 
@@ -658,14 +658,14 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
         for tag, low, high, start, stop in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
             if tag == "equal":
                 continue
-            for x, y in _paired(one[low:high], two[start:stop]):
+            for x, y in _paired_effects(one[low:high], two[start:stop]):
                 part = x or y
                 if x is not None and y is not None:
                     pending.append((x, y, around))
                 elif part is not None:
                     note(Difference(x, y, None if part.kind in _STATEMENTS else around))
 
-    both, uses = _within(a) & _within(b), _uses((*a, *b))
+    both, uses = _keys_inside(a) & _keys_inside(b), _parent_counts((*a, *b))
     lists(a, b, heads)
     while pending:
         one, two, around = pending.pop()
@@ -674,12 +674,12 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
         seen.add((id(one), id(two)))
         if one.kind == two.kind == "list":
             lists(one.parts, two.parts, around)
-        elif one.key in both and two.key in both and _are_chosen(one, two, uses):
+        elif one.key in both and two.key in both and _is_choice(one, two, uses):
             note(Difference(*around))  # both versions have both values: which is taken differs
         elif (differ := _differing_parts(one, two)) is not None:
             pending += ((x, y, (one, two)) for x, y in differ)
         else:
-            inner = _inner(one, two)
+            inner = _wrapped_pair(one, two)
             note(Difference(one, two, wrapped=inner))
             if inner is not None:
                 pending.append((*inner, (one, two)))
@@ -694,7 +694,7 @@ _WRITTEN = frozenset({"constant", "import", "name"})
 """Kinds of values that are made where they are written."""
 
 
-def _are_chosen(one: Value, two: Value, uses: Counter[int]) -> bool:
+def _is_choice(one: Value, two: Value, uses: Counter[int]) -> bool:
     """Whether two different values are both computed elsewhere, so that the choice between them differs.
 
     False if both are constants, imports or names, or if one is part of the other and used nowhere else.
@@ -705,7 +705,7 @@ def _are_chosen(one: Value, two: Value, uses: Counter[int]) -> bool:
     return outer is None or uses[id(outer)] > 1
 
 
-def _uses(effects: Iterable[Value]) -> Counter[int]:
+def _parent_counts(effects: Iterable[Value]) -> Counter[int]:
     """Number of parents of each value, by `id`."""
     uses: Counter[int] = Counter()
     seen: set[int] = set()
@@ -720,7 +720,7 @@ def _uses(effects: Iterable[Value]) -> Counter[int]:
     return uses
 
 
-def _within(effects: Iterable[Value]) -> frozenset[int]:
+def _keys_inside(effects: Iterable[Value]) -> frozenset[int]:
     """Keys of all values inside some effects."""
     return frozenset().union(*(effect.inside for effect in effects))
 
@@ -748,22 +748,22 @@ def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None
     return None if calls_another else differ
 
 
-def _inner(one: Value, two: Value) -> tuple[Value, Value] | None:
+def _wrapped_pair(one: Value, two: Value) -> tuple[Value, Value] | None:
     """The pair of equal or alike (over `_WRAPPED`) values that remains where something was put around a value.
 
     None for none.
     """
     if one.key in two.inside:
-        return one, _of_key(one.key, two)
+        return one, _part_with_key(one.key, two)
     if two.key in one.inside:
-        return _of_key(two.key, one), two
+        return _part_with_key(two.key, one), two
     candidates = [(part, two) for part in _parts(one)] + [(one, part) for part in _parts(two)]
     pairs = [(_likeness(x, y), x, y) for x, y in candidates if x.kind == y.kind]
     like, *pair = max(pairs, key=lambda each: each[0], default=(0.0, one, two))
     return (pair[0], pair[1]) if like > _WRAPPED else None
 
 
-def _of_key(key: int, value: Value) -> Value:
+def _part_with_key(key: int, value: Value) -> Value:
     """The innermost value inside `value` with this key."""
     while value.key != key:
         value = next(part for part in value.parts if isinstance(part, Value) and key in part.inside)
@@ -777,7 +777,7 @@ def _parts(value: Value) -> Iterator[Value]:
             yield from part.parts if part.kind == "list" else [part]
 
 
-def _paired(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:
+def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:
     """Pairs of effects, the most alike first without crossings (`_likeness` over `_LIKE`).
 
     Leftovers pair up in order if equally many, else with None.

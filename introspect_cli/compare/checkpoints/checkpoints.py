@@ -23,7 +23,7 @@ from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.findings import StructureChange
-from introspect_cli.compare.terms.result import DiffResult, Divergence, SettingChange, Size, Verdict
+from introspect_cli.compare.terms.result import DiffResult, Divergence, Origin, SettingChange, Size, Verdict
 from introspect_cli.compare.terms.sites import columns
 from introspect_cli.compare.terms.words import far, key_of, listed, some
 from introspect_cli.compare.values import distinctive_values, parameters, same_numbers
@@ -152,7 +152,8 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         training=None,
         evaluation=None,
         strip=(),
-    ).with_findings(StructureChange, ())
+        findings=tuple(one for one in answer.findings if not isinstance(one, (StructureChange, Origin))),
+    )
 
 
 def _prefixed(pattern: str, new: str) -> str:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.ranks import reduction_factor, share_of_ranks
-from introspect_cli.compare.say import found
+from introspect_cli.compare.reasons.ranks import reduction_factor
+from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step.rests_on import PASSES
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.evidence import Cause, Known, with_state
@@ -41,35 +41,28 @@ _REST = 1e-5
 _MEASURED, _OF_THE_REST = 1e-4, 0.3
 
 
-class Handling(Enum):
-    """A treatment of gradients between backward pass and update: (code, names of calls in scripts)."""
+class Handling(str, Enum):
+    """A treatment of gradients between backward pass and update, as the code of what is left."""
 
-    CLIPPING = (
-        "clipping",
-        ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grads_with_norm_"),
-    )
-    UNSCALING = "unscaling", ("unscale_",)
-    ACCUMULATION = "accumulation", ("accumulate", "no_sync")
-    ZERO_GRAD = "zero-grad", ("zero_grad", "set_to_none")
-    BY_HAND = "gradient-by-hand", ()
-
-    def __init__(self, code: str, calls: tuple[str, ...]) -> None:
-        self.code = code
-        self.calls = calls
+    CLIPPING = "clipping"
+    UNSCALING = "unscaling"
+    ACCUMULATION = "accumulation"
+    ZERO_GRAD = "zero-grad"
+    BY_HAND = "gradient-by-hand"
 
 
 TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATION})
 """What multiplies all gradients by one factor, where a step has one backward pass."""
 
 
-def excluded(at: View) -> frozenset[Handling]:
+def excluded_handling(at: View) -> frozenset[Handling]:
     """Kinds of gradient handling that the records rule out; none with several ranks, losses or sparse gradients."""
     several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
     if several or at.site.call or _sparse_sides(at):
         return frozenset()
-    some_equal = max(map(len, at.optimizers)) < 2 and others_equal(at)
+    some_equal = max(map(len, at.optimizers)) < 2 and has_equal_gradient(at)
     gone = TOGETHER if some_equal or _no_factor(at) else frozenset()
-    nothing_left = some_equal and (not at.first.step or others_equal(at, also_before=True))
+    nothing_left = some_equal and (not at.first.step or has_equal_gradient(at, also_before=True))
     return gone | {Handling.ZERO_GRAD} if nothing_left or _not_of_before(at) else gone
 
 
@@ -79,7 +72,7 @@ def _sparse_sides(at: View) -> str:
     return "".join(side for side, summary in both if summary is not None and summary.layout.is_sparse)
 
 
-def others_equal(at: View, *, also_before: bool = False) -> bool:
+def has_equal_gradient(at: View, *, also_before: bool = False) -> bool:
     """Whether any gradient of the step is equal and not zero; `also_before`: nor zero in the previous step."""
     unions = map(int, at.step.of(Kind.GRAD, frozenset({at.site.phase})))
     tables = [at.table, *([at.step.before] if also_before else [])]
@@ -121,7 +114,8 @@ def _no_factor(at: View) -> bool:
 # --- through modules
 
 
-def recomputed(at: View) -> Iterator[Finding]:
+@finds("backward")
+def find_recomputation(at: View) -> Iterator[Finding]:
     """Finding where the module was recomputed in the step (activation checkpointing)."""
     step, alignment = at.step, at.step.alignment
     unions = alignment.by_fqn.get(at.site.fqn, [])
@@ -140,7 +134,7 @@ def left_in_backward(at: View) -> Iterator[str]:
 # --- of parameters
 
 
-def of_gradient(step: Step, position: int) -> Cause | None:
+def gradient_cause(step: Step, position: int) -> Cause | None:
     """Cause where the forward and backward pass and start values do not differ before; None otherwise."""
     site, order = step.sites[position], step.order_at(position)
     upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.params
@@ -152,36 +146,37 @@ def of_gradient(step: Step, position: int) -> Cause | None:
     return cause("gradient", *passes)
 
 
-def sparse(at: View) -> Iterator[Finding]:
+@finds("gradient")
+def find_sparse_gradient(at: View) -> Iterator[Finding]:
     """Finding where the gradient is sparse in one run alone."""
     sides = _sparse_sides(at)
     if len(sides) == 1:
         yield found("sparse", side=sides, other=OTHER[sides])
 
 
-def stale(at: View) -> Iterator[Finding]:
+@finds("plain", "gradient")
+def find_stale_gradient(at: View) -> Iterator[Finding]:
     """Finding where one run's gradient contains the previous step's (a missing `zero_grad`)."""
-    side, share = stale_share(at.step, at.position)
+    side, _ = stale_share(at.step, at.position)
     if side:
-        times, ranks = share_of_ranks(at.runs[side == "b"], share)
-        yield found("stale", side=side, times=times, ranks=ranks, of="evaluation" if at.site.call else "step")
+        yield found("stale", side=side, of="evaluation" if at.site.call else "step")
 
 
-def summed(at: View) -> Iterator[Finding]:
+@finds("gradient")
+def find_whole_factor(at: View) -> Iterator[Finding]:
     """Finding where the factor between the runs is a number of ranks or batches: a sum instead of a mean."""
     factor = reduction_factor(at)
     if factor and at.first.scale is not None:
-        code = "summed" if at.first.scale > 1 else "averaged"
-        yield found(code, times=f"{at.first.scale:.6g}", of=factor)
+        yield found("summed", times=f"{at.first.scale:.6g}", of=factor)
 
 
 def left_in_gradient(at: View) -> Iterator[str]:
     """Codes of causes that are not excluded.
 
     `reduction` with several ranks; kinds of handling; `use-in-module` where the gradients differ and a module uses the
-    parameter; `penalty`. Where only rounding is left, `rounding-in-backward` ends the list.
+    parameter; `penalty`.
     """
-    gone, differ = excluded(at), at.gradients
+    gone, differ = excluded_handling(at), at.gradients
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
     if at.first.scale is not None and not gone >= TOGETHER:
@@ -192,7 +187,7 @@ def left_in_gradient(at: View) -> Iterator[str]:
     else:
         if Handling.CLIPPING in gone:
             yield "clipping-by-value"
-        yield from (handling.code for handling in Handling if handling not in gone)
+        yield from (handling.value for handling in Handling if handling not in gone)
     if differ[0] != differ[1] and at.parameter_user:
         yield "use-in-module"
     yield "penalty"

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.findings import Finding
     from introspect_cli.records import Kind
 
 KERNEL_WEIGHTS = {"runtime": 0.75, "packages": 0.6, "hardware": 0.55}
 """How well settings explain what a kernel computes."""
 
-Find = Callable[["View"], Iterable["Finding"]]
 Left = Callable[["View"], Iterable[str]]
 Fed = Callable[["Step", int], bool]
 Applies = Callable[["Step", int], "Cause | None"]
@@ -45,29 +43,29 @@ class Reason:
     Attributes:
         word: its name in `--format json`.
         about: what the reference says of it.
-        place: where the cause lies, in words: `the loss code`.
         kinds: kinds of the records it is about; empty for all.
         priority: of several that could apply, the smallest is asked first.
         is_fed: whether something that may have gone into a divergence differs.
         applies: what makes a divergence one, resting on evidence, None where something that went into it differs;
             without one, that nothing has fed it.
-        find: what may be found of it, each function from a view of the place to findings.
-        left: the codes of what may have made it where nothing is found on record.
+        left: the codes of what may have made it where nothing is found on record, or a function that yields them.
         weights: how well a setting explains it, 0 to 1, by the setting's source.
         names: settings whose names match explain it a little better.
     """
 
     word: str
     about: str
-    place: str = ""
     kinds: frozenset[Kind] = frozenset()
     priority: int = 50
     is_fed: Fed = anything_before
     applies: Applies | None = None
-    find: tuple[Find, ...] = ()
-    left: Left = lambda _: ()
+    left: Left | tuple[str, ...] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
     names: re.Pattern[str] | None = None
+
+    def remaining(self, at: View) -> Iterable[str]:
+        """The codes of what may have made a divergence where nothing is found on record."""
+        return self.left(at) if callable(self.left) else self.left
 
     def cause_of(self, step: Step, position: int) -> Cause | None:
         """The cause of a divergence by this reason; None where the reason does not apply or an input differs."""

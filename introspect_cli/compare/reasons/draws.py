@@ -20,9 +20,9 @@ import numpy as np
 
 from introspect_cli.compare.passes import table_of
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, found
-from introspect_cli.compare.settings.beginning import begins_later, first_difference, script_generators
-from introspect_cli.compare.settings.seedings import set_at, set_finding
+from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, finds, found
+from introspect_cli.compare.settings.beginning import find_first_event, find_later_beginning, find_script_seedings
+from introspect_cli.compare.settings.seedings import differing_calls, find_differing_call
 from introspect_cli.compare.step.rests_on import Place, random_at_start
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.names import generator_of
@@ -157,7 +157,7 @@ def side_that_draws(at: View, *, before: bool = False) -> str:
     return next((one.side for one in at_it if one.site.path.endswith(DRAWN_BEFORE) is before), "")
 
 
-def drawn_otherwise(at: View) -> bool:
+def is_drawn_otherwise(at: View) -> bool:
     """Whether the generator was equal at the start, and the next draw after the batch is from another state."""
     step, order = at.step, at.table.order_of
     drawn = step.of(Kind.RNG, frozenset(Phase) - {Phase.START})
@@ -166,7 +166,7 @@ def drawn_otherwise(at: View) -> bool:
     return at_start and bool(len(drawn)) and step.state[drawn[np.argmin(order[drawn])]] == DIFFERENT
 
 
-def one_sided_draw(at: View) -> Iterator[Finding]:
+def find_one_sided_draw(at: View) -> Iterator[Finding]:
     """Finding for the first draw of one run alone before the divergence; for a random state, of its generator."""
     generator = generator_of(at.site) if at.cause.reason == "rng" else ""
     draws = [draw for draw in draws_before(at) if generator in {"", generator_of(draw.site)}]
@@ -176,7 +176,7 @@ def one_sided_draw(at: View) -> Iterator[Finding]:
 # --- a random state that differs
 
 
-def of_state(step: Step, position: int) -> Cause | None:
+def random_state_cause(step: Step, position: int) -> Cause | None:
     """Cause of a differing random state; None where an earlier state or record differs."""
     site = step.sites[position]
     if site.phase is Phase.START:
@@ -186,29 +186,30 @@ def of_state(step: Step, position: int) -> Cause | None:
     return cause("rng", *random_at_start(step, Place(site, step.order_at(position))))
 
 
-def find_resume_point(at: View) -> bool:
+def is_resumed_start(at: View) -> bool:
     """Whether this is the first compared step, but not the first of both runs."""
     comparison = at.step.comparison
     begins_elsewhere = comparison.a.entry(0).step != comparison.b.entry(0).step
     return at.is_first_step and (at.first.step != at.first.step_b or begins_elsewhere)
 
 
-def state_findings(at: View) -> Iterator[Finding]:
+@finds("rng")
+def find_random_cause(at: View) -> Iterator[Finding]:
     """Findings on what set or drew from the state in one run alone, or with another seed."""
     site, who = at.site, (at.runs, at.first.rank)
     if site.phase is Phase.START and at.is_first_step:
-        if not find_resume_point(at):
+        if not is_resumed_start(at):
             by_script = " " in site.fqn
-            yield from script_generators(*who, seeds=True) if by_script else first_difference(*who, site.fqn)
-            yield from begins_later(at.runs, (at.first.step, at.first.step_b))
+            yield from find_script_seedings(*who, seeds=True) if by_script else find_first_event(*who, site.fqn)
+            yield from find_later_beginning(at.runs, (at.first.step, at.first.step_b))
         return
-    set_by = list(set_finding(*set_at(at.runs, at.first)))
+    set_by = list(find_differing_call(*differing_calls(at.runs, at.first)))
     yield from set_by
     if set_by or " " in site.fqn:  # nobody sees what draws from a generator of the script's
         return
     if site.phase is not Phase.START:
-        yield from one_sided_draw(at)
-    elif at.step.before is not None and site.fqn not in unseeded(at):
+        yield from find_one_sided_draw(at)
+    elif at.step.before is not None and site.fqn not in unseeded_names(at):
         draws = one_sided_draws(at.step, at.step.before, site.fqn)
         yield from (draw.found for draw in draws[:1])
 
@@ -217,10 +218,10 @@ def left_in_state(at: View) -> Iterator[str]:
     """Remaining causes of a differing random state: seeds or draws, by when it is recorded."""
     site, step = at.site, at.step
     if site.phase is Phase.START and at.is_first_step:
-        yield from ("not-restored", "drew-before-first") if find_resume_point(at) else ("seed", "draws-before-state")
+        yield from ("not-restored", "drew-before-first") if is_resumed_start(at) else ("seed", "draws-before-state")
     elif " " in site.fqn:
         yield "script-generator"
-    elif site.phase is Phase.START and site.fqn not in unseeded(at):
+    elif site.phase is Phase.START and site.fqn not in unseeded_names(at):
         losses = set(map(int, step.of(Kind.LOSS, frozenset({Phase.LOSS}))))
         seen = step.before is not None and step.comparison.notices_all_draws and losses & {*step.before.rows_of("a")}
         yield "draws-after-backward" if seen else "draws-in-step-before"
@@ -231,7 +232,7 @@ def left_in_state(at: View) -> Iterator[str]:
 # --- generators that nobody seeded
 
 
-def unseeded(at: View) -> tuple[str, ...]:
+def unseeded_names(at: View) -> tuple[str, ...]:
     """Generators that both runs first drew from, unseeded, in the diverging step, or the one before a state."""
     step = at.step
     if at.cause.reason == "rng":
@@ -242,9 +243,10 @@ def unseeded(at: View) -> tuple[str, ...]:
 _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 
 
-def unseeded_generators(at: View) -> Iterator[Finding]:
+@finds("*")
+def find_unseeded_generators(at: View) -> Iterator[Finding]:
     """Finding where a generator was drawn from without a seed."""
-    if names := unseeded(at):
+    if names := unseeded_names(at):
         yield found(
             "unseeded",
             names=", ".join(_GENERATORS.get(name, name) for name in names),

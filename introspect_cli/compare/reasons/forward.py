@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.draws import drawn_otherwise, side_that_draws
-from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, found, often
+from introspect_cli.compare.reasons.draws import is_drawn_otherwise, side_that_draws
+from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, often
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step.rests_on import (
     LEFT_OUT,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # --- when a module's call, or what runs between the modules inside it, is where the runs part
 
 
-def of_module(step: Step, position: int) -> Cause | None:
+def module_cause(step: Step, position: int) -> Cause | None:
     """Cause where a module's inputs, tensors and random state do not differ; None otherwise or if submodules ran."""
     site, order = step.sites[position], step.order_at(position)
     start = _fed_equally(step, site, order)
@@ -49,7 +49,7 @@ def of_module(step: Step, position: int) -> Cause | None:
     return cause("module", *evidence_of("module", step, position))
 
 
-def of_own_code(step: Step, position: int) -> Cause | None:
+def own_code_cause(step: Step, position: int) -> Cause | None:
     """Cause where the code between submodules differs: nothing that went in and no submodule before does."""
     site, order, edges = step.sites[position], step.order_at(position), RESTS_ON["own_code"]
     if site.kind is Kind.PARAM and site.path != GIVEN:
@@ -125,7 +125,8 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
 # --- what is found of a module
 
 
-def other_class(at: View) -> Iterator[Finding]:
+@finds("module", "own_code")
+def find_class(at: View) -> Iterator[Finding]:
     """Finding where the module, or the tensor's owner, has another class in b."""
     if classes := at.classes_of(at.module):
         yield found("class", module=at.module, a=classes[0], b=classes[1])
@@ -133,13 +134,14 @@ def other_class(at: View) -> Iterator[Finding]:
         yield found("class", module=at.module, a=at.first.module_class, b=other)
 
 
-def attributes(at: View) -> Iterator[Finding]:
+@finds("module", "own_code")
+def find_attributes(at: View) -> Iterator[Finding]:
     """Findings on attributes that differ: the module's own, else those of unobserved submodules."""
-    own = list(attributes_of(at, at.module, of=""))
-    yield from own or [one for name in at.unseen_inside for one in attributes_of(at, name)]
+    own = list(find_attributes_of(at, at.module, of=""))
+    yield from own or [one for name in at.unseen_inside for one in find_attributes_of(at, name)]
 
 
-def attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Finding]:
+def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Finding]:
     """Findings on attributes of module `name` that differ: `eps 1e-05 -> 0.001`.
 
     `of` is the module named in the text; None for `name`.
@@ -156,40 +158,30 @@ def attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Findin
             yield found("attribute", **fields, a=a, b=b)
 
 
-def of_its_user(at: View) -> Iterator[Finding]:
+@finds("gradient")
+def find_attributes_of_user(at: View) -> Iterator[Finding]:
     """Findings on attributes of the module that uses the parameter."""
-    return attributes_of(at, at.parameter_user)
+    return find_attributes_of(at, at.parameter_user)
 
 
-def of_losses(at: View) -> Iterator[Finding]:
+@finds("loss")
+def find_attributes_of_losses(at: View) -> Iterator[Finding]:
     """Findings on attributes of loss modules (class ending in `Loss` or `Criterion`) in both runs."""
     one, two = at.step.modules
     for name in one:
         if name in two and one[name].module_class.endswith(("Loss", "Criterion")):
-            yield from attributes_of(at, name)
+            yield from find_attributes_of(at, name)
 
 
-def precision(at: View) -> Iterator[Finding]:
+@finds("module")
+def find_dtypes(at: View) -> Iterator[Finding]:
     """Finding where the dtypes differ."""
     if at.dtypes is not None:
         yield found("dtype", a=at.dtypes[0], b=at.dtypes[1])
 
 
-def returns_input(at: View) -> Iterator[Finding]:
-    """Finding where the output equals an input in one run alone, and the attributes agree.
-
-    Not where b is a multiple of a: a dropout that dropped nothing returns its input too.
-    """
-    if at.first.scale is not None:
-        return
-    site, table = at.site, at.table
-    inputs = at.step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
-    same = [s for s in "ab" if any(table.checksum(u, s) == table.checksum(at.union, s) is not None for u in inputs)]
-    if len(same) == 1 and not at.attributes(site.fqn):
-        yield found("identity", side=same[0])
-
-
-def draws(at: View) -> Iterator[Finding]:
+@finds("module", "own_code")
+def find_draws(at: View) -> Iterator[Finding]:
     """Finding where one run alone draws random numbers in the module, or for own code just before it."""
     if side := side_that_draws(at, before=at.cause.reason == "own_code"):
         yield found("draws", side=side, other=OTHER[side])
@@ -232,7 +224,8 @@ def left_in_own_code(at: View) -> Iterator[str]:
 # --- operators
 
 
-def arguments(at: View) -> Iterator[Finding]:
+@finds("op")
+def find_arguments(at: View) -> Iterator[Finding]:
     """Findings on up to `_MOST` arguments of the operator that differ, as noted at its first call."""
     site = at.site
     key = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
@@ -262,7 +255,8 @@ _GPU: Final = re.compile(r"^cuda\b")
 """ROCm devices are called so as well."""
 
 
-def nondeterministic(at: View) -> Iterator[Finding]:
+@finds("op")
+def find_nondeterminism(at: View) -> Iterator[Finding]:
     """Finding where the operator is on torch's list of nondeterministic ones and ran on CUDA in both runs."""
     on_gpu = all(side is not None and _GPU.match(side.layout.device) for side in (at.first.a, at.first.b))
     if on_gpu and re.match(_LISTED, at.site.path):
@@ -283,9 +277,10 @@ def batch_is_fed(step: Step, position: int) -> bool:
     return step.rng_differs() or (site.phase, site.fqn) in step.carried.loaders or bool(step.carried.rng)
 
 
-def batch_findings(at: View) -> Iterator[Finding]:
+@finds("batch")
+def find_shuffled_batch(at: View) -> Iterator[Finding]:
     """Finding where draws between start and batch differ, or the batch has the same values in another order."""
-    if drawn_otherwise(at):
+    if is_drawn_otherwise(at):
         yield found("drew-before-batch")
     elif same_values(at.first) and at.dtypes is None and not at.reshaped:
         yield found("shuffled")
@@ -320,7 +315,7 @@ def batch_before(at: View) -> str:
 # --- what the script gives to a model
 
 
-def of_script(step: Step, position: int) -> Cause | None:
+def script_cause(step: Step, position: int) -> Cause | None:
     """Cause of a root module's input, or of given parameters, where nothing differs before; None otherwise."""
     site, order = step.sites[position], step.order_at(position)
     if site.kind is Kind.PARAM and site.path != GIVEN:
@@ -335,7 +330,8 @@ def of_script(step: Step, position: int) -> Cause | None:
     return cause("script", *evidence, *known)
 
 
-def calls(at: View) -> Iterator[Finding]:
+@finds("script", "loss")
+def find_call_counts(at: View) -> Iterator[Finding]:
     """Finding where a module runs a different number of times in the step; not for a one-sided record."""
     if at.calls and at.cause.reason != "structure":
         name, one, two = at.calls
@@ -370,7 +366,8 @@ def loss_is_fed(step: Step, position: int) -> bool:
     return before or step.rng_differs() or bool(step.carried.params)
 
 
-def scaler(at: View) -> Iterator[Finding]:
+@finds("loss")
+def find_grad_scale(at: View) -> Iterator[Finding]:
     """Finding where the losses differ exactly by the ratio of `GradScaler`'s scales."""
     table = at.table
     sites = table.alignment.by_fqn.get(SCALER, [])
@@ -396,7 +393,7 @@ def left_in_loss(at: View) -> Iterator[str]:
         yield "ran-unseen"
 
 
-def of_plain(step: Step, position: int) -> Cause | None:
+def plain_cause(step: Step, position: int) -> Cause | None:
     """Cause of a loss or gradient in a script without module calls, where nothing differs before; None otherwise."""
     site, order = step.sites[position], step.order_at(position)
     if not step.without_modules or step.rng_differs() or step.anything_before(order):

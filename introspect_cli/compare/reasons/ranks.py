@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import found
+from introspect_cli.compare.say import finds, found, told
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Phase, Site, Status, Summary
 from introspect_cli.texts import rank_list
@@ -34,20 +34,13 @@ _ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, P
 _CALLED = frozenset({Kind.OUTPUT.value, Kind.INPUT.value, Kind.LOSS.value, Kind.BATCH.value})
 
 
-def upstream(first: Divergence) -> tuple[int, int, bool, int]:
+def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
     """Sort key of ranks' first divergences: step, phase, received collectives last, rank."""
     site = first.site
     place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
     late = site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD
     came = site.kind is Kind.COLLECTIVE and ".out" in site.path  # from another rank, then
     return first.step, 2 * place + late, came, first.rank
-
-
-def share_of_ranks(run: Run, share: float) -> tuple[str, str]:
-    """(`0.5`, `1 of 2`) where `share` is a whole number of ranks, but not all; ("", "") otherwise."""
-    some = round(share * run.world_size)
-    alone = 0 < some < run.world_size and abs(share * run.world_size / some - 1) < _CLOSE
-    return (f"{share:.3g}", f"{some} of {run.world_size}") if alone else ("", "")
 
 
 def reduction_factor(at: View) -> str:
@@ -82,12 +75,11 @@ def _groups(run: Run) -> set[int]:
     return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
 
 
-def where(at: View) -> str:
+def ranks_words(at: View) -> str:
     """Ranks that diverge: `rank 1`, `on all 4 ranks`; "" where one rank was compared."""
     if at.ranks < 2:
         return ""
-    every = "both" if at.ranks == 2 else f"all {at.ranks}"
-    return f"on {every} ranks" if _on_all(at) else f"rank {at.first.rank}"
+    return told("on-all-ranks", ranks=at.ranks) if _on_all(at) else told("on-rank", rank=at.first.rank)
 
 
 def _on_all(at: View) -> bool:
@@ -126,15 +118,16 @@ class _Copy(NamedTuple):
 _COPIED = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
 
 
-def with_copies(first: Divergence) -> str:
+def side_with_copies(first: Divergence) -> str:
     """The run in which alone copies on the ranks differ; "" for neither or both."""
     joined = [summary is not None and summary.joined is Joined.COPIES for summary in (first.a, first.b)]
     return "" if joined[0] == joined[1] else "ab"[joined[1]]
 
 
-def unequal_copies(at: View) -> Iterator[Finding]:
+@finds("*")
+def find_unequal_copies(at: View) -> Iterator[Finding]:
     """Finding where copies of a parameter, gradient or state differ between ranks of one run alone."""
-    first, side = at.first, with_copies(at.first)
+    first, side = at.first, side_with_copies(at.first)
     if first.site.kind not in _COPIED:
         return
     if side:
@@ -194,18 +187,9 @@ def _not_done(copies: dict[int, _Copy], wanted: NDArray[np.float64], side: str) 
     sketches = {rank: copy.sketch for rank, copy in copies.items() if copy.sketch is not None}
     known = len(sketches) == len(copies) > 1 and wanted.size and np.linalg.norm(wanted) > 0
     middle = np.mean(list(sketches.values()), axis=0) if known else wanted
-    if not known or not max(_far(copy, middle) for copy in sketches.values()) > _APART:
-        yield found("not-reduced", side=side)
-        return
-    if any(_far(total, wanted) <= _CLOSE for total in (middle, middle * len(sketches))):
-        yield found("not-reduced-proved", side=side)
-        return
-    right = [rank for rank, copy in sketches.items() if _far(copy, wanted) <= _CLOSE]
-    if right:
-        others = [rank for rank in sketches if rank not in right]
-        yield found("not-reduced-on", side=side, ranks=rank_list(others))
-    else:
-        yield found("not-reduced", side=side)
+    apart = known and max(_far(copy, middle) for copy in sketches.values()) > _APART
+    proved = apart and any(_far(total, wanted) <= _CLOSE for total in (middle, middle * len(sketches)))
+    yield found("not-reduced-proved" if proved else "not-reduced", side=side)
 
 
 def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
@@ -217,63 +201,24 @@ def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
 # --- collectives
 
 
-def collective_findings(at: View) -> Iterator[Finding]:
-    """Finding where a collective is missing or another one, and where their numbers differ."""
-    first, site = at.first, at.site
-    if side := first.only:
-        yield found(
-            "collective-missing",
-            side=side,
-            other=at.lacks,
-            name=_shown(first.a or first.b),
-            line=_line(at, side),
-        )
-    elif "." not in site.path:
-        a, b = _shown(first.a), _shown(first.b)
-        yield found("collective-other", a=a, b=b, line_a=_line(at, "a"), line_b=_line(at, "b"))
-    yield from _counted(at)
-
-
-def left_in_collective(at: View) -> Iterator[str]:
-    """Remaining causes: what the ranks send, or the order of collectives."""
-    del at
-    yield from ("sent", "order-of-collectives")
-
-
-def _counted(at: View) -> Iterator[Finding]:
-    """Finding where the runs have different numbers of collectives of this group in the step."""
-    table, calls = at.table, (set[int](), set[int]())
-    for number, *rows in zip(table.site.tolist(), table.row_a.tolist(), table.row_b.tolist(), strict=True):
-        site = table.alignment.site(number)
-        if site.kind is Kind.COLLECTIVE and site.fqn == at.site.fqn:
-            for of_run, row in zip(calls, rows, strict=True):
-                of_run.update({site.call} if row >= 0 else ())
-    a, b = map(len, calls)
-    if a != b:
-        yield found("collective-count", name=at.site.fqn, a=a, b=b)
+@finds("collective")
+def find_collective(at: View) -> Iterator[Finding]:
+    """Finding where a collective is missing, or is another one."""
+    a, b = at.first.a, at.first.b
+    if side := at.first.only:
+        yield found("collective-missing", side=side, other=at.lacks, name=_shown(a or b))
+    elif "." not in at.site.path:
+        yield found("collective-other", a=_shown(a), b=_shown(b))
 
 
 def _shown(summary: Summary | None) -> str:
     return "" if summary is None else summary.text.strip("'\"")
 
 
-def _line(at: View, side: str) -> str:
-    """`file:line` in a run of the collective at this site; "" for none."""
-    reader = at.step.comparison.a if side == "a" else at.step.comparison.b
-    sites = reader.sites
-    wanted = at.site
-    for number, fqn in enumerate(sites.fqn):
-        if fqn == wanted.fqn and sites.kind[number] == Kind.COLLECTIVE.value and int(sites.call[number]) == wanted.call:
-            source = sites.source[number]
-            if source and sites.path[number] == wanted.path:
-                return source
-    return ""
-
-
 # --- parts
 
 
-def of_parts(step: Step, position: int) -> Cause | None:
+def parts_cause(step: Step, position: int) -> Cause | None:
     """Cause where either run's ranks lack elements of a tensor or hold some twice; None otherwise."""
     rows = int(step.divergences.row_a[position]), int(step.divergences.row_b[position])
     batches = step.table.a, step.table.b
@@ -284,7 +229,8 @@ def of_parts(step: Step, position: int) -> Cause | None:
     return cause("parts") if any(incomplete) else None
 
 
-def incomplete_parts(at: View) -> Iterator[Finding]:
+@finds("parts")
+def find_incomplete_parts(at: View) -> Iterator[Finding]:
     """Findings naming the run and its incomplete parts."""
     for summary, side in ((at.first.a, "a"), (at.first.b, "b")):
         if summary is not None and summary.joined is Joined.INCOMPLETE:

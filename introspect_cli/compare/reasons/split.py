@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import found
+from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.terms.names import FORWARD
 from introspect_cli.compare.terms.sites import kind_code
@@ -60,12 +60,12 @@ class Cut(NamedTuple):
         return len(self.of_ranks[0]) or self.as_a_rule.usual
 
 
-def cuts(step: Step) -> tuple[Cut, Cut]:
+def cuts_of(step: Step) -> tuple[Cut, Cut]:
     """The microbatches of a and of b in this step; both runs need a recorded split."""
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, root, number), rule, reader.rank_count)
+        Cut(side, microbatches(reader, root, number, rule), rule, reader.rank_count)
         for side, reader, root, number, rule in (
             ("a", comparison.a, _name_in_a(step, splits.root), table.step, splits.a),
             ("b", comparison.b, splits.root, table.step_b, splits.b),
@@ -74,7 +74,7 @@ def cuts(step: Step) -> tuple[Cut, Cut]:
     return one, two
 
 
-def of_split(step: Step, position: int) -> Cause | None:
+def split_cause(step: Step, position: int) -> Cause | None:
     """Cause where `split_finding` finds an effect of the split, and nothing differs before; None otherwise."""
     if step.anything_before(step.order_at(position)) or split_finding(step, position) is None:
         return None
@@ -84,7 +84,8 @@ def of_split(step: Step, position: int) -> Cause | None:
     return cause("split", *(replace(fact, needed=False) for fact in evidence))
 
 
-def split_findings(at: View) -> Iterator[Finding]:
+@finds("split")
+def find_split_effect(at: View) -> Iterator[Finding]:
     """The effect of the split, and how each run cuts the batch."""
     finding, splits = split_finding(at.step, at.position), at.step.comparison.splits
     if finding is not None:
@@ -128,7 +129,7 @@ def _by_itself(step: Step, position: int) -> Finding | None:
 
 def _of_gradients(step: Step) -> Finding | None:
     """Finding where all gradients differ by the number of microbatches, or losses were not divided; None for none."""
-    a, b = cuts(step)
+    a, b = cuts_of(step)
     factor = _common_factor(step)
     if factor is None and (clipped := _clipped(step)):
         return clipped
@@ -137,13 +138,13 @@ def _of_gradients(step: Step) -> Finding | None:
         # A factor that only comes after the backward pass is no loss's.
         times = factor if inside is None else inside / (b.ranks / a.ranks)
         for side, number in (("b", b.number), ("a", 1 / a.number), ("", b.number / a.number)):
-            if number != 1 and near(times, number) and (near(times, factor) or (times > 1) == (factor > 1)):
+            if number != 1 and is_near(times, number) and (is_near(times, factor) or (times > 1) == (factor > 1)):
                 by = (a if side == "a" else b).number
                 return found("split-summed", times=f"{times:.4g}", side=side or "a, b", number=by)
     site = next((step.alignment.site(int(at)) for at in step.of(Kind.LOSS, frozenset({Phase.LOSS}))), None)
     one, two = _values(step, site) if site is not None else ([], [])
     for side, parts, whole in (("b", two, one), ("a", one, two)):
-        if len(parts) > 1 == len(whole) and near(sum(parts) / len(parts), whole[0], _EXACT):
+        if len(parts) > 1 == len(whole) and is_near(sum(parts) / len(parts), whole[0], _EXACT):
             return found("split-summed", times="", side=side, number=len(parts))
     return None
 
@@ -152,9 +153,9 @@ def _clipped(step: Step) -> Finding | None:
     """Finding where the norm of all gradients has two digits in one run (1.0, 0.25), as clipping leaves it."""
     norms = _norm(step, "a"), _norm(step, "b")
     written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]
-    if not any(written) or (all(written) and not near(*norms)):
+    if not any(written) or (all(written) and not is_near(*norms)):
         return None
-    a, b = cuts(step)
+    a, b = cuts_of(step)
     more = "b" if b.as_a_rule.number > a.as_a_rule.number else "a"
     side = more if all(written) else "b" if written[1] else "a"
     return found("split-clipped", side=side, norm=f"{norms[written.index(True)]:.4g}")
@@ -175,7 +176,7 @@ def _norm(step: Step, side: str) -> float:
 def _of_losses(step: Step, position: int) -> Finding | None:
     """Finding where one run's loss is the mean of the other's, weighted by samples or tokens; None otherwise."""
     one, two = _values(step, step.sites[position])
-    a, b = cuts(step)
+    a, b = cuts_of(step)
     for cut, parts, whole in ((b, two, one), (a, one, two)):
         number = len(parts)
         if number < 2 or len(whole) != 1:
@@ -185,7 +186,7 @@ def _of_losses(step: Step, position: int) -> Finding | None:
             if len(counts) != number or not all(counts) or len(set(counts)) == 1:
                 continue
             weighted = float(np.average(parts, weights=counts))
-            if any(near(weighted * times, whole[0], _EXACT) for times in {1, number, cut.number}):
+            if any(is_near(weighted * times, whole[0], _EXACT) for times in {1, number, cut.number}):
                 numbers = ", ".join(f"{count:,}" for count in counts)
                 return found("split-uneven", side=cut.side, by=by, counts=numbers, other=OTHER[cut.side])
     return None
@@ -229,6 +230,6 @@ def _name_in_a(step: Step, fqn: str) -> str:
     return next((name for name in dict.fromkeys(step.comparison.a.sites.fqn) if change(name) == fqn), fqn)
 
 
-def near(one: float, two: float, close: float = _CLOSE) -> bool:
+def is_near(one: float, two: float, close: float = _CLOSE) -> bool:
     """Whether two numbers differ by at most `close`, relative to the larger."""
     return abs(one - two) <= close * max(abs(one), abs(two))

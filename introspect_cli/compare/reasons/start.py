@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.reasons.forward import attributes, attributes_of, of_losses
+from introspect_cli.compare.reasons.forward import find_attributes, find_attributes_of, find_attributes_of_losses
 from introspect_cli.compare.reasons.structure import subject_of
-from introspect_cli.compare.say import found
-from introspect_cli.compare.settings.beginning import filled
+from introspect_cli.compare.say import finds, found
+from introspect_cli.compare.settings.beginning import find_filling
 from introspect_cli.compare.step.rests_on import updates_by_hand
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.table import EQUAL, OTHER
 from introspect_cli.compare.terms.words import what
-from introspect_cli.records import Kind, Phase, perturbed_by
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,37 +34,31 @@ def initial_is_fed(step: Step, position: int) -> bool:
     return step.rng_differs() or step.carried.diverged
 
 
-def late(at: View) -> bool:
+def is_recorded_late(at: View) -> bool:
     """Whether the first compared step is also the first of recording, but not step 0."""
     return at.is_first_step and at.first.step > 0
 
 
-def perturbed(at: View) -> Iterator[Finding]:
-    """Finding where one capture moved the initial parameters by one rounding (`--perturb`), and no more differs."""
-    seeds = [perturbed_by(run.manifest) for run in at.runs]
-    if seeds[0] != seeds[1] and at.is_first_step and at.first.size is not Size.MORE:
-        for seed, side in zip(seeds, "ab", strict=True):
-            if seed is not None:
-                yield found("perturbed", seed=seed, side=side)
-
-
-def children(at: View) -> Iterator[Finding]:
+@finds("initial")
+def find_child_processes(at: View) -> Iterator[Finding]:
     """Finding where the script runs another, unrecorded process."""
     names = {str(name): None for run in at.runs for name in run.manifest.get("children", [])}
     if names:
         yield found("children", names=", ".join(names))
 
 
-def drawn(at: View) -> Iterator[Finding]:
+@finds("initial")
+def find_initial_draw(at: View) -> Iterator[Finding]:
     """Findings on what filled the tensor differently before the first step; for buffers, their module's attributes."""
-    if not at.is_first_step or late(at) or at.dtypes or at.reshaped or at.first.size is Size.ROUNDING:
+    if not at.is_first_step or is_recorded_late(at) or at.dtypes or at.reshaped or at.first.size is Size.ROUNDING:
         return
     if at.site.kind is Kind.BUFFER:
-        yield from attributes_of(at, at.site.fqn.rpartition(".")[0])
-    yield from filled(at.runs, at.first.rank, at.site.fqn)
+        yield from find_attributes_of(at, at.site.fqn.rpartition(".")[0])
+    yield from find_filling(at.runs, at.first.rank, at.site.fqn)
 
 
-def tied(at: View) -> Iterator[Finding]:
+@finds("initial")
+def find_tied_parameter(at: View) -> Iterator[Finding]:
     """Finding where one run alone ties this parameter to another module that both have."""
     for tree, other, side in zip(at.step.modules, at.step.modules[::-1], "ab", strict=True):
         for fqn in sorted(tree.keys() & other.keys()):
@@ -86,14 +80,12 @@ def left_in_initial(at: View) -> Iterator[str]:
         yield "cast"
     elif at.reshaped:
         yield "sizes"
-    elif at.first.size is Size.ROUNDING:
-        yield "computed-otherwise"
     else:
-        if late(at):
+        if is_recorded_late(at):
             yield "steps-before"
         yield "initialisation"
         others = at.known(Thing.RANDOM_AT_START) is Known.EQUAL and EQUAL in at.initial[1]
-        if at.first.scale is None and not others:
+        if at.first.scale is None and not others and at.first.size is not Size.ROUNDING:
             yield "seed"
         yield from ("checkpoint", "changed-by-script")
 
@@ -101,7 +93,7 @@ def left_in_initial(at: View) -> Iterator[str]:
 # --- changed between two steps
 
 
-def of_outside(step: Step, position: int) -> Cause | None:
+def outside_cause(step: Step, position: int) -> Cause | None:
     """Cause of a start value recorded before, where the previous step's end is on record and agrees; None otherwise."""
     site = step.sites[position]
     if site.phase is not Phase.START or not step.is_recorded_before(site.fqn):
@@ -114,7 +106,8 @@ def of_outside(step: Step, position: int) -> Cause | None:
     return cause("outside")
 
 
-def changed_between(at: View) -> Iterator[Finding]:
+@finds("outside")
+def find_change_between_steps(at: View) -> Iterator[Finding]:
     """Finding where one run alone changed it after the step, or no optimizer steps in a run."""
     if at.first.only:
         yield found("changed-outside", side=at.first.only, step=at.first.step - (not at.site.call))
@@ -138,7 +131,7 @@ def left_outside(at: View) -> Iterator[str]:
 # --- where the records do not show the cause, or it lies elsewhere
 
 
-def of_gap(step: Step, position: int) -> Cause | None:
+def gap_cause(step: Step, position: int) -> Cause | None:
     """Cause `gap` of a start value after unrecorded steps; None otherwise."""
     site = step.sites[position]
     if site.phase is not Phase.START or not step.gap or step.carried.diverged or step.rng_differs():
@@ -148,21 +141,23 @@ def of_gap(step: Step, position: int) -> Cause | None:
     return cause("gap", role=Role.PROPAGATED)
 
 
-def gap_findings(at: View) -> Iterator[Finding]:
+@finds("gap")
+def find_attributes_in_gap(at: View) -> Iterator[Finding]:
     """Findings on differing attributes of the module or of loss modules."""
     if at.cause.instead == "module":
-        yield from attributes(at)
+        yield from find_attributes(at)
     elif at.site.kind is Kind.LOSS:
-        yield from of_losses(at)
+        yield from find_attributes_of_losses(at)
 
 
-def of_resumed(step: Step, position: int) -> Cause | None:
+def resumed_cause(step: Step, position: int) -> Cause | None:
     """Cause `resumed` where one run began later with other values; None otherwise."""
     del position
     return cause("resumed", role=Role.PROPAGATED) if step.resumed else None
 
 
-def not_restored(at: View) -> Iterator[Finding]:
+@finds("resumed")
+def find_unrestored(at: View) -> Iterator[Finding]:
     """Finding with up to three tensors that the later run began with differently."""
     carried = at.step.carried
     names = [*sorted(carried.params | carried.buffers), *(f"{path} of {fqn}" for fqn, path in sorted(carried.states))]
@@ -170,13 +165,14 @@ def not_restored(at: View) -> Iterator[Finding]:
         yield found("not-restored", names=", ".join(names[:3]))
 
 
-def of_propagated(step: Step, position: int) -> Cause | None:
+def propagated_cause(step: Step, position: int) -> Cause | None:
     """Cause `propagated`, for any divergence."""
     del step, position
     return cause("propagated", role=Role.PROPAGATED)
 
 
-def upstream(at: View) -> Iterator[Finding]:
+@finds("propagated")
+def find_first_difference(at: View) -> Iterator[Finding]:
     """Finding with the first record of the step that differs, unless that is this one."""
     if at.step.sites[0] != at.site:
         yield found("upstream", name=what(at.step.sites[0]))

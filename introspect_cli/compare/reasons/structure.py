@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.reasons.update import changed_hands, other_optimizer
-from introspect_cli.compare.say import WHOLE_VALUE, found, often
+from introspect_cli.compare.reasons.update import find_changed_hands, find_other_optimizer
+from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.names import FORWARD, owner_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
-def of_one_side(step: Step, position: int) -> Cause | None:
+def one_side_cause(step: Step, position: int) -> Cause | None:
     """Cause of a one-sided record; None where both runs have it. An origin if `subject_of` says so."""
     if not step.is_one_sided(position):
         return None
@@ -54,7 +54,7 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
     return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
 
 
-def drawn(step: Step) -> int | None:
+def drawn_one_sided_start(step: Step) -> int | None:
     """Position of the first one-sided start tensor, if a parameter before it is equal; None otherwise.
 
     Drawing it moves the generator, so that later tensors differ; equal ones before show the same seed.
@@ -70,25 +70,19 @@ def drawn(step: Step) -> int | None:
     return None
 
 
-def why_one_sided(at: View) -> Iterator[Finding]:
+@finds("structure")
+def find_why_one_sided(at: View) -> Iterator[Finding]:
     """Findings of the first clause in `_CLAUSES` that has any."""
     for kinds, clause in _CLAUSES:
         if at.site.kind in kinds and (findings := list(clause(at))):
             yield from findings
             break
-    if drawn(at.step) == at.position and at.step.rng_differs():
+    if drawn_one_sided_start(at.step) == at.position and at.step.rng_differs():
         names = [site.fqn for site in at.step.sites if site.kind is Kind.RNG and site.phase is Phase.START]
         yield found("random-follows", names=", ".join(names))
 
 
 # --- why one run alone has it: each of these says so, or nothing where it is something else
-
-
-def _only_saves(at: View) -> Iterator[Finding]:
-    """Finding where the other run's step has saved files only."""
-    sites = at.table.sites_a if at.lacks == "a" else at.table.sites_b
-    if (at.step.alignment.kind[sites] == kind_code(Kind.PRODUCT)).all():
-        yield found("only-saves", other=at.lacks)
 
 
 def _operator(at: View) -> Iterator[Finding]:
@@ -116,18 +110,6 @@ def _losses(at: View) -> Iterator[Finding]:
     one, two = at.losses
     if one != two:
         yield found("losses", a=often(one), b=often(two))
-
-
-def _no_forward(at: View) -> Iterator[Finding]:
-    """Finding where one run alone has no forward records in the step, if outputs are compared.
-
-    `unrecorded-forward` where that run has a loss in the step, else `no-forward`.
-    """
-    forward = np.flatnonzero(at.step.alignment.phase == phase_code(Phase.FORWARD)).tolist()
-    lacking = _side_without(at, forward) if Kind.OUTPUT in at.step.comparison.kinds else ""
-    if lacking:
-        trains = at.losses["ab".index(lacking)]
-        yield found("unrecorded-forward" if trains else "no-forward", side=lacking)
 
 
 def _did_not_run(at: View) -> Iterator[Finding]:
@@ -218,17 +200,13 @@ def _calls(at: View) -> Iterator[Finding]:
 
 
 def _paths(at: View) -> Iterator[Finding]:
-    """Finding where one call has values at different paths, or runs a different number of times inside."""
+    """Finding where one call has values at different paths."""
     alignment, site = at.step.alignment, at.site
     given: list[list[str]] = []
     for side in "ab":
         unions = at.recorded(side, at.step.of_call(site.phase, site.kind, site.fqn, site.call))
         given.append([alignment.path[u] or WHOLE_VALUE for u in unions])
-    times = [max((1 + int(path.partition("@")[2] or 0) for path in paths), default=0) for paths in given]
-    if not all(times):
-        return
-    if times[0] != times[1]:  # one that each call of what is around it makes anew
-        yield found("runs-inside", a=often(times[0]), b=often(times[1]))
+    if not all(given):
         return
     alone = [[path for path in mine if path not in other] for mine, other in (given, given[::-1])]
     a, b = (f"{', '.join(paths[:_PATHS])}{', ...' * (len(paths) > _PATHS)}" for paths in alone)
@@ -250,8 +228,7 @@ def _unused(at: View) -> Iterator[Finding]:
         return
     (passed,) = backward(at.step, Place(at.site, np.inf))
     if passed.known in {Known.EQUAL, Known.WITHIN}:
-        steps = at.recorded(at.lacks, np.flatnonzero(at.step.alignment.phase == phase_code(Phase.OPTIMIZER)))
-        yield found("gradient-not-taken" if steps else "no-step", other=at.lacks)
+        yield found("gradient-not-taken", other=at.lacks)
 
 
 def _graded(at: View, side: str) -> set[str]:
@@ -264,19 +241,11 @@ def _other_class(at: View) -> Iterator[Finding]:
     """Finding where the stepping optimizers are of other classes."""
     one, two = ({name.partition("#")[0] for name in names} for names in at.steppers)
     if one != two:
-        yield from other_optimizer(at)
+        yield from find_other_optimizer(at)
 
 
 def _no_gradient(at: View) -> Iterator[Finding]:
     yield found("no-gradient", other=at.lacks)
-
-
-def _no_state(at: View) -> Iterator[Finding]:
-    yield found("no-state", other=at.lacks)
-
-
-def _batches(_: View) -> Iterator[Finding]:
-    yield found("batches")
 
 
 def _not_stepped(at: View) -> Iterator[Finding]:
@@ -291,33 +260,24 @@ def _not_stepped(at: View) -> Iterator[Finding]:
         yield found("not-stepped", other=at.lacks)
 
 
-def _elsewhere(_: View) -> Iterator[Finding]:
-    yield found("structure")
-
-
 _PATHS = 4
 _UPDATED = frozenset({Kind.GRAD, Kind.OPTIMIZER_STATE})
 _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
 _ALL = frozenset(Kind)
 _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...] = (
-    (_ALL, _only_saves),
     (frozenset({Kind.OP_OUTPUT}), _operator),
     (_UPDATED, _not_optimized),
-    (_UPDATED, changed_hands),
+    (_UPDATED, find_changed_hands),
     (frozenset({Kind.OPTIMIZER_STATE}), _other_class),
     (_ALL, _tied),
     (frozenset({Kind.LOSS}), _losses),
-    (_ALL, _no_forward),
     (_ALL, _did_not_run),
     (_ALL, _merged),
     (_ALL, _subject),
     (_ALL, _calls),
     (frozenset({Kind.GRAD}), _unused),
     (_GRADIENTS, _no_gradient),
-    (frozenset({Kind.OPTIMIZER_STATE}), _no_state),
     (_ALL, _paths),
-    (frozenset({Kind.BATCH}), _batches),
     (frozenset({Kind.PARAM}), _not_stepped),
-    (_ALL, _elsewhere),
 )
 """Asked in this order, each of records of these kinds; the first that says something is the reason."""

@@ -6,14 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.forward import attributes_of
-from introspect_cli.compare.reasons.ranks import with_copies
-from introspect_cli.compare.say import found
-from introspect_cli.compare.settings.differences import MOST_RANKS, Difference
+from introspect_cli.compare.reasons.forward import find_attributes_of
+from introspect_cli.compare.reasons.ranks import side_with_copies
+from introspect_cli.compare.say import finds, found
+from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.hyperparameters import (
-    OPTIMIZERS,
     RECORDED,
-    Optimizers,
     hyperparameter_changes,
     recorded_names,
 )
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.terms.table import Table
 
 
-def of_optimizer(step: Step, position: int) -> Cause | None:
+def optimizer_cause(step: Step, position: int) -> Cause | None:
     """Cause of a parameter or state after an optimizer step; None where its gradient, value or state before differs."""
     site, order = step.sites[position], step.order_at(position)
     new = site.phase is Phase.START and site.kind is Kind.OPTIMIZER_STATE and step.number == step.table.step_b == 0
@@ -80,55 +78,32 @@ def of_optimizer(step: Step, position: int) -> Cause | None:
 # --- what is found of an optimizer's step
 
 
-def other_optimizer(at: View) -> Iterator[Finding]:
+@finds("optimizer")
+def find_other_optimizer(at: View) -> Iterator[Finding]:
     """Finding where other optimizers step, or another of the same optimizers holds the parameter."""
     a, b = at.steppers
     if a and b and a != b:
         yield found("other-optimizer", a=", ".join(a), b=", ".join(b))
     else:
-        yield from changed_hands(at)
+        yield from find_changed_hands(at)
 
 
-def changed_hands(at: View) -> Iterator[Finding]:
+def find_changed_hands(at: View) -> Iterator[Finding]:
     """Finding where both runs have the same optimizers, and another one holds the parameter."""
     if hands := at.setup.other_for(at.site.fqn):
         yield found("changed-hands", a=", ".join(hands[0]), b=", ".join(hands[1]))
 
 
-def owed(at: View) -> Iterator[Finding]:
+@finds("optimizer")
+def find_partial_sum(at: View) -> Iterator[Finding]:
     """Finding where one run's ranks had not summed the gradient before the optimizer step."""
     if at.cause.rests_on(Thing.GRADIENT_SUM):
         sites = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), at.site.fqn)
-        yield found("owed", side=with_copies(at.first) or owing_side(at.step, sites.tolist()))
+        yield found("owed", side=side_with_copies(at.first) or owing_side(at.step, sites.tolist()))
 
 
-def on_ranks(at: View) -> Iterator[Finding]:
-    """Findings on hyper-parameters that differ between ranks of one run, whose copies differ; first rank only."""
-    side = with_copies(at.first)
-    if not side or at.cause.rests_on(Thing.GRADIENT_SUM):
-        return
-    run = at.runs[side == "b"]
-    base, *others = run.recorded[:MOST_RANKS]
-    for rank in others:
-        setup = Optimizers(run.settings_of(base).get(OPTIMIZERS), run.settings_of(rank).get(OPTIMIZERS))
-        changes = setup.changes_for(at.site.fqn)
-        for one in changes:
-            yield found("hyperparameter-on-ranks", name=one.name, a=one.a, b=one.b, rank=base, other=rank, side=side)
-        if changes:
-            return
-
-
-def untouched(at: View) -> Iterator[Finding]:
-    """Finding where one run's step leaves the parameter unchanged and the other's does not."""
-    side = at.step.unchanged_side(at.union)
-    if side:
-        has = at.setup.has(side, at.site.fqn)
-        rate = any(change.about == "lr" and getattr(change, side) == "0" for change in changes(at))
-        name = ", ".join(at.steppers[side == "b"])
-        yield found("untouched" if has or has is None or rate else "not-among", side=side, name=name)
-
-
-def fresh_state(at: View) -> Iterator[Finding]:
+@finds("optimizer")
+def find_fresh_state(at: View) -> Iterator[Finding]:
     """Finding where one run's optimizer counts step 1 and the other's more, or a resumed run lost state."""
     table, fqn = at.table, at.site.fqn
     alignment = table.alignment
@@ -152,17 +127,27 @@ def fresh_state(at: View) -> Iterator[Finding]:
         yield found("fresh-state-without", side=goes.late, names=", ".join(lost))
 
 
-def hyperparameters(at: View) -> Iterator[Finding]:
+@finds("optimizer")
+def find_hyperparameters(at: View) -> Iterator[Finding]:
     """Findings on the parameter's hyper-parameters that differ; likely only, where evidence is unobserved."""
-    applying = set(tuned(at))
-    for change in changes(at):
+    applying = set(applying_hyperparameters(at))
+    for change in hyperparameter_changes_of(at):
         code = "hyperparameter" if change in applying else "hyperparameter-elsewhere"
         yield found(code, name=change.name, a=change.a, b=change.b)
 
 
-def amplified(at: View) -> Iterator[Finding]:
+@finds("optimizer")
+def find_untouched(at: View) -> Iterator[Finding]:
+    """Finding where one run's step leaves the parameter unchanged and the other's does not."""
+    side = at.step.unchanged_side(at.union)
+    if side:
+        yield found("untouched", side=side, name=", ".join(at.steppers[side == "b"]))
+
+
+@finds("optimizer")
+def find_amplified(at: View) -> Iterator[Finding]:
     """Finding where inputs agree only within tolerance and no hyper-parameter differs."""
-    if at.cause.grown and not changes(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
+    if at.cause.grown and not hyperparameter_changes_of(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
         yield found("amplified", optimizer=", ".join(at.steppers[0]))
 
 
@@ -175,13 +160,13 @@ def left_in_optimizer(at: View) -> Iterator[str]:
     later = at.step.comparison.offset or not at.is_first_step
     if not at.is_first_step and Kind.OPTIMIZER_STATE not in at.step.comparison.kinds:
         yield "optimizer-state"
-    if later and not recorded_names(at.table) and not changes(at):
+    if later and not recorded_names(at.table) and not hyperparameter_changes_of(at):
         yield "hyperparameters"
     if at.site.call:
         yield "gradients-in-step"
 
 
-def tuned(at: View) -> list[Difference]:
+def applying_hyperparameters(at: View) -> list[Difference]:
     """Hyper-parameters that differ, where all other evidence is recorded and agrees; [] otherwise.
 
     Those that choose a kernel are left out, and those that another parameter's group may have.
@@ -189,16 +174,16 @@ def tuned(at: View) -> list[Difference]:
     if at.tells != "optimizer" or with_state(at.cause.evidence, Known.UNSEEN):
         return []
     others = at.optimizers[0] != at.optimizers[1] and all(at.optimizers)
-    if others or at.cause.rests_on(Thing.GRADIENT_SUM) or any(fresh_state(at)):
+    if others or at.cause.rests_on(Thing.GRADIENT_SUM) or any(find_fresh_state(at)):
         return []  # that comes first
     return [
         change
-        for change in changes(at)
+        for change in hyperparameter_changes_of(at)
         if change.name == change.about and not chooses_kernel(change.name) and not change.name.startswith(_FACTOR)
     ]
 
 
-def changes(at: View) -> list[Difference]:
+def hyperparameter_changes_of(at: View) -> list[Difference]:
     """Hyper-parameters of the parameter that differ, from settings and from records of the step.
 
     Settings are those of the first step; a recorded learning rate of the parameter's group comes first. Under an
@@ -264,17 +249,12 @@ def by_hand_is_fed(step: Step, position: int) -> bool:
     return step.rng_differs() or step.anything_before(made_by)
 
 
-def changed_in_one(at: View) -> Iterator[Finding]:
+@finds("by_hand")
+def find_change_in_one(at: View) -> Iterator[Finding]:
     """Finding where one run alone changes the tensor in the step."""
     left = at.step.unchanged_side(at.union)
     if side := at.first.only or (OTHER[left] if left else ""):
         yield found("changed-in-one", side=side)
-
-
-def left_by_hand(at: View) -> Iterator[str]:
-    """Remaining cause: the script changes it by hand."""
-    del at
-    yield "by-hand"
 
 
 def _overwritten(step: Step) -> tuple[bool, bool]:
@@ -289,7 +269,7 @@ def _overwritten(step: Step) -> tuple[bool, bool]:
     return one, two
 
 
-def of_buffer(step: Step, position: int) -> Cause | None:
+def buffer_cause(step: Step, position: int) -> Cause | None:
     """Cause of a buffer after a step, where its module's inputs, tensors and draws do not differ; None otherwise."""
     site, order = step.sites[position], step.order_at(position)
     owner = owner_of(site.fqn)
@@ -316,19 +296,13 @@ def of_buffer(step: Step, position: int) -> Cause | None:
     return cause("buffer", *inputs, *before, module=owner)
 
 
-def buffer_findings(at: View) -> Iterator[Finding]:
+@finds("buffer")
+def find_buffer_cause(at: View) -> Iterator[Finding]:
     """Finding where DDP overwrites it, one run does not update it, or module attributes differ."""
     overwritten = _overwritten(at.step)
     if overwritten[0] != overwritten[1]:
         side = "a" if overwritten[0] else "b"
         yield found("broadcast", side=side, other=OTHER[side])
-        return
-    if side := at.step.unchanged_side(at.union):
-        yield found("not-updated", side=side)
-    yield from attributes_of(at, owner_of(at.site.fqn))
-
-
-def left_in_buffer(at: View) -> Iterator[str]:
-    """Remaining causes: momentum, mode, number of updates."""
-    del at
-    yield from ("momentum", "mode", "number-of-updates")
+    else:
+        yield from find_change_in_one(at)
+        yield from find_attributes_of(at, owner_of(at.site.fqn))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.settings.beginning import differs_unseen
+from introspect_cli.compare.settings.beginning import events_of, parting
 from introspect_cli.compare.settings.differences import Difference, unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.step.rests_on import unseen_inside
@@ -259,7 +259,8 @@ class View:
         if self.site.kind is Kind.BATCH:
             return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn
         if self.site.kind is Kind.RNG and self.is_first_step and self.site.phase is Phase.START:
-            drew = differs_unseen(self.runs, self.first.rank, self.site.fqn)
-            return "" if drew else None  # in the main process, loaders and data sets draw from its generators
+            # in the main process, loaders and data sets draw from its generators
+            a, b = (events_of(run, self.first.rank, self.site.fqn) or [] for run in self.runs)
+            return "" if a and b and parting(a, b).is_unseen else None
         known = {fact.known for fact in self.cause.rests_on(Thing.BATCHES)}
         return "" if self.cause.reason == "plain" or Known.UNSEEN in known else None

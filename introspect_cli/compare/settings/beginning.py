@@ -8,17 +8,14 @@ after it follow from it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.say import event_words, found
 from introspect_cli.compare.settings.seedings import GENERATORS, seedings_change
-from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.watched import passes_over
-from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Collection, Iterator, Sequence
 
     from introspect_cli.compare.terms.findings import Finding
     from introspect_cli.store.read.run import Run
@@ -27,6 +24,7 @@ DOCUMENT = "beginning"
 """The settings document that a capture notes it in; it is compared here alone."""
 
 MODES = ("train", "eval")
+"""What stands as the function of a module that drew when it was called."""
 
 MAY_REST_ON_THEM = frozenset({"initial", "batch", "script", "plain"})
 """Reasons of what a script may have made with numbers of a generator that it made."""
@@ -42,7 +40,7 @@ class Event:
         state: the generator's state before a draw.
         by: the function; of a module that drew when it was called, its mode, one of `MODES`; "" for a draw by something
             that was not seen itself.
-        name: the parameter that was filled, or the module; "" for none that has a name.
+        name: the parameter that was find_filling, or the module; "" for none that has a name.
         line: of the user's code; where nobody saw what drew, the line that came next; of a module, where the outermost
             one was called. "" for none.
         arguments: what the function was given beside what it fills; None where that is not on record.
@@ -72,91 +70,138 @@ class Event:
         return event_words(self.by, self.seed, self.name, self.line, mode=self.by in MODES)
 
 
-def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
+class Parting(NamedTuple):
+    """Where the events of two runs part.
+
+    Attributes:
+        a: all events of a.
+        b: all of b.
+        agreed: how many from the start are alike.
+    """
+
+    a: Sequence[Event]
+    b: Sequence[Event]
+    agreed: int
+
+    @property
+    def first(self) -> tuple[Event | None, Event | None]:
+        """The first event of a and of b that differs; None where the run has no more."""
+        one, two = (next(iter(events[self.agreed :]), None) for events in (self.a, self.b))
+        return one, two
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether the first draw that differs is one whose function is unknown, in each run that has it."""
+        return any(self.first) and all(event.is_unseen for event in self.first if event is not None)
+
+    @property
+    def suspects(self) -> tuple[Sequence[Event], Sequence[Event]]:
+        """The events of a and of b that may be what differs.
+
+        Where one draw finds two states, also the one before it, which took another number of draws.
+        """
+        one, two = self.first
+        same_draw = one is not None and two is not None and one.what == two.what and not one.seed
+        begin = max(self.agreed - same_draw, 0)
+        return self.a[begin : self.agreed + 1], self.b[begin : self.agreed + 1]
+
+
+def parting(a: Sequence[Event], b: Sequence[Event]) -> Parting:
+    """Where two lists of events part."""
+    shorter = range(min(len(a), len(b)))
+    both = {event.name for event in a} & {event.name for event in b}
+    same = next((place for place in shorter if not _is_alike(a, b, place, both)), len(shorter))
+    return Parting(a, b, same)
+
+
+def partings(runs: tuple[Run, Run], rank: int) -> list[Parting]:
+    """Where the events of each generator part."""
+    generators = dict.fromkeys(GENERATORS.values())
+    both = ([events_of(run, rank, generator) or [] for run in runs] for generator in generators)
+    return [parting(a, b) for a, b in both]
+
+
+def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collection[str]) -> bool:
+    """Whether the events at `place` have equal seed, function, state and name.
+
+    For a draw by an unknown function the next states must agree too, unless a seeding follows. Names may differ if the
+    lines agree and neither name is in `both` runs.
+    """
+    one, two = a[place], b[place]
+    unnamed = not (one.name and two.name) or not {one.name, two.name}.intersection(both)
+    named = one.name == two.name or (one.line == two.line and unnamed)
+    if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
+        return False
+    after = [events[place + 1 : place + 2] for events in (a, b)]
+    is_set = any(other.seed for events in after for other in events)
+    return not one.is_unseen or is_set or [e.state for e in after[0]] == [e.state for e in after[1]]
+
+
+def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
     """Finding for the first seeding or draw before the first step that differs; nothing without records."""
-    a, b = (_events(run, rank, generator) for run in runs)
+    a, b = (events_of(run, rank, generator) for run in runs)
     if a is None or b is None:
         return
-    same = _agreeing(a, b)
-    rest = a[same:], b[same:]
-    one, two = (events[0] if events else None for events in rest)
-    if one is two is None and b and b[-1].is_unseen:  # the state after the last draw is that which differs
-        same, one, two = same - 1, a[-1], b[-1]
-    before = sum(not event.seed for event in a[:same])
+    parted = parting(a, b)
+    if not any(parted.first) and b and b[-1].is_unseen:  # the state after the last draw is that which differs
+        parted = Parting(a, b, len(b) - 1)
+    yield from _find_difference(parted)
+
+
+def _find_difference(parted: Parting) -> Iterator[Finding]:
+    """Finding for the first events that differ: another seed, another state, one run's alone, or two draws."""
+    one, two = parted.first
+    common = parted.b[: parted.agreed]
+    before = sum(not event.seed for event in common)
     if one is not None and two is not None and one.seed and two.seed and one.by == two.by:
         yield seedings_change(one.by, one.seed, two.seed, two.line or one.line)
     elif one is not None and two is not None and one.what == two.what:
-        since = str(b[same - 1]) if same else ""
-        unseen = one.is_unseen and (same or one.state == two.state)
+        since = str(common[-1]) if common else ""
+        unseen = one.is_unseen and (since or one.state == two.state)
         yield found("draw-unseen" if unseen else "other-state", draw=str(two), since=since, before=before)
-    elif (places := (_place(one, rest[1]), _place(two, rest[0])))[0] != places[1] and not _may_be_one(one, two):
-        side, event, place, others = (
-            ("b", two, places[1], rest[0]) if places[0] < places[1] else ("a", one, places[0], rest[1])
-        )
-        code = "first-in-one" if place >= len(others) else "first-earlier"
-        yield found(code, event=str(event), side=side, other=OTHER[side], before=before)
-    elif one is not None and two is not None:
-        yield found("draws-differ", a=str(one), b=str(two), before=before)
+    else:
+        others = tuple({event.what for event in events[parted.agreed :]} for events in (parted.a, parted.b))
+        alone = [
+            (side, event)
+            for side, event, other in (("b", two, others[0]), ("a", one, others[1]))
+            if event is not None and event.what not in other
+        ]
+        # two draws from one state, of which one has no known function, may be the same
+        unclear = one is not None and two is not None and one.state == two.state and (one.is_unseen or two.is_unseen)
+        if len(alone) == 1 and not unclear:
+            yield found("first-in-one", event=str(alone[0][1]), side=alone[0][0], before=before)
+        elif one is not None and two is not None:
+            yield found("draws-differ", a=str(one), b=str(two), before=before)
+        elif one is not None or two is not None:
+            yield found("first-in-one", event=str(one or two), side="b" if one is None else "a", before=before)
 
 
-def _may_be_one(one: Event | None, two: Event | None) -> bool:
-    """Whether two draws start from one state and the function of at least one is unknown."""
-    return one is not None and two is not None and one.state == two.state and (one.is_unseen or two.is_unseen)
-
-
-def begins_later(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
+def find_later_beginning(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
     """Finding where one run alone ran models without gradients before its step."""
     ran = [passes_over(run.manifest, step) for run, step in zip(runs, steps, strict=True)]
     if ran[0] != ran[1]:
         yield found("begins-later", side="a" if ran[0] else "b")
 
 
-def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
-    """Whether the first differing draw before the first step has no known function."""
-    a, b = (_events(run, rank, generator) for run in runs)
-    if not a or not b:
-        return False
-    same = _agreeing(a, b)
-    if same < min(len(a), len(b)):
-        return a[same].is_unseen and b[same].is_unseen
-    return (a if len(a) >= len(b) else b)[-1].is_unseen
+# --- generators that the script made
 
 
-def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[list[Event], list[Event]]:
-    """First seeding or draw of each generator that differs, in a and in b.
-
-    With `name`, also the events that last filled that parameter, where they differ.
-    """
-    per_run: tuple[list[Event], list[Event]] = [], []
-    for a, b, same in _by_generator(runs, rank):
-        # the same draw from another state: the one before it took another number
-        longer = 0 < same < min(len(a), len(b)) and a[same].what == b[same].what and not a[same].seed
-        for kept, events in zip(per_run, (a, b), strict=True):
-            kept.extend(events[same - longer : same + 1])
-    one, two = (_fillings(_events(run, rank, "") or [], name)[-1:] for run in runs) if name else ((), ())
-    if [(event.by, event.arguments) for event in one] != [(event.by, event.arguments) for event in two]:
-        per_run[0].extend(one)
-        per_run[1].extend(two)
-    return per_run
-
-
-def script_generators(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> Iterator[Finding]:
+def find_script_seedings(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> Iterator[Finding]:
     """Finding for generators created by the script: seeds that differ, else states; with `seeds`, seeds alone."""
-    one, two = ([*events, None][0] for events in seedings_that_differ(runs, rank))
-    if one is not None and two is not None and one.by == two.by:
-        yield seedings_change(one.by, one.seed, two.seed, two.line)
-    elif one is not None and two is not None:
-        yield found("draws-differ", a=str(one), b=str(two), before=0)
-    elif one is not None or two is not None:
-        yield found("first-in-one", event=str(one or two), side="a" if one else "b", before=0)
-    else:
-        for name, kept in variables_that_differ(runs, rank).items():
-            (label, seed, _), (_, seed_b, _) = kept
-            if seed != seed_b:
-                yield found("seeded", by=label, a=seed, b=seed_b, line=name)
-            elif not seeds:
-                yield found("generator-state", by=label, name=name)
-            return
+    findings = list(_find_difference(script_seedings(runs, rank)))
+    yield from findings
+    for name, ((label, seed, _), (_, seed_b, _)) in [] if findings else variables_that_differ(runs, rank).items():
+        if seed != seed_b:
+            yield found("seeded", by=label, a=seed, b=seed_b, line=name)
+        elif not seeds:
+            yield found("generator-state", by=label, name=name)
+        return
+
+
+def script_seedings(runs: tuple[Run, Run], rank: int) -> Parting:
+    """Where the seedings of generators that the script made part."""
+    a, b = ([event for event in events_of(run, rank, "") or [] if event.by in _OF_THE_SCRIPT] for run in runs)
+    return parting(a, b)
 
 
 def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -172,91 +217,18 @@ def _generators(run: Run, rank: int) -> list[tuple[str, ...]]:
     return [words for words in every if len(words) == 4]
 
 
-def seedings_that_differ(runs: tuple[Run, Run], rank: int) -> tuple[list[Event], list[Event]]:
-    """First seeding of a script generator that differs, in a and in b; empty lists for none."""
-    a, b = ([event for event in _events(run, rank, "") or [] if event.by in _OF_THE_SCRIPT] for run in runs)
-    same = begin_alike([event.what for event in a], [event.what for event in b])
-    return a[same : same + 1], b[same : same + 1]
+# --- what find_filling a parameter
 
 
-def unseen_between(runs: tuple[Run, Run], rank: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Lines before and after a differing draw by an unknown function, per generator, in a and in b."""
-    per_run: tuple[list[tuple[str, str]], list[tuple[str, str]]] = [], []
-    for a, b, same in _by_generator(runs, rank):
-        for kept, events in zip(per_run, (a, b), strict=True):
-            if 0 < same < len(events) and events[same].is_unseen:
-                kept.append((events[same - 1].line, events[same].line))
-    return per_run
-
-
-def _by_generator(runs: tuple[Run, Run], rank: int) -> Iterator[tuple[Sequence[Event], Sequence[Event], int]]:
-    """Per generator: events of a, events of b, and how many agree from the start."""
-    for generator in dict.fromkeys(GENERATORS.values()):
-        a, b = (_events(run, rank, generator) or [] for run in runs)
-        yield a, b, _agreeing(a, b)
-
-
-def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:
-    """Number of leading events that are alike."""
-    shorter = range(min(len(a), len(b)))
-    both = {event.name for event in a} & {event.name for event in b}
-    return next((place for place in shorter if not _is_alike(a, b, place, both)), len(shorter))
-
-
-def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: AbstractSet[str]) -> bool:
-    """Whether the events at `place` have equal seed, function, state and name.
-
-    For a draw by an unknown function the next states must agree too, unless a seeding follows. Names may differ if the
-    lines agree and neither name is in both runs.
-    """
-    one, two = a[place], b[place]
-    unnamed = not (one.name and two.name) or not both & {one.name, two.name}
-    named = one.name == two.name or (one.line == two.line and unnamed)
-    if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
-        return False
-    after = [events[place + 1 : place + 2] for events in (a, b)]
-    is_set = any(other.seed for events in after for other in events)
-    return not one.is_unseen or is_set or [e.state for e in after[0]] == [e.state for e in after[1]]
-
-
-def _place(event: Event | None, events: Sequence[Event]) -> int:
-    """Index of an event (by `what`) in the other run's events; 1 << 30 where missing, their number for None."""
-    if event is None:
-        return len(events)
-    return next((place for place, other in enumerate(events) if other.what == event.what), 1 << 30)
-
-
-def filled(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
-    """Finding where a parameter was filled by another function, from another state, or with other arguments."""
-    one, two = ([None, *_fillings(_events(run, rank, "") or [], name)][-1] for run in runs)
-    if one is None or two is None:
-        if one or two:
-            yield found("filled-in-one", by=str(one or two), side="a" if one else "b")
-    elif (one.by, one.of_script) != (two.by, two.of_script):
-        yield found("filled-by", a=str(one), b=str(two))
-    elif one.state != two.state:
-        yield from (
-            [found("filled-by", a=str(one), b=str(two))] if one.of_script else first_difference(runs, rank, "torch")
-        )
-    elif one.arguments != two.arguments and None not in (one.arguments, two.arguments):
-        yield found("filled-with", by=str(two), a=one.arguments or "-", b=two.arguments or "-")
-    else:
-        yield found("changed-after-draw" if one.arguments is not None else "drawn-alike", by=str(two))
-
-
-def drawn_alike(runs: tuple[Run, Run], rank: int, name: str) -> bool:
-    """Whether the last fill of a parameter has equal state, function and arguments in both runs."""
-    one, two = (_fillings(_events(run, rank, "") or [], name)[-1:] for run in runs)
-    same = [(event.state, event.by, event.arguments) for event in one]
-    return bool(one) and same == [(event.state, event.by, event.arguments) for event in two]
-
-
-def _fillings(events: Sequence[Event], name: str) -> list[Event]:
-    """Draws that filled parameter `name`; without any, those of a name that is its own but for a wrapper."""
-    drawn = [event for event in events if event.by not in MODES]
-    return [event for event in drawn if event.name == name] or [
-        event for event in drawn if _is_inside(event.name, name) or _is_inside(name, event.name)
-    ]
+def last_fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | None, Event | None]:
+    """The draw that last find_filling a parameter, in a and in b; else of one named so but for a wrapper."""
+    last: list[Event | None] = []
+    for run in runs:
+        drawn = [event for event in events_of(run, rank, "") or [] if event.by not in MODES]
+        named = [event for event in drawn if event.name == name]
+        wrapped = [event for event in drawn if _is_inside(event.name, name) or _is_inside(name, event.name)]
+        last.append(next(reversed(named or wrapped), None))
+    return last[0], last[1]
 
 
 def _is_inside(one: str, two: str) -> bool:
@@ -265,14 +237,29 @@ def _is_inside(one: str, two: str) -> bool:
     return bool(inside) and two.endswith(f".{inside}") and two.count(".") > one.count(".")
 
 
-def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
+def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
+    """Finding where a parameter was find_filling by another function, from another state, or with other arguments."""
+    one, two = last_fillings(runs, rank, name)
+    if one is None or two is None:
+        if one or two:
+            yield found("filled-in-one", by=str(one or two), side="a" if one else "b")
+    elif (one.by, one.of_script) != (two.by, two.of_script) or (one.of_script and one.state != two.state):
+        yield found("filled-by", a=str(one), b=str(two))
+    elif one.state != two.state:
+        yield from find_first_event(runs, rank, "torch")
+    elif one.arguments != two.arguments and None not in (one.arguments, two.arguments):
+        yield found("filled-with", by=str(two), a=one.arguments or "-", b=two.arguments or "-")
+    elif one.arguments is not None:
+        yield found("changed-after-draw", by=str(two))
+
+
+def events_of(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
     """Recorded events of one generator, or of all for ""; None where the document is missing."""
     document = run.settings_of(rank).document(DOCUMENT)
     if not isinstance(document.get("events"), list):
         return None
-    lines = [*document["events"], *(document.get("last") or [] if not document.get("left_out") else [])]
     events = []
-    for words in (str(line).split(" ") for line in lines):
+    for words in (str(line).split(" ") for line in document["events"]):
         fields = ["" if word == "-" else word for word in words]
         if words[0] == "seed" and len(words) >= 4:
             if generator in {"", GENERATORS.get(fields[1])}:

@@ -43,23 +43,6 @@ MOST_RANKS = 16
 READ = "read"
 """The value of a file that one run alone read."""
 
-_SWITCHES = {
-    "matmul_allow_tf32": "TF32 in matrix products",
-    "cudnn_allow_tf32": "TF32 in cuDNN",
-    "fp16_reduced_precision_reduction": "reduced precision in sums of float16 products",
-    "bf16_reduced_precision_reduction": "reduced precision in sums of bfloat16 products",
-    "fp16_accumulation": "accumulation in float16",
-    "flash_sdp": "flash attention",
-    "mem_efficient_sdp": "memory-efficient attention",
-    "math_sdp": "attention by plain operators",
-    "cudnn_sdp": "attention by cuDNN",
-    "cudnn_enabled": "cuDNN",
-    "cudnn_benchmark": "the benchmark that chooses cuDNN's kernels",
-    "cudnn_deterministic": "determinism of cuDNN",
-    "deterministic_algorithms": "torch.use_deterministic_algorithms",
-}
-"""Flags that are on or off, as a sentence calls them."""
-
 _DIGEST = re.compile(r"[0-9a-f]{16,} [0-9a-f]{16,}")
 _LONGEST = 80
 _AROUND = 20
@@ -72,10 +55,10 @@ def on_one_line(one: Any, two: Any) -> tuple[str | None, str | None]:
         start = 0
     else:
         start = max(begin_alike(a, b) - _AROUND, 0) if max(len(a), len(b)) > _LONGEST else 0
-    return _cut(a, start), _cut(b, start)
+    return _shortened(a, start), _shortened(b, start)
 
 
-def _cut(text: str | None, start: int) -> str | None:
+def _shortened(text: str | None, start: int) -> str | None:
     """A text from `start` on, at most `_LONGEST` characters, with `...` where cut."""
     if text is None:
         return None
@@ -92,20 +75,20 @@ def unequal_values(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """(name, value in a, value in b) for each difference; None on the side that lacks it."""
     if a == b:
         return
-    if (_flat(a) or not a) and (_flat(b) or not b):
+    if (_is_flat(a) or not a) and (_is_flat(b) or not b):
         a, b = a or {}, b or {}
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             yield from ((str(name), one, two) for name, one, two in unequal(a, b))
             return
-    yield from _nested(a, b)
+    yield from _nested_differences(a, b)
 
 
-def _flat(value: Any) -> bool:
+def _is_flat(value: Any) -> bool:
     """Whether a value is a mapping without nested mappings, lists or tuples."""
     return isinstance(value, Mapping) and not any(isinstance(item, (Mapping, list, tuple)) for item in value.values())
 
 
-def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+def _nested_differences(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """Differences of nested values, as deepdiff finds them."""
     from deepdiff import DeepDiff
 
@@ -119,25 +102,14 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def describe(change: SettingChange) -> str:
-    """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, set only in b`."""
-    if change.source == "sources" and None not in (change.a, change.b):
-        return f"{change.name} changed"
-    if change.source == "files" and _DIGEST.fullmatch(f"{change.a} {change.b}"):
-        return f"{change.name}: another file" if " and " in change.name else f"{change.name} is another file"
-    switched = {"True": "a", "False": "b"}.get(str(change.a)) if {change.a, change.b} == {"True", "False"} else None
-    if switched and change.source == "runtime" and change.name in _SWITCHES:
-        return f"{_SWITCHES[change.name]} is on in {switched} only"
-    only = ", set only in" if change.source in {"command", "environment", "options"} else " only in"
-    name = "uncommitted changes" if (change.source, change.name) == ("git", "dirty") else change.name
-    if change.a is None:
-        tail = "" if change.b in {"given", "imported", READ, None} else f"{_sign(name)}{change.b}"
-        return f"{name}{tail}{only} b"
-    if change.b is None:
-        tail = "" if change.a in {"given", "imported", READ} else f"{_sign(name)}{change.a}"
-        return f"{name}{tail}{only} a"
-    name += ":" * name[-1:].isdigit()  # `argument 1: 1 -> 4`
-    return f"{name} {change.a} -> {change.b}"
-
-
-def _sign(name: str) -> str:
-    return " " if name.startswith("-") else " = "
+    """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, only in b`."""
+    a, b, name = change.a, change.b, change.name
+    if None not in (a, b):
+        if change.source == "sources":
+            return f"{name} changed"
+        if change.source == "files" and _DIGEST.fullmatch(f"{a} {b}"):
+            return f"{name}: another file"
+        return f"{name}{':' * name[-1:].isdigit()} {a} -> {b}"  # `argument 1: 1 -> 4`
+    value = a if b is None else b
+    shown = "" if value in {"given", "imported", READ, None} else f" {value}"
+    return f"{name}{shown}, only in {'a' if b is None else 'b'}"

@@ -5,21 +5,20 @@ Files are compared in `files.py`, optimizers in `hyperparameters.py`.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.say import told
 from introspect_cli.compare.settings import beginning, seedings
 from introspect_cli.compare.settings.differences import MOST_RANKS, Difference, describe, on_one_line, unequal_values
 from introspect_cli.compare.settings.files import FILES, file_differences
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.compare.terms.result import SettingChange
 from introspect_cli.store.format.documents import gpu_names
-from introspect_cli.texts import count, rank_list
+from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
     from introspect_cli.store.read.run import Run
@@ -85,7 +84,7 @@ def on_some_ranks(a: Run, b: Run) -> list[str]:
                     shown = SettingChange(source, change.name, *on_one_line(change.a, change.b))
                     notes.setdefault(shown, []).append(rank)
     return [
-        f"On {rank_list(these)} alone a setting differs: {describe(change)} ({change.source})."
+        told("on-some-ranks", ranks=rank_list(these), change=describe(change), source=change.source)
         for change, these in notes.items()
         if ranks[0] not in these
     ]
@@ -123,10 +122,10 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
             option = next(name for name in itertools.chain([given], again) if name not in values)
             values[option] = True
             if equals:
-                _give(values, option, value)
+                _set_option(values, option, value)
                 option = ""
         elif option and values[option] is True:
-            option = _give(values, option, word)
+            option = _set_option(values, option, word)
         elif _ASSIGNED.match(word):
             name, _, value = word.partition("=")
             values[name] = value
@@ -140,7 +139,7 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def _give(values: dict[str, Any], option: str, value: str) -> str:
+def _set_option(values: dict[str, Any], option: str, value: str) -> str:
     """Set an option's value and return its name: `-p lr` where the value is `lr=1`."""
     if _ASSIGNED.match(value):
         del values[option]
@@ -184,9 +183,9 @@ def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[st
 
 def built_differences(a: Any, b: Any) -> Iterator[Difference]:
     """Differences of objects both runs built (loaders, schedulers), named `line: attribute`, by kind."""
-    for kind in _shared(a, b):
+    for kind in _shared_keys(a, b):
         one_side, other_side = a[kind], b[kind]
-        for thing in _shared(one_side, other_side):
+        for thing in _shared_keys(one_side, other_side):
             one, two = one_side[thing], other_side[thing]
             if not (isinstance(one, Mapping) and isinstance(two, Mapping)):
                 continue
@@ -196,35 +195,10 @@ def built_differences(a: Any, b: Any) -> Iterator[Difference]:
             # a sampler of another class has other attributes
             others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
             alone = [change for change in changes if not change[0].startswith(others)]
-            for name, x, y in _mappings(alone, {*one, *two}):
-                yield Difference(kind, f"{where}: {name}", x, _reordered(x, y))
+            for name, x, y in alone:
+                yield Difference(kind, f"{where}: {name}", x, y)
 
 
-def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Changes with those below one mapping joined: `stoi.a` and `stoi.b` become `stoi` with two dicts."""
-    groups: dict[str, list[tuple[str, Any, Any]]] = {}
-    for change in changes:
-        holder, _, _ = change[0].rpartition(".")
-        groups.setdefault(change[0] if not holder or holder in names else holder, []).append(change)
-    for holder, members in groups.items():
-        if len(members) == 1:
-            yield members[0]
-            continue
-        sides = ({name[len(holder) + 1 :]: values[side] for name, *values in members} for side in (0, 1))
-        one, two = ({name: value for name, value in side.items() if value is not None} or None for side in sides)
-        yield holder, one, two
-
-
-def _reordered(one: Any, two: Any) -> Any:
-    """`two`, or a text that it has the items of `one` in another order."""
-    try:
-        a, b = ast.literal_eval(one), ast.literal_eval(two)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return two
-    same = isinstance(a, (list, tuple)) and type(a) is type(b) and Counter(map(repr, a)) == Counter(map(repr, b))
-    return f"the same {count(len(a), 'item')} in another order" if same else two
-
-
-def _shared(a: Any, b: Any) -> list[Any]:
+def _shared_keys(a: Any, b: Any) -> list[Any]:
     """Keys of both mappings, in the order of `a`; [] where either is no mapping."""
     return [key for key in a if key in b] if isinstance(a, Mapping) and isinstance(b, Mapping) else []

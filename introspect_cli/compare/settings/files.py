@@ -94,15 +94,17 @@ def file_differences(a: Run, b: Run) -> Iterator[Difference]:
     """Differences of read files: values of configuration, lines, digests, or `read` by one run alone."""
     one, two = files_of(a), files_of(b)
     imported = [run.settings.document("sources") for run in (a, b)]
-    pairs, only_a, only_b = _paired(one, two)
+    pairs, only_a, only_b = _paired_files(one, two)
     for first, second in pairs:
         if not (first in imported[0] and second in imported[1]):  # those are among the sources
-            yield from _of_file(one[first], two[second])
+            yield from _differences_of_pair(one[first], two[second])
     yield from (Difference(FILES, name, READ, None) for name in only_a)
     yield from (Difference(FILES, name, None, READ) for name in only_b)
 
 
-def _paired(a: Mapping[str, ReadFile], b: Mapping[str, ReadFile]) -> tuple[list[tuple[str, str]], list[str], list[str]]:
+def _paired_files(
+    a: Mapping[str, ReadFile], b: Mapping[str, ReadFile]
+) -> tuple[list[tuple[str, str]], list[str], list[str]]:
     """Pairs of files, files of a alone, files of b alone.
 
     Paired by path, else by equal content, equal basename, or equal ending, each only if unique in both.
@@ -124,7 +126,7 @@ def _paired(a: Mapping[str, ReadFile], b: Mapping[str, ReadFile]) -> tuple[list[
     return pairs, only_a, only_b
 
 
-def _of_file(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
+def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     """Differences of two paired files; none where content is equal or a digest is missing."""
     if a.content == b.content or not (a.digest and b.digest):
         return
@@ -157,15 +159,15 @@ def parsed(text: str, ending: str) -> Any:
 
             content = tomllib.loads(text)
         elif ending in {".ini", ".cfg", ".conf"}:
-            content = _sections(text)
+            content = _ini_sections(text)
         else:
             return None
     except (ValueError, yaml.YAMLError, RecursionError):
         return None
-    return content if isinstance(content, (dict, list)) and _few(content) else None
+    return content if isinstance(content, (dict, list)) and _is_small(content) else None
 
 
-def _sections(text: str) -> dict[str, dict[str, str]] | None:
+def _ini_sections(text: str) -> dict[str, dict[str, str]] | None:
     """Sections of an INI text as dicts; None where malformed."""
     import configparser
 
@@ -177,7 +179,7 @@ def _sections(text: str) -> dict[str, dict[str, str]] | None:
         return None
 
 
-def _few(root: Any) -> bool:
+def _is_small(root: Any) -> bool:
     """Whether nested data or YAML nodes, aliases followed, number at most `_MOST_NODES`."""
     waiting, count = [root], 0
     while waiting:
@@ -193,34 +195,14 @@ def _few(root: Any) -> bool:
     return True
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML loader that reads unknown tags as plain values: `!x 1` as `{"!x": 1}`."""
-
-
-def _untagged(loader: Any, suffix: str, node: Any) -> Any:
-    """The plain value of a tagged YAML node, under its tag: `{"!tag": value}`."""
-    value: Any
-    if isinstance(node, yaml.MappingNode):
-        value = loader.construct_mapping(node, deep=True)
-    elif isinstance(node, yaml.SequenceNode):
-        value = loader.construct_sequence(node, deep=True)
-    else:
-        value = loader.construct_scalar(node)
-    return {f"!{suffix}": value}
-
-
-_Loader.add_multi_constructor("!", _untagged)
-_Loader.add_multi_constructor("tag:yaml.org,2002:python/", _untagged)
-
-
 def _yaml(text: str) -> Any:
     """The data of a YAML text; None where it is empty or too large."""
     if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
         return None
-    loader = _Loader(text)
+    loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        if node is None or not _few(node):
+        if node is None or not _is_small(node):
             return None
         return loader.construct_document(node)
     finally:
@@ -232,18 +214,18 @@ def unequal_lines(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]
     one, two = a.splitlines(), b.splitlines()
     if len(one) + len(two) > _MOST_NODES:
         at = begin_alike(one, two)
-        yield at + 1, _line(one, at), _line(two, at)
+        yield at + 1, _line_at(one, at), _line_at(two, at)
         return
     count = 0
     for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, one, two, autojunk=True).get_opcodes():
         for at in range(max(i2 - i1, j2 - j1) if tag != "equal" else 0):
-            x, y = _line(one[:i2], i1 + at), _line(two[:j2], j1 + at)
+            x, y = _line_at(one[:i2], i1 + at), _line_at(two[:j2], j1 + at)
             count += 1
             if count <= _MOST and (x or y):
                 yield j1 + at + 1, x, y
 
 
-def _line(lines: list[str], at: int) -> str | None:
+def _line_at(lines: list[str], at: int) -> str | None:
     return clean(lines[at].strip(), _LONGEST) or None if at < len(lines) else None
 
 

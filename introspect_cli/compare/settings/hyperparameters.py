@@ -93,7 +93,7 @@ class Optimizers:
 
     def __init__(self, a: Any, b: Any, rename: Callable[[str], str] = str) -> None:
         """Take both runs' settings documents; `rename` maps parameter names of a to those of b."""
-        one, two = _by_name(a, rename), _by_name(b)
+        one, two = _optimizers_by_name(a, rename), _optimizers_by_name(b)
         self.named = {"a": one, "b": two}
         keys = [{(name.partition("#")[0], *sorted(held)): name for name, held in run.items()} for run in (one, two)]
         same = keys[0].keys() == keys[1].keys() and len(keys[0]) == len(one) and len(keys[1]) == len(two)
@@ -120,8 +120,8 @@ class Optimizers:
         for name in self.paired[0].keys() & self.paired[1].keys():
             one, two = (side[name].get(parameter) for side in self.paired)
             if one is not None and two is not None:
-                for key, x, y in _differing(one, two):
-                    changes[key] = Difference(RECORDED, key, _text(x), _text(y), key)
+                for key, x, y in _differing_values(one, two):
+                    changes[key] = Difference(RECORDED, key, _value_text(x), _value_text(y), key)
         return list(changes.values())
 
     def groups_of(self, parameter: str) -> tuple[str, int, int] | None:
@@ -148,23 +148,23 @@ class Optimizers:
 
 def learning_rates(settings: Any) -> Iterator[float]:
     """`lr` and `initial_lr` of all parameters, each at most 1e6."""
-    for held in _by_name(settings).values():
+    for held in _optimizers_by_name(settings).values():
         for values in held.values():
             rates = (values.get(name) for name in ("lr", "initial_lr"))
             yield from (float(min(rate, 1e6)) for rate in rates if isinstance(rate, (int, float)))
 
 
-def _by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hyperparameters]:
+def _optimizers_by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hyperparameters]:
     """Optimizer name to its parameters and their hyper-parameters."""
     optimizers = {}
     for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):
         if isinstance(optimizer, dict):
-            held = _by_parameter(optimizer.get("groups"))
+            held = _values_by_parameter(optimizer.get("groups"))
             optimizers[str(optimizer.get("name", place))] = {rename(name): values for name, values in held.items()}
     return optimizers
 
 
-def _by_parameter(groups: Any) -> _Hyperparameters:
+def _values_by_parameter(groups: Any) -> _Hyperparameters:
     """Parameter name to its group's hyper-parameters; `group 0` for a group without names."""
     by_name: _Hyperparameters = {}
     for place, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
@@ -176,14 +176,14 @@ def _by_parameter(groups: Any) -> _Hyperparameters:
     return by_name
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _differing_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Hyper-parameters that differ, without an `initial_lr` that `lr` explains."""
     began = a.get("lr") != b.get("lr")  # then a scheduler's note of where lr began says nothing more
     noted = "initial_lr" in a and "initial_lr" in b  # else one run has no scheduler, which moves lr if anything
     return (change for change in unequal(a, b) if change[0] != "initial_lr" or (noted and not began))
 
 
-def _text(value: Any) -> str | None:
+def _value_text(value: Any) -> str | None:
     return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -195,27 +195,27 @@ def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
         return
     for name in dict.fromkeys([*one, *two]):
         if name in one and name in two:
-            yield from _folded(f"{name} " if len(one) > 1 else "", one[name], two[name])
+            yield from _folded_differences(f"{name} " if len(one) > 1 else "", one[name], two[name])
         else:
             used = ["used" if name in side else None for side in (one, two)]
             yield Difference(OPTIMIZERS, f"optimizer {name}", used[0], used[1])
 
 
-def _below_one(held: _Hyperparameters) -> tuple[str, _Hyperparameters]:
+def _without_common_prefix(held: _Hyperparameters) -> tuple[str, _Hyperparameters]:
     """(common prefix of all parameter names, hyper-parameters by the rest of the name)."""
     owners = [name.split(".")[:-1] for name in held] or [[]]
     before = "".join(f"{part}." for part in owners[0][: min(begin_alike(owners[0], each) for each in owners)])
     return before, {name.removeprefix(before): values for name, values in held.items()}
 
 
-def _folded(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[Difference]:
+def _folded_differences(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[Difference]:
     """Differences between two optimizers, equal changes of several parameters as one."""
-    (_, one), (before, two) = _below_one(a), _below_one(b)
+    (_, one), (before, two) = _without_common_prefix(a), _without_common_prefix(b)
     if one.keys() == two.keys():  # a model that something was put around
         a = {before + name: values for name, values in one.items()}
     folded: dict[tuple[str, str, str], tuple[Any, Any, list[str]]] = {}
     for parameter in a.keys() & b.keys():
-        for key, one, two in _differing(a[parameter], b[parameter]):
+        for key, one, two in _differing_values(a[parameter], b[parameter]):
             folded.setdefault((key, repr(one), repr(two)), (one, two, []))[2].append(parameter)
     shared = len(a.keys() & b.keys())
     for (key, _, _), (one, two, parameters) in folded.items():

@@ -31,7 +31,7 @@ GENERATORS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class SeedingCall:
     """A call that sets a random state, at one line, over a range of steps.
 
     Attributes:
@@ -64,56 +64,50 @@ def seedings_change(by: str, one: str, two: str, line: str) -> Finding:
     return found("seeded", by=by, a=one, b=two, line=line)
 
 
-def set_differently(
-    runs: tuple[Run, Run], rank: int, generator: str, steps: tuple[int, int], *, begins: bool
-) -> tuple[list[Setting], list[Setting]]:
-    """Calls in a and in b that set `generator` with a function and seed the other run lacks.
+def differing_calls(runs: tuple[Run, Run], first: Divergence) -> tuple[list[SeedingCall], list[SeedingCall]]:
+    """Calls in a and in b that set the divergence's generator with a function and seed that the other run lacks.
 
-    Within the given steps; if `begins`, from the end of the last recorded step until the step begins.
+    Those within the divergence's step; of a state at its start, those since the last recorded step ended.
     """
     sides = []
-    for run, step in zip(runs, steps, strict=True):
-        recorded = run.rank(rank).entries["step"]
+    for run, step in zip(runs, (first.step, first.step_b), strict=True):
+        recorded = run.rank(first.rank).entries["step"]
         before = recorded[recorded < step]
         since = int(before[-1]) if len(before) else step - 1
-        spans = {"before": (since + 1, step), "in": (since, step - 1)} if begins else {"in": (step, step)}
-        kept = [each for each in _settings(run, rank) if each.stage in spans and _sets(each.by, generator)]
-        sides.append([each for each in kept if _within(each, *spans[each.stage])])
+        begins = {"before": (since + 1, step), "in": (since, step - 1)}
+        spans = begins if first.site.phase is Phase.START else {"in": (step, step)}
+        sides.append(
+            [
+                each
+                for each in _recorded_calls(run, first.rank)
+                if each.stage in spans
+                and _sets_generator(each.by, generator_of(first.site))
+                and each.first <= spans[each.stage][1]
+                and each.last >= spans[each.stage][0]
+            ]
+        )
     of_a, of_b = ({(each.by, each.seed) for each in side} for side in sides)
     one, two = ([each for each in side if (each.by, each.seed) not in of_a & of_b] for side in sides)
     return one, two
 
 
-def set_at(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Setting], list[Setting]]:
-    """Calls that set the divergence's generator differently, in a and in b."""
-    steps, begins = (first.step, first.step_b), first.site.phase is Phase.START
-    return set_differently(runs, first.rank, generator_of(first.site), steps, begins=begins)
-
-
-def set_finding(one: list[Setting], two: list[Setting]) -> Iterator[Finding]:
+def find_differing_call(one: list[SeedingCall], two: list[SeedingCall]) -> Iterator[Finding]:
     """Finding where a state was set in one run only, by another function, or with another seed."""
     if one and two and one[0].by == two[0].by:
         yield seedings_change(one[0].by, one[0].seed, two[0].seed, two[0].line)
-    elif one and two:
-        yield found("set-by", a=str(one[0]), b=str(two[0]))
-    elif one or two:
-        yield found("set-in-one", by=str((one or two)[0]), side="a" if one else "b")
+    else:
+        yield from (found("set-in-one", by=str(each[0]), side=side) for each, side in ((one, "a"), (two, "b")) if each)
 
 
-def _within(setting: Setting, first: int, last: int) -> bool:
-    """Whether a call's range of steps meets `first` to `last`."""
-    return setting.first <= last and setting.last >= first
-
-
-def _sets(by: str, generator: str) -> bool:
+def _sets_generator(by: str, generator: str) -> bool:
     """Whether function `by` sets `generator`; `cuda:0` is set by `torch.cuda.*` and `torch.manual_seed*`."""
     return GENERATORS.get(by) == generator or (":" in generator and by.startswith(("torch.cuda.", "torch.manual_seed")))
 
 
-def _settings(run: Run, rank: int) -> Iterator[Setting]:
+def _recorded_calls(run: Run, rank: int) -> Iterator[SeedingCall]:
     """All recorded calls that set a state; malformed lines are skipped."""
     lines = run.settings_of(rank).document(DOCUMENT).get("set")
     for words in (str(line).split(" ") for line in lines) if isinstance(lines, list) else ():
         if len(words) >= 7 and all(word.isdecimal() and len(word) < 19 for word in words[1:4]):
             first, last, number = map(int, words[1:4])
-            yield Setting(words[0], first, last, number, words[4], words[5], " ".join(words[6:]))
+            yield SeedingCall(words[0], first, last, number, words[4], words[5], " ".join(words[6:]))

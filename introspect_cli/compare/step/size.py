@@ -210,7 +210,7 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
             (float(noise.floor[number]) for noise in comparison.floors if number < len(noise.floor)), default=None
         ),
         coarse=layouts_a.coarse or layouts_b.coarse,
-        source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",
+        source=info.source if info is not None and site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE} else "",
         elements=differing,
         labels=comparison.a.labels.get(table.step, {}),
         labels_b=comparison.b.labels.get(table.step_b, {}),

@@ -29,31 +29,31 @@ class Known(Enum):
 
 
 class Thing(Enum):
-    """What a divergence can rest on: (noun, whether plural, whether a module or tensor owns it)."""
+    """What a divergence can rest on: (noun, whether a module or tensor owns it)."""
 
-    RANDOM_AT_START = "the random state at the start of the step", False, False
-    DRAWN_FROM = "the random state", False, False
-    BATCHES = "the batches", True, False
-    INPUTS = "inputs", True, True
-    INSIDE = "the outputs of the modules inside it so far", True, False
-    PARAMETERS = "parameters", True, True
-    REWRITTEN = "parameters at this point of a forward pass that changes them", True, True
-    BUFFERS = "buffers", True, True
-    OUTPUTS = "every module output recorded before it", False, False
-    RAN_UNSEEN = "what ran of the model without being seen", False, False
-    PASSED_OVER = "what models computed without gradients", False, False
-    FORWARD = "the forward pass", False, False
-    LEFT_OUT = "the modules that a capture was told to leave out", True, False
-    LOSS = "the loss", False, False
-    BACKWARD = "the backward pass", False, False
-    GRADIENTS = "the gradients before it", True, False
-    GRADIENT = "gradient", False, True
-    GRADIENT_SUM = "the sum of its gradient over the ranks", False, False
-    GRADIENTS_IN_STEP = "the gradients before it in the optimizer step", True, False
-    VALUE_BEFORE = "value before", False, True
-    STATE_BEFORE = "the optimizer state before", False, False
-    TRAINED = "every tensor that requires gradients", False, False
-    EVERYTHING = "everything recorded before it", False, False
+    RANDOM_AT_START = "the random state at the start of the step", False
+    DRAWN_FROM = "the random state", False
+    BATCHES = "the batches", False
+    INPUTS = "inputs", True
+    INSIDE = "the outputs of the modules before it", False
+    PARAMETERS = "parameters", True
+    REWRITTEN = "parameters at this point of a forward pass that changes them", True
+    BUFFERS = "buffers", True
+    OUTPUTS = "every module output recorded before it", False
+    RAN_UNSEEN = "what ran of the model without being seen", False
+    PASSED_OVER = "what models computed without gradients", False
+    FORWARD = "the forward pass", False
+    LEFT_OUT = "the modules that a capture was told to leave out", False
+    LOSS = "the loss", False
+    BACKWARD = "the backward pass", False
+    GRADIENTS = "the gradients before it", False
+    GRADIENT = "gradient", True
+    GRADIENT_SUM = "the sum of its gradient over the ranks", False
+    GRADIENTS_IN_STEP = "the gradients before it in the optimizer step", False
+    VALUE_BEFORE = "value before", True
+    STATE_BEFORE = "the optimizer state before", False
+    TRAINED = "every tensor that requires gradients", False
+    EVERYTHING = "everything recorded before it", False
 
 
 RANDOM = frozenset({Thing.RANDOM_AT_START, Thing.DRAWN_FROM})

@@ -14,8 +14,6 @@ from introspect_cli.compare.terms.findings import Certainty, Finding, Reach, Res
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.terms.names import Renaming
     from introspect_cli.records import Site, Summary
@@ -70,7 +68,7 @@ class Divergence:
         residual: what is left of b beside c times a, over b's norm; None where `scale` is.
         floor: relative distance that the noise runs show at this site; None without noise runs.
         coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
-        source: for an operator, `file:line` of the user's code that ran it, in the run that has it (a where both do).
+        source: for an operator or collective, `file:line` of the user's code that ran it (a's where both do).
         elements: how the whole tensors differ; None where they are not both stored.
         labels: what a's training framework calls the step.
         labels_b: what b's calls its step.
@@ -339,10 +337,6 @@ class DiffResult:
     def every(self, kind: type[F]) -> tuple[F, ...]:
         """Findings of type `kind`, in order."""
         return tuple(one for one in self.findings if isinstance(one, kind))
-
-    def with_findings(self, kind: type[F], findings: Iterable[F]) -> DiffResult:
-        """The answer with `findings` as the only ones of type `kind`."""
-        return replace(self, findings=(*(one for one in self.findings if not isinstance(one, kind)), *findings))
 
     def unexplained(self) -> DiffResult:
         """The answer without head, evidence, findings and causes of the first divergence."""

@@ -34,7 +34,7 @@ _CONCERNS = {
     "eval": (),
     "compile": (Kind.OP_OUTPUT,),
 }
-_STEPS = ("steps", "ranks", "first", "last", "max_size", "until_nan")
+_STEPS = ("steps", "ranks", "first", "last", "until_nan")
 _CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env", "packages", "source"})
 """Which kinds an option of capture can keep from being observed; of the last ones other means tell it."""
 

@@ -11,7 +11,7 @@ from introspect_cli.compare.terms.sites import MODULE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 def far(divergence: Divergence) -> str:
@@ -189,30 +189,25 @@ def _value(summary: Summary) -> str:
 # --- evidence
 
 
-def thing(fact: Evidence) -> tuple[str, bool]:
-    """(a thing in words, whether its verb is plural)."""
-    words, plural, is_held = fact.thing.value
+def thing(fact: Evidence) -> str:
+    """The thing of some evidence in words: `its inputs`, `the parameters of GPT.head`."""
+    words, is_held = fact.thing.value
+    unseen = fact.known is Known.UNSEEN
     if fact.thing is Thing.RAN_UNSEEN:
-        return f"what {fact.of} computes", plural
-    if is_held and fact.of:
-        return f"the {words} of {fact.of}", plural
-    if is_held and fact.inside:  # those of the modules inside it count too, and of these some may be on record
-        return f"{'some' if fact.known is Known.UNSEEN else 'the'} {words} of {fact.inside}", plural
-    if is_held:
-        return f"its {words}", plural
-    if fact.thing is Thing.OUTPUTS and fact.known is Known.UNSEEN:
-        return "module outputs before it", True
-    if fact.inside and fact.thing is Thing.DRAWN_FROM:
-        words = f"the random state inside {fact.inside}"
-    elif fact.inside and fact.thing is Thing.INSIDE:
-        words = f"the outputs of the modules inside {fact.inside} so far"
-    return words, plural
+        return f"what {fact.of} computes"
+    if fact.thing is Thing.OUTPUTS and unseen:
+        return "module outputs before it"
+    if not is_held:
+        inside = fact.inside and fact.thing in {Thing.DRAWN_FROM, Thing.INSIDE}
+        return f"{words} inside {fact.inside}" if inside else words
+    if not fact.of and fact.inside:  # those of the modules inside it count too, and of these some may be on record
+        return f"{'some' if unseen else 'the'} {words} of {fact.inside}"
+    return f"the {words} of {fact.of}" if fact.of else f"its {words}"
 
 
-def things(facts: Sequence[Evidence], one: str, many: str) -> str:
-    """Several things as a list, and the verb that they take: `its inputs and its parameters are`."""
-    plural = len(facts) > 1 or thing(facts[0])[1]
-    return f"{listed([thing(fact)[0] for fact in facts])} {many if plural else one}"
+def evidence_words(evidence: Iterable[Evidence], known: Known) -> str:
+    """The things of which this is known, as a list: `its inputs, its parameters`; "" for none."""
+    return ", ".join(map(thing, with_state(evidence, known)))
 
 
 def listed(names: Sequence[str]) -> str:
@@ -224,24 +219,3 @@ def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
     """The first `most` names, and the number of others: `a, b, c and 2 more`."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{between.join(names[:most])}{rest}"
-
-
-def although(evidence: Sequence[Evidence]) -> str:
-    """` although its inputs are equal (its buffers were not recorded)`; "" for no evidence."""
-    clauses = [
-        f"{things(facts, 'is', 'are')} {state.value}"
-        for state in (Known.EQUAL, Known.WITHIN, Known.FORM)
-        if (facts := with_state(evidence, state))
-    ]
-    text = f" although {' and '.join(clauses)}" if clauses else ""
-    unseen = with_state(evidence, Known.UNSEEN)
-    return f"{text} ({things(unseen, 'was', 'were')} not recorded)" if unseen else text
-
-
-def lines(evidence: Sequence[Evidence]) -> list[str]:
-    """Lines of evidence, one per state: `Equal: its inputs and its parameters`."""
-    return [
-        f"{state.value.capitalize()}: {listed([thing(fact)[0] for fact in facts])}."
-        for state in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
-        if (facts := with_state(evidence, state))
-    ]

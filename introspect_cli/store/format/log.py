@@ -93,7 +93,7 @@ _CACHE_MAGIC = b"INTROSPH"
 _CHUNK = 1 << 16
 """Bytes that are read at once where heads are gone through."""
 
-OPTIONS = {"last": "--steps", "max_size": "--max-size", "rule": "--steps"}
+OPTIONS = {"last": "--steps", "rule": "--steps"}
 """What drops steps, and the option that asks for it."""
 
 _MOST_STEPS = 1 << 62

@@ -8,14 +8,13 @@ generators are in checkpoints, too: they are recorded as such elsewhere, and are
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from introspect_cli.capture.guard import RAISED, Outermost
+from introspect_cli.capture.events import RAISED
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.start import ImportWatch
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -27,16 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
 
 
 _RANDOM = re.compile(r"rng|random[_ ]?state|generator", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 _MERSENNE = (5056,)
 """The shape of the state of torch's generator on the CPU."""
-_MOST = 100_000
-_MOST_NAMES = 20
+MAX_SAVED_TENSORS = 100_000
+MAX_FILE_NAMES = 20
 _UNNAMED = "(memory)"
-_SAFETENSORS = "safetensors.torch"
 
 
 class ProductProbe(GuardedProbe):
@@ -45,53 +44,41 @@ class ProductProbe(GuardedProbe):
     name = "products"
     lost = "what the script saves is"
 
+    kind = Kind.PRODUCT
+
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._counts: dict[str, int] = {}
-        self._outermost = Outermost()
-        self._imports = ImportWatch({_SAFETENSORS: self._safetensors_imported})
+        self._imports = ImportWatch({"safetensors.torch": lambda: self._put("saved files")})
 
     def install(self) -> None:
         """Watch `torch.save`, and `safetensors.torch.save_file` once imported."""
-        if Kind.PRODUCT not in self._context.kinds:
-            return
-        saving = self._watch(torch, "save", "obj", "f")
-        self._patches.replace(torch.serialization, "save", saving)
         super().install()
-        self._imports.install()
+        if Kind.PRODUCT in self._context.kinds:
+            self._imports.install()
 
     def remove(self) -> None:
         """Put the functions back."""
         self._imports.remove()
         super().remove()
 
-    def on_tick(self) -> None:
-        """Reset the counts of saves by file name."""
-        self._counts.clear()
-
-    def _safetensors_imported(self) -> None:
-        with self._guarded:
-            self._watch(sys.modules[_SAFETENSORS], "save_file", "tensors", "filename")
-
-    def _watch(self, home: Any, name: str, held: str, place: str) -> Callable[..., Any]:
-        """Watch a saving function; `held` and `place` are its parameters for the object and the file."""
-
-        def saving(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
-            given = dict(zip((held, place), args, strict=False)) | kwargs
-            return lambda result: None if result is RAISED else self._saved(given.get(held), _named(given.get(place)))
-
-        return self._patches.watch(home, name, self._guarded, self._outermost(saving), raised=True)
+    def _saving(self, call: Call) -> Callable[[object], None]:
+        """Record what is saved once that was done; a function that saves inside another is not heard of."""
+        held, place = ("tensors", "filename") if call.name == "save_file" else ("obj", "f")
+        return lambda result: (
+            None if result is RAISED else self._saved(call.given(0, held), _named(call.given(1, place)))
+        )
 
     def _saved(self, held: object, name: str) -> None:
         """Record the tensors of a saved object, without random states; 100,000 at most."""
         if not self._recorder.wanted:
-            if len(self._context.saved_unseen) < _MOST_NAMES:
+            if len(self._context.saved_unseen) < MAX_FILE_NAMES:
                 self._context.saved_unseen[name] = None
             return
-        self._context.clock.look()
+        clock = self._context.clock
+        clock.tell(clock.on_look)
         with unobserved():
-            call = self._counts[name] = self._counts.get(name, -1) + 1
-            saved = [pair for pair in tensors_of(held) if not _is_random(*pair)][:_MOST]
+            call = self._context.count(self, name)
+            saved = [pair for pair in tensors_of(held) if not _is_random(*pair)][:MAX_SAVED_TENSORS]
             info = SiteInfo()
             sites = [
                 self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved
@@ -147,7 +134,6 @@ class ScriptCallsProbe(GuardedProbe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._counts: dict[str, int] = {}
         self._wants_eval = context.clock.evaluation.wanted
         self._phase = ""
 
@@ -160,10 +146,6 @@ class ScriptCallsProbe(GuardedProbe):
         """Unregister."""
         calls.unlisten(self)
         super().remove()
-
-    def on_tick(self) -> None:
-        """Reset the counts of values."""
-        self._counts.clear()
 
     def stepped(self) -> None:
         """End the step."""
@@ -187,7 +169,7 @@ class ScriptCallsProbe(GuardedProbe):
         with self._guarded, unobserved():
             self._context.clock.begin()
             fqn = f"{self._phase}/{name}" if self._phase else str(name)
-            call = self._counts[fqn] = self._counts.get(fqn, -1) + 1
+            call = self._context.count(self, fqn)
             leaves = [(path, leaf) for path, leaf in flatten(value) if leaf is not None]
             sites = [self._recorder.site(Site(Phase.FORWARD, Kind.VALUE, fqn, call, path)) for path, _ in leaves]
             self._recorder.emit_many(sites, [leaf for _, leaf in leaves])

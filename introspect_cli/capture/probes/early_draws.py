@@ -6,7 +6,6 @@ is kept.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,19 +19,19 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.naming.names import Names
 
-FIRST, LAST = 2000, 200
-"""Numbers of events kept from the beginning and from the end."""
+MAX_EVENTS = 2200
+"""Events that are kept, the first ones; of the others their number."""
 
 
-class TensorMark(NamedTuple):
+class TensorKey(NamedTuple):
     """Key by which a tensor's name is found later, without a reference to it."""
 
-    key: int
+    identity: int
     address: int
     shape: tuple[int, ...]
 
 
-class ModuleMark(NamedTuple):
+class ModuleKey(NamedTuple):
     """Key by which a module's name is found later, with its class."""
 
     reference: weakref.ref[nn.Module]
@@ -57,31 +56,28 @@ class Event(NamedTuple):
     by: str
     of: object
     state: int
-    subject: TensorMark | ModuleMark | None
+    subject: TensorKey | ModuleKey | None
     line: str
 
 
 class Events:
-    """The first 2000 and the last 200 events, in order."""
+    """The first 2200 events, in order."""
 
     def __init__(self) -> None:
-        self._first: list[Event] = []
-        self._last: deque[Event] = deque(maxlen=LAST)
+        self._events: list[Event] = []
         self._left_out = 0
 
     def note(self, event: Event) -> None:
         """Add an event."""
-        if len(self._first) < FIRST:
-            self._first.append(event)
-            return
-        self._left_out += len(self._last) == LAST
-        self._last.append(event)
+        if len(self._events) < MAX_EVENTS:
+            self._events.append(event)
+        else:
+            self._left_out += 1
 
     def lines(self, names: Names) -> dict[str, object]:
-        """Events as lines of words, with the number left out between. Call once the model has names."""
-        held = _Held(names)
-        first, last = ([_line(event, held) for event in kept] for kept in (self._first, self._last))
-        return {"events": first, "last": last, "left_out": self._left_out}
+        """Events as lines of words, and how many more there were. Call once the model has names."""
+        finder = _NameFinder(names)
+        return {"events": [_line(event, finder) for event in self._events], "left_out": self._left_out}
 
 
 def seed_word(seed: object) -> object:
@@ -96,18 +92,18 @@ def arguments_word(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
 
 
-def _line(event: Event, held: _Held) -> str:
+def _line(event: Event, finder: _NameFinder) -> str:
     """`seed torch.manual_seed 1337 train.py:6`, `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`.
 
     A module that drew when it was called in evaluation mode: `draw torch d46858fc895baa5f eval GPT.drop train.py:20`.
     """
     if event.what == "seed":
         return f"seed {event.by} {event.of} {event.line or '-'}"
-    name = held.of(event.subject) or "-"
+    name = finder.name_of(event.subject) or "-"
     return f"draw {event.of} {event.state:016x} {event.by or '-'} {name} {event.line or '-'}"
 
 
-def tensor_mark(value: object) -> TensorMark | None:
+def tensor_key(value: object) -> TensorKey | None:
     """Key of a plain tensor or parameter; None for anything else."""
     if type(value) not in (torch.Tensor, nn.Parameter):
         return None
@@ -117,10 +113,10 @@ def tensor_mark(value: object) -> TensorMark | None:
             address = address_of(value) if value.is_cpu else 0
         except RuntimeError:  # a wrapper that a function transform of torch's left: it has no memory
             address = 0
-        return TensorMark(id(value), address, tuple(value.shape))
+        return TensorKey(id(value), address, tuple(value.shape))
 
 
-class _Held:
+class _NameFinder:
     """Names of the parameters that modules hold now, by identity and by address, each with the shape."""
 
     def __init__(self, names: Names) -> None:
@@ -131,20 +127,20 @@ class _Held:
             module = state.reference()
             parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
             for name, parameter in parameters.items():
-                mark = tensor_mark(parameter)
-                if mark is not None:
+                key = tensor_key(parameter)
+                if key is not None:
                     fqn = f"{state.fqn}.{name}"
-                    self._by_id.setdefault((mark.key, mark.shape), fqn)
-                    if mark.address:
-                        self._by_address.setdefault((mark.address, mark.shape), fqn)
+                    self._by_id.setdefault((key.identity, key.shape), fqn)
+                    if key.address:
+                        self._by_address.setdefault((key.address, key.shape), fqn)
 
-    def of(self, subject: TensorMark | ModuleMark | None) -> str:
+    def name_of(self, subject: TensorKey | ModuleKey | None) -> str:
         """Name of a tensor ("" where no module holds it), or of a module (its class where it has none)."""
         if subject is None:
             return ""
-        if isinstance(subject, ModuleMark):
+        if isinstance(subject, ModuleKey):
             module = subject.reference()
             state = None if module is None else self._named.find(module)
             return subject.class_name if state is None else state.fqn
-        name = self._by_id.get((subject.key, subject.shape))
+        name = self._by_id.get((subject.identity, subject.shape))
         return name or self._by_address.get((subject.address, subject.shape), "")

@@ -2,8 +2,8 @@
 
 Some steps are known to be unwanted before they begin and cost next to nothing; of others it shows when they are over
 (the loss jumped), and those are summarised and then not written; of others again much later (only the last hundred
-count, or the disk is to hold two gigabytes), and those are dropped from the store. For that the rest is written anew;
-so steps are dropped in batches, and each byte is copied about once.
+count), and those are dropped from the store. For that the rest is written anew; so steps are dropped in batches, and
+each byte is copied about once.
 """
 
 from __future__ import annotations
@@ -31,17 +31,15 @@ if TYPE_CHECKING:
     from introspect_cli.store.write.rank_writer import RankWriter
     from introspect_cli.store.write.run_writer import StoreWriter
 
-_HISTORY = 100
-_FEW = 5
+HISTORY = 100
+MIN_LOSSES = 5
 """Losses that must be known before anything is said of what is usual."""
 
 _TELLING = [kind.value for kind in (Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER)]
 """Kinds in which a NaN ends a run with `--until-nan`. A gradient scaler meets NaN gradients by design."""
 
-_LEAST_DROPPED = 16
-_SHARE = 2 / 3
-"""How full a store may be before it is thinned, and the half of it that is then left: while the rest is written anew,
-old and new are there together."""
+MIN_DROPPED = 16
+"""Steps that are dropped at once, at least: the rest of the store is written anew for it."""
 
 
 class Records(NamedTuple):
@@ -94,7 +92,7 @@ class Records(NamedTuple):
             if columns[0] in self.columns
         }
         losses, usual = self.losses(), [loss for loss in before if math.isfinite(loss)]
-        if len(usual) >= _FEW:
+        if len(usual) >= MIN_LOSSES:
             values |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
         if before:
             values["previous"] = before[-1]
@@ -110,15 +108,7 @@ class Records(NamedTuple):
         return np.maximum(counts, 0).sum(axis=0) if counts else np.zeros(len(rows), np.int64)
 
 
-class Kept(NamedTuple):
-    """A step in the store: from which one on it need not be kept, bytes of its records, checksums of its tensors."""
-
-    expiry: int
-    size: int
-    tensors: frozenset[int]
-
-
-class Keeping:
+class StepPolicy:
     """Decides which steps are recorded, written and dropped.
 
     Attributes:
@@ -137,9 +127,8 @@ class Keeping:
         box: BlackBox | None = None,
         *,
         number: int = 0,
-        ranks: int = 1,
     ) -> None:
-        """Start without steps; `note` is called with what cannot be done, `number` is this rank of `ranks`."""
+        """Start without steps; `note` is called with what cannot be done, `number` is this rank's."""
         self.box = box
         self.copies: Callable[[], list[int]] = list
         self.nan_at: int | None = None
@@ -149,10 +138,11 @@ class Keeping:
         self._number, self._one_per_replica = number, options.ranks == ONE_PER_REPLICA
         is_each = options.ranks in (None, ALL_RANKS, ONE_PER_REPLICA)
         self._is_among = is_each or Schedule(str(options.ranks)).wants(number)
-        self._max_size = None if options.max_size is None else options.max_size // ranks
-        self._losses: deque[float] = deque(maxlen=_HISTORY)
-        self._kept: dict[int, Kept] = {}
-        self._mortal: dict[int, int] = {}  # steps that expire, and when
+        self._losses: deque[float] = deque(maxlen=HISTORY)
+        self._tensors: dict[int, frozenset[int]] = {}
+        """Checksums of whole tensors of each step in the store."""
+        self._expiry: dict[int, int] = {}
+        """Of each step in the store that expires, the step from which on it may be dropped."""
         self._gave_up = False
 
     @property
@@ -163,8 +153,8 @@ class Keeping:
 
     @property
     def drops(self) -> bool:
-        """Whether steps may be dropped from the store: with `--max-size` or a rule such as `last(50)`."""
-        return self._max_size is not None or self._rule.forgets
+        """Whether steps may be dropped from the store, by a rule such as `last(50)`."""
+        return self._rule.forgets
 
     @property
     def looks(self) -> bool:
@@ -194,71 +184,51 @@ class Keeping:
     def restart(self) -> None:
         """Forget all steps so far."""
         self._losses.clear()
-        self._kept.clear()
-        self._mortal.clear()
+        self._tensors.clear()
+        self._expiry.clear()
         self.nan_at, self.dropped = None, 0
         if self.box is not None:
             self.box.clear()
 
     # --- the store
 
-    def written(self, step: int, kept: Kept) -> None:
-        """Note a written step; drop expired ones in batches, and thin a store that is two thirds full."""
-        self._kept[step] = kept
-        if kept.expiry < ALWAYS:
-            self._mortal[step] = kept.expiry
+    def written(self, step: int, expiry: int, tensors: frozenset[int]) -> None:
+        """Note a written step with its whole tensors; drop the expired ones once they are 16 and half of all."""
+        self._tensors[step] = tensors
+        if expiry < ALWAYS:
+            self._expiry[step] = expiry
         expired = self._expired(step)
-        if len(expired) >= max(_LEAST_DROPPED, len(self._kept) - len(expired)):
-            self._drop(expired, "last")
-        if self._max_size is not None and self._size() > _SHARE * self._max_size:
-            self._drop(self._crowded(self._max_size), "max_size")
+        if len(expired) >= max(MIN_DROPPED, len(self._tensors) - len(expired)):
+            self._drop(expired)
 
     def finish(self, last: int) -> None:
         """Drop expired steps at the end of the run."""
-        self._drop(self._expired(last), "last")
+        self._drop(self._expired(last))
 
     def _expired(self, step: int) -> list[int]:
         """Steps whose expiry is at most `step`."""
-        return [one for one, expiry in self._mortal.items() if expiry <= step]
-
-    def _size(self) -> int:
-        """Bytes of records and whole tensors written."""
-        return self._rank.bytes_written + self._store.tensor_bytes
-
-    def _crowded(self, room: int) -> list[int]:
-        """Steps to drop until half the room is free, every second of the older ones; never the first or the last."""
-        spare = self._size() - _SHARE / 2 * room
-        rest, dropped = list(self._kept), set[int]()
-        while len(rest) > 2 and spare > 0:
-            for step in rest[1 : max(len(rest) * 3 // 4, 2) : 2]:
-                if spare > 0:
-                    dropped.add(step)
-                    spare -= self._kept[step].size
-            rest = [step for step in rest if step not in dropped]
-        if len(rest) <= 2 and spare > 0 and self._size() - sum(self._kept[step].size for step in dropped) > room:
-            self._note("two steps and the names take more than --max-size: the run grows beyond it")
-        return sorted(dropped)
+        return [one for one, expiry in self._expiry.items() if expiry <= step]
 
     def _tensors_of(self, steps: set[int]) -> set[int]:
-        """Checksums of whole tensors stored for some steps."""
-        held = {} if self.box is None else self.box.stored
-        return {one for step in steps for one in self._kept[step].tensors | held.get(step, frozenset())}
+        """Checksums of whole tensors stored for some steps, by `--save-tensors` or the black box."""
+        boxed = {} if self.box is None else self.box.stored
+        return {one for step in steps for one in self._tensors[step] | boxed.get(step, frozenset())}
 
-    def _drop(self, steps: list[int], why: str) -> None:
-        """Drop steps, never the last one, and tensors that no kept step has."""
-        gone = set(steps) - {next(reversed(self._kept), None)}
+    def _drop(self, steps: list[int]) -> None:
+        """Drop steps, never the last one, and tensors that no step that stays has."""
+        gone = set(steps) - {next(reversed(self._tensors), None)}
         if not gone or self._gave_up:
             return
         try:
-            self._rank.thin(sorted(gone), why)
+            self._rank.thin(sorted(gone), "last")
         except StoreError as error:
             self._gave_up = True
             self._note(f"{error}; no step is dropped from here on")
             return
         lost = self._tensors_of(gone)
         if lost:
-            self._store.drop_tensors(lost - self._tensors_of(self._kept.keys() - gone))
+            self._store.drop_tensors(lost - self._tensors_of(self._tensors.keys() - gone))
         self.dropped += len(gone)
         for step in gone:  # last: an exception before leaves them to the next time
-            del self._kept[step]
-            self._mortal.pop(step, None)
+            del self._tensors[step]
+            self._expiry.pop(step, None)

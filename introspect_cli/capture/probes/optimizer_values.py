@@ -36,7 +36,7 @@ _OTHER = object()
 _STATES = (dict, defaultdict)
 
 
-class Held:
+class ParameterSites:
     """Names of an optimizer's parameters, and sites of their gradients and state."""
 
     def __init__(self, names: list[ParameterName], replaced: int = 0) -> None:
@@ -95,14 +95,14 @@ class Stepping:
         parameters: what it was given, group after group.
         turn: which of its groups these are.
         key: what is known of them is kept by it: the optimizer, or one of the tensors that it steps in turn.
-        held: what is known of them; None before they were looked at.
+        known: what is known of them; None before they were looked at.
     """
 
     optimizer: Optimizer
     parameters: list[torch.Tensor]
     turn: Turn
     key: Any
-    held: Held | None
+    known: ParameterSites | None
 
 
 class Plan:
@@ -121,7 +121,7 @@ class Plan:
         if type(state) not in _STATES or not self._are_all:
             return False
         known = parameters, state, self._lengths, self._keys, torch.Tensor
-        return recorder.collected(KERNELS.record_state, self.sites, *known)
+        return recorder.record_compiled(KERNELS.record_state, self.sites, *known)
 
 
 class OptimizerRecords:
@@ -133,12 +133,12 @@ class OptimizerRecords:
 
     def gradients(self, stepping: Stepping, call: int = 0) -> None:
         """Record `.grad` of the parameters that have one."""
-        context, held = self._context, stepping.held
+        context, held = self._context, stepping.known
         if held is None or Kind.GRAD not in context.kinds:
             return
         sites, parameters = held.gradient_sites(context, call), stepping.parameters
         at_once = held.all_watched and not context.parts.active
-        if at_once and self._recorder.collected(KERNELS.record_gradients, sites, parameters):
+        if at_once and self._recorder.record_compiled(KERNELS.record_gradients, sites, parameters):
             return
         sites, parameters, gradients = _with_gradients(sites, parameters)
         placed = context.parts.each(
@@ -148,7 +148,7 @@ class OptimizerRecords:
 
     def state(self, stepping: Stepping, phase: Phase) -> None:
         """Record the state of each parameter, by the plan of the last step if it still holds."""
-        if (held := stepping.held) is None:
+        if (held := stepping.known) is None:
             return
         plan, is_placed = held.plans.get(phase), self._context.parts.active
         if plan is not None and not is_placed and held.all_watched and plan.is_recorded(self._recorder, stepping):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from introspect_cli.capture.probes.held import parameters_of
+from introspect_cli.capture.probes.optimizer_values import parameters_of
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from introspect_cli.tensors.summarizer import Summarizer
 
 
-class Written:
+class Fingerprints:
     """Fingerprints of tensors when they were recorded, by `id`."""
 
     def __init__(self, summarizer: Summarizer) -> None:
         """Start empty; the summarizer makes the fingerprints."""
         self._summarizer = summarizer
-        self._marks: dict[int, Hashable] = {}
+        self._by_identity: dict[int, Hashable] = {}
         # Of those recorded last, who are asked for next as a rule.
         self._last: tuple[list[int], list[Hashable]] = ([], [])
 
@@ -33,7 +33,7 @@ class Written:
             return
         identities = list(map(id, tensors))
         if identities != self._last[0]:
-            self._put_with_the_others()
+            self._keep_last()
         self._last = identities, self._summarizer.marks(tensors)
 
     def since(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -41,21 +41,21 @@ class Written:
         identities, now = list(map(id, tensors)), self._summarizer.marks(tensors)
         if self._last == (identities, now):
             return []
-        self._put_with_the_others()
-        before = list(map(self._marks.get, identities))
+        self._keep_last()
+        before = list(map(self._by_identity.get, identities))
         return [tensor for tensor, one, other in zip(tensors, before, now, strict=True) if one != other]
 
-    def _put_with_the_others(self) -> None:
+    def _keep_last(self) -> None:
         """Move the fingerprints of the last batch into the dictionary."""
         for identity, mark in zip(*self._last, strict=True):
             if mark is None:
-                self._marks.pop(identity, None)
+                self._by_identity.pop(identity, None)
             else:
-                self._marks[identity] = mark
+                self._by_identity[identity] = mark
         self._last = [], []
 
 
-class Loose:
+class UnheldParameters:
     """Parameters that an optimizer holds and no module."""
 
     def __init__(self, context: Context) -> None:
@@ -70,6 +70,6 @@ class Loose:
             return []
         if self._as_of != names.changes:
             held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
-            alone = [tensor for tensor in held if (name := names.of(tensor)) is not None and name.makeshift]
+            alone = [tensor for tensor in held if (name := names.name_of(tensor)) is not None and name.makeshift]
             self._as_of, self._references = names.changes, list(map(weakref.ref, alone))
         return [tensor for reference in self._references if (tensor := reference()) is not None]

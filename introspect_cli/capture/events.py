@@ -1,0 +1,301 @@
+"""Everything of python's and torch's that a capture watches, replaces or hooks: one table, and what puts it in place.
+
+Where torch offers a hook, it is used. Where it does not, or where the hook changes what runs (global module hooks
+switch torch.compile to another path and print a warning), a function is replaced on its class or module for as long as
+the capture lasts. The dispatcher calls the method of the probe inside the probe's guard, with the arguments unchanged,
+and calls nothing of it once the probe is switched off.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from enum import Enum
+from operator import attrgetter
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from introspect_cli.capture.guard import uncounted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from torch.utils.hooks import RemovableHandle
+
+    from introspect_cli.capture.guard import Guarded
+
+    Handler = Callable[["Call"], Callable[[Any], None] | None]
+
+
+class Treatment(Enum):
+    """What is done to an attribute."""
+
+    WATCH = "it is called between two guarded sections: the method is given the call, what that returns the result"
+    REPLACE = "it is replaced by what the method makes of it"
+    HOOK = "it registers hooks; the method is one, guarded"
+
+
+class Event(NamedTuple):
+    """One row of the table: attributes of one class or module, and the method that hears of their calls.
+
+    Attributes:
+        section: which rows are put in place together: the name of a probe, or of a part of one.
+        home: the module, and after a colon the class; a row whose home is not there is passed over.
+        names: the attributes.
+        method: of the probe, by a dotted path.
+        why: what is lost without it.
+        treatment: what is done.
+        compilers: whether a compiler that traces the call is to see the original alone.
+        group: rows of one group hear only of calls that are not made inside another of the group; "" for none.
+        raised: whether what the method returned is given `RAISED` where the original raised.
+    """
+
+    section: str
+    home: str
+    names: tuple[str, ...]
+    method: str
+    why: str
+    treatment: Treatment = Treatment.WATCH
+    compilers: bool = False
+    group: str = ""
+    raised: bool = False
+
+
+class Call(NamedTuple):
+    """A call of a watched function.
+
+    Attributes:
+        function: its module and name, such as `torch.autograd.backward`.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        frame: the caller's.
+    """
+
+    function: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    frame: FrameType
+
+    @property
+    def name(self) -> str:
+        """The function without its module."""
+        return self.function.rpartition(".")[2]
+
+    @property
+    def first(self) -> Any:
+        """First argument, positional or keyword; None without any."""
+        return next(iter((*self.args, *self.kwargs.values())), None)
+
+    def given(self, position: int, name: str) -> Any:
+        """The argument at a position or of a name; None where it is not given."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name)
+
+
+RAISED = object()
+"""Result of a function that raised."""
+DRAWS = "draws"
+"""Group of the functions that seed generators and draw from them."""
+_MISSING = object()
+_INITIALISERS = (
+    "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
+    "orthogonal_", "sparse_",
+)  # fmt: skip
+_DRAWING = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
+"""Methods of tensors that draw."""
+
+EVENTS = (
+    Event("interpreter", "traceback", ("walk_tb", "_walk_tb_with_full_positions"), "walker_of_tracebacks", "the script "
+          "sees our frames in what it prints", Treatment.REPLACE),
+    Event("interpreter", "traceback", ("walk_stack",), "walker_of_stacks", "as above", Treatment.REPLACE),
+    Event("interpreter", "signal", ("signal",), "setter", "a handler raises in a capture's code", Treatment.REPLACE),
+    Event("interpreter", "signal", ("getsignal",), "getter", "the script sees our handlers", Treatment.REPLACE),
+    Event("files", "builtins", ("open",), "opener", "files that the script reads", Treatment.REPLACE),
+    Event("files", "io", ("open",), "opener", "as above", Treatment.REPLACE),
+    Event("pyarrow", "pyarrow", ("memory_map",), "library_read", "files that libraries open in C"),
+    Event("pyarrow.parquet", "pyarrow.parquet:ParquetFile", ("__init__",), "library_read", "as above"),
+    Event("pyarrow.parquet", "pyarrow.parquet:ParquetDataset", ("__init__",), "library_read", "as above"),
+    Event("h5py", "h5py:File", ("__init__",), "library_read", "as above"),
+    Event("safetensors", "safetensors", ("safe_open",), "stand_in_for", "as above", Treatment.REPLACE),
+    Event("children", "multiprocessing.process:BaseProcess", ("start",), "_starting", "that children train unseen"),
+    Event("spawned", "torch.multiprocessing.spawn", ("start_processes",), "_spawning_all", "ranks are one run",
+          raised=True),
+    Event("spawned", "torch.multiprocessing", ("start_processes",), "_spawning_all", "as above", raised=True),
+    Event("beginning", "torch", ("load",), "_reading", "that a run goes on from a checkpoint"),
+    Event("early draws", "torch.nn.init", _INITIALISERS, "_filling", "which parameter is initialised otherwise",
+          group=DRAWS, raised=True),
+    Event("early draws", "torch.nn.modules.module", ("register_module_parameter_registration_hook",), "_registered",
+          "at which line something else has drawn", Treatment.HOOK),
+    Event("early draws", "random:Random", ("seed",), "_made", "seeds of the script's own generators", group=DRAWS),
+    Event("early draws", "numpy.random", ("default_rng",), "_made", "as above", group=DRAWS),
+    Event("early methods", "torch:Tensor", _DRAWING, "_filling", "as of initialisers", group=DRAWS, raised=True),
+    *(
+        Event("seedings", home, names, "_setting", "that a state was set, not drawn from", group=DRAWS, raised=True)
+        for home, names in (
+            ("torch", ("manual_seed", "set_rng_state")),
+            ("torch.random", ("manual_seed", "set_rng_state")),
+            ("torch.cuda", ("manual_seed", "manual_seed_all", "set_rng_state")),
+            ("random", ("seed", "setstate")),
+            ("numpy.random", ("seed", "set_state")),
+        )
+    ),
+    Event("state", "torch.nn.utils.stateless", ("_functional_call",), "_swapping", "with which parameters a model runs",
+          compilers=True, raised=True),
+    Event("built", "torch.utils.data:DataLoader", ("__init__",), "_making", "where loaders are made"),
+    Event("built", "torch.optim.lr_scheduler:LRScheduler", ("__init__",), "_making", "settings of schedulers"),
+    Event("built", "torch.optim.lr_scheduler:ReduceLROnPlateau", ("__init__",), "_making", "as above"),
+    Event("built", "torch.optim.lr_scheduler:SequentialLR", ("__init__",), "_making", "as above"),
+    Event("built", "torch.optim.lr_scheduler:ChainedScheduler", ("__init__",), "_making", "as above"),
+    Event("built", "torch.amp:GradScaler", ("__init__",), "_making", "settings of scalers"),
+    Event("built", "torch:autocast", ("__enter__",), "_entering", "in which dtypes autocast computes"),
+    Event("data", "torch.utils.data:DataLoader", ("__iter__",), "_begun", "which loader a batch is of"),
+    Event("batches", "torch.utils.data.dataloader:_BaseDataLoaderIter", ("__next__",), "_asked", "batches"),
+    Event("loss", "torch.autograd", ("backward", "grad"), "_starting", "losses, and that something is trained",
+          compilers=True),
+    Event("products", "torch", ("save",), "_saving", "what the script saves", group="saves", raised=True),
+    Event("products", "torch.serialization", ("save",), "_saving", "as above", group="saves", raised=True),
+    Event("saved files", "safetensors.torch", ("save_file",), "_saving", "as above", group="saves", raised=True),
+    Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_pre_hook",), "_before", "gradients, and the "
+          "ends of steps", Treatment.HOOK, compilers=True),
+    Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_after", "as above",
+          Treatment.HOOK, compilers=True),
+    Event("optimizers", "torch.optim.optimizer:Optimizer", ("__init__",), "_built", "that steps end with optimizers'"),
+    Event("optimizers", "torch.amp:GradScaler", ("step",), "_scaling", "steps that are skipped for infinities"),
+    Event("modules", "torch.nn:Module", ("__call__",), "stand_in_for_call", "inputs and outputs of modules",
+          Treatment.REPLACE),
+    Event("modules", "torch.nn:Module", ("__init_subclass__",), "_own_calls.subclassing", "modules that are called "
+          "past `nn.Module.__call__`", Treatment.REPLACE),
+    Event("modules", "torch.nn.modules.module", ("register_module_module_registration_hook",), "_names.registered",
+          "names by path", Treatment.HOOK),
+    Event("modules", "torch.nn.modules.module", ("register_module_parameter_registration_hook",),
+          "_names.parameter_registered", "names of parameters whose model was not called", Treatment.HOOK),
+    Event("collectives", "torch.distributed.distributed_c10d:Work", ("wait",), "_waiting", "results of collectives"),
+)  # fmt: skip
+"""What is watched from when to when, and why. Kernels of collectives, taps and the compiler's backends are put in place
+by their probes: they are as many as torch has operators and the script has compiled modules."""
+
+
+class Patches:
+    """Attributes that are replaced and hooks that are registered, to be taken out again."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str, object, object]] = []
+        self._hooks: list[RemovableHandle] = []
+
+    def put(self, section: str, probe: Any, guarded: Guarded) -> None:
+        """Put a section of the table in place; an attribute that is not there is passed over.
+
+        Args:
+            section: which rows.
+            probe: has the methods.
+            guarded: around them; where it is off, the original is called and that is all.
+        """
+        for event in EVENTS:
+            if event.section == section and (owner := _owner(event.home)) is not None:
+                for name in event.names:
+                    if name in vars(owner) if name == "__init__" else hasattr(owner, name):
+                        self._put(event, owner, name, attrgetter(event.method)(probe), guarded)
+
+    def _put(self, event: Event, owner: Any, name: str, method: Callable[..., Any], guarded: Guarded) -> None:
+        """Put one attribute of a row in place."""
+        original = getattr(owner, name)
+        if event.treatment is Treatment.REPLACE:
+            self.replace(owner, name, method(original))
+        elif event.treatment is Treatment.HOOK:
+            self.hold(original(_hook(method, guarded, compilers=event.compilers)))
+        else:
+            self.watch(owner, name, guarded, method, event)
+
+    def replace(self, owner: Any, name: str, replacement: object) -> None:
+        """Put a replacement in place of an attribute; warnings do not count its frames."""
+        if isinstance(replacement, FunctionType):
+            uncounted(replacement)
+        self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
+        setattr(owner, name, replacement)
+
+    def hold(self, *hooks: RemovableHandle) -> None:
+        """Keep handles of torch hooks; `remove` removes them."""
+        self._hooks += hooks
+
+    def watch(self, owner: Any, name: str, guarded: Guarded, handler: Handler, event: Event) -> None:
+        """Replace a function by one that calls it between two guarded sections, with unchanged arguments.
+
+        Args:
+            owner: the class or module that has it.
+            name: the attribute.
+            guarded: of the probe.
+            handler: is given the call; what it returns, if anything, is given the result.
+            event: of which `compilers`, `group` and `raised` are asked.
+        """
+        original = getattr(owner, name)
+        home, group, inside = event.home.replace(":", "."), event.group, guarded.inside
+        is_traced = sys.modules["torch"].compiler.is_compiling if event.compilers else _never
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            """Call the original between the handler and what that returned."""
+            leaving: Callable[[Any], None] | None = None
+            if not is_traced() and guarded.on and group not in inside:
+                with guarded:
+                    leaving = handler(Call(f"{home}.{name}", args, kwargs, sys._getframe(1)))  # noqa: SLF001 - as python documents it
+            if leaving is None:
+                return original(*args, **kwargs)
+            if group:
+                inside.add(group)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                inside.discard(group)
+                if event.raised and guarded.on:
+                    with guarded:
+                        leaving(RAISED)
+                raise
+            inside.discard(group)
+            if guarded.on:
+                with guarded:
+                    leaving(result)
+            return result
+
+        self.replace(owner, name, watched)
+
+    def remove(self) -> None:
+        """Restore the attributes, the last replaced first, and remove the hooks.
+
+        If the script has replaced an attribute since, its replacement stays: it may call ours, and ours passes
+        everything through once its probe is off.
+        """
+        while self._hooks:
+            self._hooks.pop().remove()
+        while self._replaced:
+            owner, name, replacement, original = self._replaced.pop()
+            if vars(owner).get(name) is not replacement:
+                continue
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+def _owner(home: str) -> Any:
+    """The class or module of a row; None where its module was not imported, or has no such class."""
+    module, _, kind = home.partition(":")
+    owner = sys.modules.get(module)
+    return getattr(owner, kind, None) if kind else owner
+
+
+def _never() -> bool:
+    return False
+
+
+def _hook(method: Callable[..., Any], guarded: Guarded, *, compilers: bool) -> Callable[..., Any]:
+    """A hook that calls a method inside the guard; nothing once the probe is off, or where a compiler traces it."""
+    is_traced = sys.modules["torch"].compiler.is_compiling if compilers else _never
+
+    def hooked(*given: Any) -> Any:
+        """Call the method, unless a compiler traces this or the probe is off."""
+        if not is_traced() and guarded.on:
+            with guarded:
+                return method(*given)
+        return None
+
+    return hooked
