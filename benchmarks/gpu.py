@@ -186,19 +186,19 @@ def correctness(place: Place) -> Iterator[Row]:
     for name, x in samples(place):
         memory_of_x = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
         moved = memory_of_x.to(place.device).as_strided(x.shape, x.stride(), x.storage_offset())
-        prepared = engine.prepare(moved)
-        assert prepared is not None, name
+        got = r.empty(2)
         for slot in range(2):
-            engine.one(slot, prepared, moved.data_ptr())
-        got = rows.hand_over().rows()
+            assert engine.add(slot, moved), name
+        rows.hand_over().fill(got)
         expected = expected_row(x)[0]
         total += 1
         problem = far(got[0], expected) or ("" if got[0].tobytes() == got[1].tobytes() else "twice, it differs")
         if problem:
             wrong.append(f"{name}: {problem}")
-        there.append(Item(prepared, moved.data_ptr()))
-        wanted.append((moved, got[0].copy()))
-    engine.many([(slot, [item]) for slot, item in enumerate(there)])
+        if moved.is_contiguous() and (prepared := engine.prepare(moved)) is not None:
+            there.append(Item(prepared, moved.data_ptr()))
+            wanted.append((moved, got[0].copy()))
+    engine.launch_tables([(slot, [item]) for slot, item in enumerate(there)])
     got = rows.hand_over().rows()
     others = sum(row.tobytes() != alone.tobytes() for row, (_, alone) in zip(got, wanted, strict=True))
     yield Row(
@@ -215,7 +215,7 @@ def correctness(place: Place) -> Iterator[Row]:
         large[-1] = 2
         prepared = engine.prepare(large)
         assert prepared is not None
-        engine.one(0, prepared, large.data_ptr())
+        engine.launch_one(0, prepared, large.data_ptr())
         row = rows.hand_over().rows()[0]
         right = int(row[r.FINITE]) == large.numel() and row.view(np.float64)[r.MAX] == 2.0
         yield Row("elements of the largest tensor", large.numel(), "", "all", _ok(right))
@@ -252,7 +252,7 @@ def kernels(place: Place) -> Iterator[Row]:
     together = [(slot, [Item(full.prepare(x), x.data_ptr())]) for slot, x in enumerate(many)]  # type: ignore[arg-type]
 
     def table() -> None:
-        full.many(together)
+        full.launch_tables(together)
         full_rows.hand_over().rows()
 
     yield Row(f"{len(many)} tensors of 3,072 elements in one launch", place.seconds(table) * 1e6, "us")
@@ -265,7 +265,7 @@ def _again(engine: DeviceEngine, rows: DeviceRows, x: torch.Tensor) -> Callable[
 
     def call() -> None:
         rows.slots.clear()
-        engine.one(0, prepared, x.data_ptr())
+        engine.launch_one(0, prepared, x.data_ptr())
 
     return call
 
@@ -287,12 +287,12 @@ def host(place: Place) -> Iterator[Row]:
             for slot in range(goes):
                 prepared = engine.prepare(x)
                 assert prepared is not None
-                engine.one(slot, prepared, x.data_ptr())
+                engine.launch_one(slot, prepared, x.data_ptr())
             best = min(best, (time.perf_counter() - start) / goes)
             place.wait()
             kept.slots.clear()
             start = time.perf_counter()
-            engine.many([(slot, [Item(engine.prepare(y), y.data_ptr())]) for slot, y in enumerate(many)])  # type: ignore[arg-type]
+            engine.launch_tables([(slot, [Item(engine.prepare(y), y.data_ptr())]) for slot, y in enumerate(many)])  # type: ignore[arg-type]
             together = min(together, (time.perf_counter() - start) / len(many))
             place.wait()
         yield bounded(f"a launch, {name}", best * 1e6, "us", most=10.0)

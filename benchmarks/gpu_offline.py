@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compile as compiled_by_triton
 
-from introspect_cli.tensors.gpu.launch import Transposing, Variant, options, plan, source
+from introspect_cli.tensors.gpu.launch import ELEMENTS, Transposing, Variant, options, source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,12 +30,9 @@ TARGETS = {
 }
 
 
-def variant(dtype: str, *, strided: int = 0, aligned: bool = True, **wanted: bool) -> Variant:
+def variant(dtype: str, *, aligned: bool = True, **wanted: bool) -> Variant:
     """The kernel for a type; all three unless something else is wanted."""
-    shape, strides = ((1 << 20,), (1,)) if not strided else ((32,) * strided, tuple(2 * 64**n for n in range(strided)))
-    made = plan(dtype, shape, strides)
-    assert made is not None
-    return made.variant(0 if aligned else 1, 0, **{"stats": True, "sketch": True, **wanted})
+    return ELEMENTS[dtype].variant(aligned=aligned, **wanted)
 
 
 VARIANTS: dict[str, Variant | Transposing] = {
@@ -50,14 +47,8 @@ VARIANTS: dict[str, Variant | Transposing] = {
     "all three, bool": variant("bool"),
     "all three, int64": variant("int64"),
     "all three, float64": variant("float64"),
-    "all three, complex64": variant("complex64"),
-    "all three, complex128": variant("complex128"),
     "a table of float32": variant("float32", many=True),
     "a table of bfloat16": variant("bfloat16", many=True),
-    "float32, transposed": variant("float32", strided=2, aligned=False),
-    "float32, four strides": variant("float32", strided=4, aligned=False),
-    "float32, six strides": variant("float32", strided=6, aligned=False),
-    "bfloat16, four strides": variant("bfloat16", strided=4, aligned=False),
     "matrices of bfloat16": Transposing(2, aligned=True),
     "matrices of bfloat16, unaligned": Transposing(2, aligned=False),
 }

@@ -124,7 +124,7 @@ class Probes:
             AttributeProbe(self.context, modules, self.rank, options.redact),
             *([self.perturbed] if self.perturbed is not None else []),
         ]
-        taps = TapProbe(self.context, modules, gradients)
+        taps = TapProbe(self.context, modules)
         self._probes.append(taps)
         self.complete_steps = 0
         """Number of steps that ended with an optimizer step; known after `finish`."""

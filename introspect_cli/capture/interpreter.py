@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.events import Patches
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import stands_in
-from introspect_cli.script.ending import PACKAGE, Later
+from introspect_cli.script.ending import PACKAGE, DeferredHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -169,7 +169,7 @@ def _raises(handler: Any) -> bool:
 
 def _given_back(handler: Any) -> Any:
     """The script's own handler inside a wrapper; None for a handler that is not wrapped."""
-    if isinstance(handler, Later):  # it waits while we finish
+    if isinstance(handler, DeferredHandler):  # it waits while we finish
         handler.handler = _handler_of(handler.handler)
     return handler.handler if isinstance(handler, _Waiting) else None
 

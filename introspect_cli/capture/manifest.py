@@ -245,7 +245,7 @@ class Documents:
         target = self._target
         if self._options.source and target is not None and target.script in COMPILED:
             with self._guard.around("settings sources", "the text of the script is"):
-                self._sources.add(sources.named(target.script, "__main__"), COMPILED[target.script])
+                self._sources.add(sources.source_name(target.script, "__main__"), COMPILED[target.script])
 
     def notes(self) -> list[str]:
         """Sentences on source files that are not recorded, or not as they ran."""

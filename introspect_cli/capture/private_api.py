@@ -82,14 +82,6 @@ MODULE_WRAPPED_CALL = "_compiled_call_impl"
 COMPILERS_GRAPH: Any = _there("torch.fx._lazy_graph_module", "_LazyGraphModule")
 """Class of graph modules that compiler backends make. Without it, such backends show an extra `GraphModule`."""
 
-COMPILERS: tuple[Any, ...] = tuple(
-    kind
-    for kind in (getattr(torch, name, None) for name in ("_TorchCompileInductorWrapper", "_TorchCompileWrapper"))
-    if kind is not None
-)
-"""What calls a backend with a graph, for `torch.compile` of each backend. Without it, taps do not see the gradients of
-inputs inside a region."""
-
 DYNAMO_GRAPH_MARK = "compile_subgraph_reason"
 """Attribute of graph modules that Dynamo runs. Without it, eager backends show an extra `GraphModule`."""
 

@@ -250,7 +250,7 @@ class ReadFiles:
         name = os.path.basename(real)  # noqa: PTH119 - as above
         stem, ending = os.path.splitext(name)  # noqa: PTH122 - as above
         secret = ending.lower() in _SECRET or name.lower() in _SECRET or redact.is_secret_name(stem, self._patterns)
-        return not secret and ending not in {".pyc", ".so"} and not sources.generated(real)
+        return not secret and ending not in {".pyc", ".so"} and not sources.is_generated(real)
 
     def _describe(self, name: str, descriptor: int, size: int, ending: str) -> dict[str, Any]:
         """Size and digest of a file; keeps the text of small configuration files.

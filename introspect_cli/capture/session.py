@@ -24,7 +24,7 @@ from introspect_cli.capture.start import Start, numpy_state, prepare_torch, pyth
 from introspect_cli.capture.terminal import Terminal, nothing, summary
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
-from introspect_cli.script.ending import Ending, Held, leave
+from introspect_cli.script.ending import Ending, HeldHandlers, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
 from introspect_cli.store.write.run_writer import StoreWriter
@@ -232,7 +232,7 @@ class Session:
         """Remove the probes, write what remains, and close the store; once."""
         if self._closed:
             return
-        held = Held()
+        held = HeldHandlers()
         held.hold()
         try:
             self._finish(ending)

@@ -4,7 +4,7 @@ That is `sys.excepthook`, the messages of `SystemExit`, and the tracebacks, whic
 
 When the script's last line has run, its records are put in order and the store is closed. An interrupt or a timeout
 that comes just then would stop that half way, in code that the script does not know of. So handlers that may raise wait
-until it is done, and then run (`Held`); one that comes again while it waits is meant, and runs at once.
+until it is done, and then run (`HeldHandlers`); one that comes again while it waits is meant, and runs at once.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _status(error: SystemExit) -> tuple[int, Any]:
 def report(error: BaseException, ending: Ending) -> int | None:
     """Print an uncaught exception as the interpreter does; returns the exit code."""
     if isinstance(error, SystemExit):
-        return _exit(error)
+        return _report_exit(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -169,7 +169,7 @@ def report(error: BaseException, ending: Ending) -> int | None:
         sys.audit("sys.excepthook", hook, type(error), error, error.__traceback__)
         hook(type(error), error, error.__traceback__)
     except SystemExit as leaving:
-        return _exit(leaving)
+        return _report_exit(leaving)
     except BaseException as mistake:  # told below, as python does
         failure = mistake
     if failure is not None:
@@ -181,7 +181,7 @@ def report(error: BaseException, ending: Ending) -> int | None:
     return ending.exit_code
 
 
-def _exit(error: SystemExit) -> int:
+def _report_exit(error: SystemExit) -> int:
     """Print a `SystemExit`'s message; returns its exit code."""
     code, message = _status(error)
     if message is not None:
@@ -228,10 +228,10 @@ def strip_thread_tracebacks() -> None:
 _SET, _GET = signal.signal, signal.getsignal  # a capture replaces them while the script runs
 
 
-class Later:
+class DeferredHandler:
     """Deferring stand-in for a signal handler, which is `handler`."""
 
-    def __init__(self, handler: Any, waiting: list[Later]) -> None:
+    def __init__(self, handler: Any, waiting: list[DeferredHandler]) -> None:
         self.handler = handler
         self.number = 0
         self._waiting = waiting
@@ -245,22 +245,22 @@ class Later:
         return None
 
 
-class Held:
+class HeldHandlers:
     """Defers signal handlers between `hold` and `release`, in the main thread only."""
 
     def __init__(self) -> None:
         """Nothing waits before `hold`."""
-        self._later: dict[int, Later] = {}
-        self._waiting: list[Later] = []
+        self._later: dict[int, DeferredHandler] = {}
+        self._waiting: list[DeferredHandler] = []
 
     def hold(self) -> None:
         """Replace handlers written in python; after an exception, a second call continues."""
         if threading.current_thread() is not threading.main_thread():
             return  # python lets no other thread set handlers
-        for number in _in_turn():
+        for number in _signals_in_order():
             handler = _GET(number)
-            if callable(handler) and not isinstance(handler, (signal.Handlers, Later)):
-                self._later[number] = Later(handler, self._waiting)
+            if callable(handler) and not isinstance(handler, (signal.Handlers, DeferredHandler)):
+                self._later[number] = DeferredHandler(handler, self._waiting)
                 _SET(number, self._later[number])
 
     def release(self) -> None:
@@ -269,7 +269,7 @@ class Held:
         Raises:
             BaseException: what the first of them raises.
         """
-        for number in reversed(_in_turn() if self._later else []):
+        for number in reversed(_signals_in_order() if self._later else []):
             later = self._later.pop(number, None)
             if later is not None and _GET(number) is later:
                 _SET(number, later.handler)
@@ -284,6 +284,6 @@ class Held:
             raise first
 
 
-def _in_turn() -> list[int]:
+def _signals_in_order() -> list[int]:
     """All signals, SIGINT first, then by number."""
     return sorted(signal.valid_signals(), key=lambda number: (number != signal.SIGINT, number))

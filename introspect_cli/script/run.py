@@ -8,15 +8,13 @@ own `runpy` runs modules, directories and zip files, and what the interpreter do
 frames.
 
 What remains visible: the frames below the script's first one, to those who walk the stack past it
-(`inspect.stack()`, a warning whose `stacklevel` points beyond the script). Python counts them, too: a script would run
-out of levels sooner than alone. So the recursion limit is raised by what our frames take, and the script is told, and
-sets, the limit without it.
+(`inspect.stack()`, a warning whose `stacklevel` points beyond the script). Python counts them, too: so the recursion
+limit is raised by what our frames take, which a script that asks for the limit is told.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from dataclasses import replace
@@ -24,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.script.ending import (
     Ending,
-    Held,
+    HeldHandlers,
     ending_of,
     leave,
     report,
@@ -62,34 +60,37 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     module = "__main__" if contained else target.module
     prepare(target, contained=contained)
     strip_thread_tracebacks()
-    room, put_back_limit = _make_room(module is None)
+    _raise_limit(executed=module is None)
+    limit = sys.getrecursionlimit()
     raised: BaseException | None = None
-    held: Held | None = None
+    held: HeldHandlers | None = None
     try:
         if module is not None:
             import runpy
 
-            _guard(started)
+            _call_guarded(started)
             # python's own way into `-m`, so that its frames in a traceback are the same
             runpy._run_module_as_main(module, not contained)  # type: ignore[attr-defined]  # noqa: SLF001 - see above
         else:
             code = load(str(target.script), main)
-            _guard(started)
+            _call_guarded(started)
             exec(code, vars(main))  # noqa: S102 - running the script is what we are for
     except BaseException as error:  # whatever ends a script ends it
         raised = error
     while held is None:
         try:
-            held = _hold()
+            held = _hold_handlers()
         except BaseException as error:  # noqa: PERF203 - a signal's handler may raise after the script's last line
             raised = raised or error
-    room()
+    asked = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(asked, limit))  # room for introspect's own work, however low the script has set it
     if module is None:
         _flush()
     ending = ending_of(raised)
     if os.getpid() == process:
-        _guard(ended, ending)
-    put_back_limit()
+        _call_guarded(ended, ending)
+    with contextlib.suppress(RecursionError):
+        sys.setrecursionlimit(asked)
     try:
         held.release()
     except (KeyboardInterrupt, SystemExit) as error:  # somebody wants an end while we finish
@@ -108,9 +109,9 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     return ending
 
 
-def _hold() -> Held:
-    """Held signal handlers; released again if holding them fails."""
-    held = Held()
+def _hold_handlers() -> HeldHandlers:
+    """HeldHandlers signal handlers; released again if holding them fails."""
+    held = HeldHandlers()
     try:
         held.hold()
     except BaseException:
@@ -119,7 +120,7 @@ def _hold() -> Held:
     return held
 
 
-def _guard(callback: Callable[..., None], *args: Any) -> None:
+def _call_guarded(callback: Callable[..., None], *args: Any) -> None:
     """Call a callback; print an exception instead of raising it."""
     try:
         callback(*args)
@@ -135,66 +136,15 @@ def _flush() -> None:
             stream.flush()
 
 
-def _make_room(executed: bool) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Raise the recursion limit by the levels that introspect's frames take, unseen by the script.
+def _raise_limit(*, executed: bool) -> None:
+    """Raise the recursion limit by the levels that introspect's frames take.
 
-    How much that is differs from one version of python to the next, so it is found out by going down.
+    How many these are differs from one version of python to the next, so it is found out by going down.
 
     Args:
         executed: whether the script will be run by `exec`, which took a level before python 3.12.
-
-    Returns:
-        what gives our own work room, however low the script has set the limit; and what puts that limit back.
     """
-    tell, change = sys.getrecursionlimit, sys.setrecursionlimit
-    limit = tell()
-    # two levels are for measuring
-    taken = limit - _levels_left() - 2 + (executed and sys.version_info < (3, 12))
-    change(limit + taken)
-
-    @functools.wraps(tell)
-    def getrecursionlimit() -> int:
-        return tell() - taken
-
-    @functools.wraps(change)
-    def setrecursionlimit(limit: Any, /) -> None:
-        try:
-            change(limit + taken if isinstance(limit, int) and limit > 0 else limit)
-        except RecursionError as error:
-            words = str(error)
-            for number in (limit + taken, _last_number(words)):
-                words = words.replace(str(number), str(number - taken))
-            raise RecursionError(words) from None
-
-    sys.getrecursionlimit, sys.setrecursionlimit = getrecursionlimit, setrecursionlimit
-
-    asked = limit
-
-    def room() -> None:
-        nonlocal asked
-        asked = tell() - taken
-        change(max(tell(), limit + taken))
-
-    def put_back() -> None:
-        with contextlib.suppress(RecursionError):
-            change(asked)
-        if sys.getrecursionlimit is getrecursionlimit:
-            sys.getrecursionlimit = tell
-        if sys.setrecursionlimit is setrecursionlimit:
-            sys.setrecursionlimit = change
-
-    return room, put_back
-
-
-def _last_number(words: str) -> int:
-    """The depth in "cannot set the recursion limit to 5 at the recursion depth 12: the limit is too low"; 0 without."""
-    numbers = [int(word.strip(":")) for word in words.split() if word.strip(":").isdecimal()]
-    return numbers[-1] if numbers else 0
-
-
-def _levels_left() -> int:
-    """Levels until a RecursionError, by trying."""
-    deepest = 0
+    limit, deepest = sys.getrecursionlimit(), 0
 
     def descend() -> None:
         nonlocal deepest
@@ -203,4 +153,5 @@ def _levels_left() -> int:
 
     with contextlib.suppress(RecursionError):
         descend()
-    return deepest
+    # one level is this function's
+    sys.setrecursionlimit(2 * limit - deepest - 1 + (executed and sys.version_info < (3, 12)))

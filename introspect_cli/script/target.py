@@ -140,10 +140,10 @@ def prepare(target: Target, *, contained: bool) -> None:
     elif contained:
         sys.path.insert(0, first)
     if sys.path[0] == first:
-        _make_way(first)
+        _drop_shadowed_modules(first)
 
 
-def _make_way(first: str) -> None:
+def _drop_shadowed_modules(first: str) -> None:
     """Drop modules imported by introspect that the script's directory has a file or package for.
 
     Python would import that one. What introspect imported stays with those who have it.

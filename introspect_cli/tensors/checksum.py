@@ -45,6 +45,6 @@ FACTORS: Final = tuple(value >> 32 | 1 for value in _STREAM[:SPAN])
 SHIFTS: Final = _STREAM[SPAN:]
 
 
-def of_text(text: str) -> int:
+def text_checksum(text: str) -> int:
     """Checksum of a plain value, from its text."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

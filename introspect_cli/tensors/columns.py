@@ -64,7 +64,8 @@ class Columns:
         """
         if facts is not self._facts or slots != self.slots:
             self._follow(facts, slots)
-        kernels.KERNELS.columns(arena.place, arena.each, *self._addresses, len(slots), self._targets.ctypes.data)
+        rows = arena.block_addresses, arena.rows_per_block
+        kernels.KERNELS.columns(*rows, *self._addresses, len(slots), self._targets.ctypes.data)
         for record, slot in self._noted:
             if slot in fixed:
                 self.arrays["checksum"][record] = fixed[slot]
@@ -128,7 +129,7 @@ class EndedRows:
         if self._pending:
             with unobserved():
                 for pending in self._pending:
-                    self._arena.blocks[0][pending.slots] = pending.rows()
+                    pending.fill(self._arena.blocks[0])
         for columns, slots in self._wanted:
             columns.fill(self._arena, self._facts, slots, *self._notes)
         self._pending, self._wanted = [], ()

@@ -16,7 +16,7 @@ import torch
 from introspect_cli.tensors import arrays, fallback, parallel
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.views import address_of, cut_up, pieces
+from introspect_cli.tensors.views import address_of, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SHARED: Final = 2 * k.CHUNK
 """Elements from which on a tensor is worth the other threads."""
+WIDTH: Final = 8
+"""Bytes of an element that the kernels copy, at most."""
 PIECE_BYTES: Final = 4 << 20
 """Bytes copied at once of a tensor that is not contiguous."""
 
@@ -89,39 +91,16 @@ class Engine:
         Returns:
             False, and nothing is done, where it has to be copied in another way.
         """
-        count, size = tensor.numel(), k.SIZES[code]
-        cut = cut_up(tuple(tensor.shape), tensor.stride(), size) if count else None
-        if cut is None:
+        count, size, dims = tensor.numel(), k.SIZES[code], tensor.dim()
+        if not count or not 0 < dims < k.MAX_DIMS - 1 or size > WIDTH or tensor.shape[-1] * k.LINES > k.CHUNK:
             return False
         threads = self._threads(count)
         if len(self._blocks) < threads * k.CHUNK * size:
             room = np.empty(threads * k.CHUNK * size + 64, dtype=np.uint8)
             self._blocks = room[-room.ctypes.data % 64 :]
-        number, parts = len(cut.pieces), r.empty(len(cut.pieces))
-        given = (address_of(tensor), cut.pieces.ctypes.data, count, number, cut.plans.ctypes.data, code, flags)
-        where = (table, parts.ctypes.data, self._blocks.ctypes.data, out)
-        self._call("summarise_strided", count, *given, *where)
-        return True
-
-    def again(self, out: int, known: int, address: int, count: int, code: int) -> bool:
-        """Copy the known row to address `out` if the elements still have its checksum, else do nothing."""
-        if not self.kernels.alike(address, count, known, code):
-            return False
-        return bool(self._call("again", count, address, count, known, code, out))
-
-    def batch(self, items: Sequence[tuple[int, int, int, int, int]], flags: int) -> None:
-        """Summarise many contiguous tensors at once, so that threads are woken once; needs `kernels`.
-
-        Args:
-            items: of each tensor the address of its row, its address, elements, type code, and table address.
-            flags: STATS, SKETCH.
-        """
-        if not items:
-            return
-        words = np.zeros((len(items), k.ITEM_WORDS), dtype=np.int64)
-        words[:, [4, 0, 1, 3, 5]] = items
-        self._team[[k.ITEMS, k.COUNT, k.FLAGS]] = words.ctypes.data, len(items), flags
-        self._call("summarise_all", int(words[:, 1].sum()))
+        layout = np.array((tensor.shape, tensor.stride()), np.int64)
+        where = (address_of(tensor), count, dims, layout.ctypes.data, self._blocks.ctypes.data)
+        return bool(self._call("summarise_strided", count, *where, code, flags, table, out))
 
     def _threads(self, count: int) -> int:
         """Threads for a call over `count` elements: 1 below `SHARED`, or where torch's workers may not be called."""
@@ -153,14 +132,14 @@ class Engine:
         """Summarise any strided CPU tensor into a row."""
         code = CODES.get(tensor.dtype)
         if code is None:
-            out[:] = fallback.row(tensor, runs).numpy().view(np.uint64)
+            out[:] = fallback.row_of(tensor, runs).numpy().view(np.uint64)
         else:
-            self._by_kernels(out, tensor, code, k.STATS * with_stats | k.SKETCH * with_sketch, runs)
+            self._summarise_by_kernels(out, tensor, code, k.STATS * with_stats | k.SKETCH * with_sketch, runs)
         if sorted_stats and fallback.has_values(tensor.dtype) and tensor.numel():
-            order = fallback.order_words(tensor, sorted_stats)
+            order = fallback.median_and_mode(tensor, sorted_stats)
             out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
 
-    def _by_kernels(
+    def _summarise_by_kernels(
         self,
         out: r.Rows,
         tensor: torch.Tensor,
@@ -172,11 +151,13 @@ class Engine:
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
         is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
         if not (is_strided and self.strided(out.ctypes.data, tensor, code, table, flags)):
-            self._runs(
+            self._add_up_runs(
                 out, pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs, code, table, flags
             )
 
-    def _runs(self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int) -> None:
+    def _add_up_runs(
+        self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int
+    ) -> None:
         """Summarise runs and merge their rows, in order."""
         rows = r.empty(1)
         number = 0

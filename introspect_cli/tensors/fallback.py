@@ -34,7 +34,7 @@ _KEYS: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 """The checksum's tables on each device that was met."""
 
 
-def _words(flat: torch.Tensor) -> torch.Tensor:
+def _zero_extended_words(flat: torch.Tensor) -> torch.Tensor:
     """The 32-bit words of contiguous elements, zero-extended to int64."""
     size = flat.element_size()
     if size == 1:
@@ -48,28 +48,28 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.int32).to(torch.int64) & _LOW
 
 
-def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:
+def _shifted_right(value: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical shift to the right."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(value: torch.Tensor) -> torch.Tensor:
     """`checksum.mix`, elementwise."""
-    value = (value ^ _shifted(value, 30)) * _signed(checksum.MIX_1)
-    value = (value ^ _shifted(value, 27)) * _signed(checksum.MIX_2)
-    return value ^ _shifted(value, 31)
+    value = (value ^ _shifted_right(value, 30)) * _signed(checksum.MIX_1)
+    value = (value ^ _shifted_right(value, 27)) * _signed(checksum.MIX_2)
+    return value ^ _shifted_right(value, 31)
 
 
 def raw_sum(flat: torch.Tensor, offset: int) -> torch.Tensor:
     """Sum of the checksum's terms over contiguous elements, the first at index `offset`: a 0-dim int64."""
-    word, device = _words(flat), flat.device
+    word, device = _zero_extended_words(flat), flat.device
     place = offset * max(1, flat.element_size() // 4) + torch.arange(word.numel(), dtype=torch.int64, device=device)
     if device not in _KEYS:
         _KEYS[device] = _FACTORS.to(device), _SHIFTS.to(device)
     factors, shifts = _KEYS[device]
     lane, block = place % checksum.SPAN, place // checksum.SPAN + 1
     z = word * factors[lane] + shifts[lane] + _mix(block * _signed(checksum.G))
-    return (_shifted(z, 32) * (z & _LOW)).sum() + z.sum()
+    return (_shifted_right(z, 32) * (z & _LOW)).sum() + z.sum()
 
 
 def has_values(dtype: torch.dtype) -> bool:
@@ -78,7 +78,7 @@ def has_values(dtype: torch.dtype) -> bool:
     return not ("_x2" in name or "bits" in name or name.removeprefix("torch.").startswith("q"))
 
 
-def _measured(flat: torch.Tensor) -> torch.Tensor:
+def real_values(flat: torch.Tensor) -> torch.Tensor:
     """Elements as float64 (float32 on MPS); absolute values of complex ones."""
     wide = torch.float32 if flat.device.type == "mps" else torch.float64
     if not flat.dtype.is_complex:
@@ -87,12 +87,12 @@ def _measured(flat: torch.Tensor) -> torch.Tensor:
     return torch.hypot(parts[..., 0], parts[..., 1]).where(~parts.isnan().any(-1), float("nan"))
 
 
-def order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+def median_and_mode(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
     """Median and mode of the finite elements, shape (2,), NaN where not asked for or absent.
 
     The median is the mean of the two middle elements; the mode is the smallest of the most frequent.
     """
-    values = _measured(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
+    values = real_values(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
     device = values.device
     finite = values.isfinite()
     n = finite.sum()
@@ -112,7 +112,7 @@ def order_words(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
     return torch.stack([median, mode])
 
 
-def row(tensor: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None = None) -> torch.Tensor:
+def row_of(tensor: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None = None) -> torch.Tensor:
     """Summarise a strided tensor.
 
     Args:
@@ -127,14 +127,14 @@ def row(tensor: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None = 
     chunk = CHUNK // max(1, tensor.element_size() // 4)
     raw = torch.zeros((), dtype=torch.int64, device=tensor.device)
     counts = raw.repeat(5)
-    low, high, small, total, sizes = _measured(tensor.new_zeros(5)).unbind()
+    low, high, small, total, sizes = real_values(tensor.new_zeros(5)).unbind()
     low, high, small = low + float("inf"), high - float("inf"), small + float("inf")
     for base, run in runs if runs is not None else pieces(tensor, chunk):
         for start in range(0, run.numel(), chunk):
             flat = run[start : start + chunk]
             raw = raw + raw_sum(flat, base + start)
             if has_values(tensor.dtype):
-                values = _measured(flat)
+                values = real_values(flat)
                 finite = values.isfinite()
                 kinds = (finite, values.isnan(), values.isposinf(), values.isneginf(), values == 0)
                 counts = counts + torch.stack([kind.sum() for kind in kinds])

@@ -51,9 +51,9 @@ def flatten(value: Any) -> Leaves:
         if all(_is_tensor(item) for item in value):
             return [(f"[{index}]", item) for index, item in enumerate(value)]
     elif cls is dict and all(_is_tensor(item) for item in value.values()):
-        return [(_piece(key, index), item) for index, (key, item) in enumerate(value.items())]
+        return [(_key_text(key, index), item) for index, (key, item) in enumerate(value.items())]
     leaves: Leaves = []
-    _walk(value, "", leaves, [], [], 0)
+    _collect(value, "", leaves, [], [], 0)
     return leaves
 
 
@@ -74,7 +74,7 @@ def _children(value: Any, objects: int) -> list[tuple[str, Any]] | None:
         fields = [(field.name, _attribute(value, field.name)) for field in dataclasses.fields(cls)]
         return [(f".{name}", item) for name, item in fields if item is not None]
     if issubclass(cls, dict):
-        return [(_piece(key, index), item) for index, (key, item) in enumerate(dict.items(value))]
+        return [(_key_text(key, index), item) for index, (key, item) in enumerate(dict.items(value))]
     registered = _registered(value)
     if registered is not None:
         return registered
@@ -101,7 +101,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]] | None:
     """Attributes of an object with tensors up to 3 levels down; None for one without."""
     if issubclass(type(value), _CODE):
         return None
-    held = _held(value)
+    held = _own_dict(value)
     if held is None or not _holds_tensors(held):
         return None
     return [(f".{name}", item) for name, item in held.items() if _may_hold(item)]
@@ -111,13 +111,13 @@ def _is_tensor(item: Any) -> bool:
     return issubclass(type(item), torch.Tensor)
 
 
-def _piece(key: Any, index: int) -> str:
+def _key_text(key: Any, index: int) -> str:
     """A key in a path: `['name']`; for a key of another class `[<Class 0>]`."""
     cls = type(key)
     return f"[{key!r}]" if cls in _ATOMS else f"[<{cls.__name__} {index}>]"
 
 
-def _held(value: Any) -> dict[str, Any] | None:
+def _own_dict(value: Any) -> dict[str, Any] | None:
     """An object's `__dict__`, read past its class; None without one."""
     try:
         held = object.__getattribute__(value, "__dict__")
@@ -128,7 +128,7 @@ def _held(value: Any) -> dict[str, Any] | None:
 
 def _attribute(value: Any, name: str) -> Any:
     """An attribute stored in `__dict__` or a slot; None for a computed one."""
-    held = _held(value)
+    held = _own_dict(value)
     if held is not None and name in held:
         return held[name]
     for cls in type(value).__mro__:
@@ -160,7 +160,7 @@ def _holds_tensors(held: dict[str, Any], depth: int = 3) -> bool:
             walk = list.__iter__ if issubclass(cls, list) else tuple.__iter__
             inner = dict(enumerate(itertools.islice(walk(item), 64)))
         else:
-            inner = _held(item)
+            inner = _own_dict(item)
         if inner is not None and _holds_tensors(inner, depth - 1):
             return True
     return False
@@ -170,7 +170,7 @@ def _is_container(cls: type) -> bool:
     return issubclass(cls, (tuple, list, dict)) or dataclasses.is_dataclass(cls)
 
 
-def _walk(
+def _collect(
     value: Any, path: str, leaves: Leaves, holders: list[tuple[str, str]], above: list[int], objects: int
 ) -> None:
     """Append leaves, and path and class of each container, of a nested value."""
@@ -186,12 +186,12 @@ def _walk(
     above.append(id(value))
     plain = _is_container(type(value))
     for piece, item in children:
-        _walk(item, path + piece, leaves, holders, above, objects if plain else objects + 1)
+        _collect(item, path + piece, leaves, holders, above, objects if plain else objects + 1)
     above.pop()
 
 
 def containers(value: Any) -> list[tuple[str, str]]:
     """Path and class name of each container in a nested value, outermost first."""
     holders: list[tuple[str, str]] = []
-    _walk(value, "", [], holders, [], 0)
+    _collect(value, "", [], holders, [], 0)
     return holders

@@ -64,8 +64,8 @@ bool look(Intake *self, PyObject *tensor, Look &found) {
 }
 
 // Whether no mode of the script's would see our questions: none sees those that torch's C functions answer.
-bool unseen(Intake *self, bool asks_writes = false) {
-    if (self->functions->keys >= 0 && (!asks_writes || self->functions->counter >= 0)) return true;
+bool unseen(Intake *self, bool asks_python = false) {
+    if (self->functions->keys >= 0 && !asks_python) return true;
     PyObject *answer = PyObject_CallNoArgs(self->held[MODES]);
     const bool none = answer && PyLong_AsLongLong(answer) == 0;
     if (answer) Py_DecRef(answer);
@@ -79,18 +79,6 @@ bool is_there(Intake *self, PyObject *tensor, Look &found) {
     const i64 size = SIZES[found.code];
     bool nowhere = found.address == u64(found.offset * size);  // a storage without memory: functionalised tensors have one
     return (found.offset + found.count) * size <= found.bytes && !((nowhere || !found.address) && found.count);
-}
-
-// Puts what `Engine.batch` wants to know of tensors that were put off into a list; false with an exception.
-bool hand_over(const Later &later, PyObject *items) {
-    bool done = true;
-    for (const Item *it = later.items; done && it < later.items + later.count; it++) {
-        PyObject *item = Py_BuildValue("(KKLLL)", (unsigned long long)it->row, (unsigned long long)it->address,
-                                       (long long)it->count, (long long)it->code, (long long)0);
-        done = item && PyList_Append(items, item) == 0;
-        if (item) Py_DecRef(item);
-    }
-    return done;
 }
 
 // Room for numbers, which stays for the next time.
@@ -239,28 +227,24 @@ template <class One> bool with_each(Intake *self, const Objects &tensors, One on
     return true;
 }
 
-// The slot of each tensor, -1 for those that go the long way, into numbers; false with an exception. What cannot be summarised
-// together here goes into a list of items. It needs the summarizer's lock.
-bool put_slots(Intake *self, const Objects &tensors, PyObject *slots, i64 threads, PyObject *items) {
-    Later later{threads};
+// The slot of each tensor, -1 for those that go the long way, into numbers; false with an exception. It needs the summarizer's lock.
+bool put_slots(Intake *self, const Objects &tensors, PyObject *slots) {
+    Later later{threads_of(self->large)};
     const bool may = unseen(self);
     const bool done = with_each(self, tensors, [&](PyObject *tensor, const Look *seen) {
         const i64 slot = may ? add_one(self, tensor, &later, seen) : -1;
         return slot != -2 && add_number(slots, slot);
     });
-    if (!done || !later.count) return done;
-    summarise_later(self->large, later, self->flags);
-    return threads || hand_over(later, items);
+    if (done) summarise_later(self->large, later, self->flags);
+    return done;
 }
 
-PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
+PyObject *add_all(PyObject *object, PyObject *list) {
     Intake *self = (Intake *)object;
-    if (given != 2 || !PyList_Check(arguments[0]) || !PyList_Check(arguments[1]))
-        return PyErr_Format(PyExc_TypeError, "tensors and a list of items wanted");
+    if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "a list wanted");
     const Room slots(self->slots);
     Taken tensors(self->tensors);
-    const bool done = slots.numbers && tensors.add_list(arguments[0]) &&
-                      put_slots(self, tensors, slots.numbers, threads_of(self->large), arguments[1]);
+    const bool done = slots.numbers && tensors.add_list(list) && put_slots(self, tensors, slots.numbers);
     return done ? list_of_numbers(slots.numbers) : nullptr;
 }
 
@@ -298,8 +282,6 @@ PyObject *VERSION = nullptr;  // a name
 
 // How often a tensor was written to; -1 where torch does not count.
 i64 writes_of(Intake *self, PyObject *tensor) {
-    const i64 writes = writes_by_handle(self->functions, tensor);
-    if (writes >= 0) return writes;
     PyObject *version = PyObject_GetAttr(tensor, VERSION);
     const i64 asked = version ? PyLong_AsLongLong(version) : -1;
     if (version) Py_DecRef(version);
@@ -344,10 +326,6 @@ PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) 
     return Py_NewRef(Py_None);
 }
 
-PyObject *turn(PyObject *object, PyObject *) {
-    return Py_NewRef(Py_None);
-}
-
 void forget(PyObject *object) {
     Intake *self = (Intake *)object;
     PyObject *type = (PyObject *)Py_TYPE(object);
@@ -364,9 +342,8 @@ void forget(PyObject *object) {
 
 PyMethodDef METHODS[] = {
     {"add", add, METH_O, nullptr},
-    {"add_all", (PyCFunction)(void (*)())add_all, METH_FASTCALL, nullptr},
+    {"add_all", add_all, METH_O, nullptr},
     {"marks", marks_of_list, METH_O, nullptr},
-    {"turn", turn, METH_NOARGS, nullptr},
     {"record_all", (PyCFunction)(void (*)())record_all, METH_FASTCALL, nullptr},
     {"into", (PyCFunction)(void (*)())set_into, METH_FASTCALL, nullptr},
     {"record", (PyCFunction)(void (*)())record, METH_FASTCALL, nullptr},
@@ -397,9 +374,8 @@ PyObject *record_many(PyObject *object, PyObject *all_sites, const Objects &tens
     if (size_of_numbers(self->held[LAYOUTS]) + tensors.count > PyList_Size(self->held[ADDRESSES]) ||
         !take_new(self->into[OWN_TIMES], all_sites, tensors.count, sites.numbers))
         return Py_NewRef(Py_False);
-    const i64 threads = threads_of(self->large);
-    if (!threads || !try_take(self->large.lock)) return Py_NewRef(Py_False);
-    const bool done = put_slots(self, tensors, slots.numbers, threads, nullptr);
+    if (!try_take(self->large.lock)) return Py_NewRef(Py_False);
+    const bool done = put_slots(self, tensors, slots.numbers);
     const int noted = done ? note_all(self, sites.numbers, slots.numbers) : -1;
     give_back(self->large.lock);
     if (done && !noted) return list_of_numbers(slots.numbers);

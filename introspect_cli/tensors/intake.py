@@ -113,11 +113,10 @@ def functions() -> bytes | None:
             if _WORD != 8 or place is None or not all(_agrees(asked, place, tensor) for tensor in samples):
                 return None
             keys, negation = _keys(place, samples)
-            writes = _place_of_writes(place)
     except Exception:  # whatever torch has made of them: there is another way
         return None
     addresses = [_word(ctypes.addressof(function)) or 0 for function in asked]
-    return struct.pack(f"=qqQqq{len(addresses)}q", place, keys, negation, *writes, *addresses)
+    return struct.pack(f"=qqQ{len(addresses)}q", place, keys, negation, *addresses)
 
 
 def _functions_of_torch() -> list[_Function]:
@@ -152,30 +151,6 @@ def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
     places = [at for at in range(0, _TENSOR, _WORD) if all((_word(tensor + at) or 0) == keys for tensor, keys in every)]
     negation = keys_of(negated).raw_repr() & ~keys_of(plain.imag).raw_repr()
     return (places[0], negation) if len(places) == 1 and negation else (-1, 0)
-
-
-def _place_of_writes(place: int) -> tuple[int, int]:
-    """Offset of the version counter in a C++ tensor, and of the number in it; (-1, 0) if unknown.
-
-    A detached tensor has the counter of the one that it was detached from, and `data` shares all but that.
-    """
-    # Eight, since what lies between the fields of one may be the same by chance.
-    every = [torch.zeros(2, device="cpu") for _ in range(8)]
-    same, other = [tensor.detach() for tensor in every], [tensor.data for tensor in every]
-    places = [
-        tuple(_word(id(tensor) + place) or 0 for tensor in tensors) for tensors in zip(every, same, other, strict=True)
-    ]
-    fields = range(0, _TENSOR, _WORD)
-    counters = [at for at in fields if all(_word(a + at) == _word(b + at) != _word(c + at) for a, b, c in places)]
-    counter = _word(places[0][0] + counters[0]) if len(counters) == 1 else None
-    if counter is None:
-        return -1, 0
-    numbers = set(range(_WORD, 3 * _WORD, 4))
-    for times in (5, 2):
-        for _ in range(times):
-            same[0].zero_()
-        numbers = {at for at in numbers if ctypes.c_uint32.from_address(counter + at).value == every[0]._version}  # noqa: SLF001  # no public one
-    return (counters[0], numbers.pop()) if len(numbers) == 1 and not other[0]._version else (-1, 0)  # noqa: SLF001  # as above
 
 
 def _word(address: int) -> int | None:

@@ -5,13 +5,10 @@ be captured. Its functions take integers only, addresses among them:
 
 - `summarise(address, count, first, code, flags, table, row, team)`: `count` contiguous elements at an address, the
   first with index `first` in the whole tensor, into a row. `table`: address of 256 float32 values, for TABLE.
-- `alike(address, count, known, code)`: whether a few bytes are those that the row `known` was filled from.
-- `again(address, count, known, code, row, team)`: copy the known row if the elements still have its checksum: 1, or 0.
-- `summarise_all(team)`: all items of the team.
 - `merge(rows, count, row)`: rows of disjoint parts, added up in order.
-- `summarise_strided(address, pieces, count, number, plans, code, flags, table, parts, blocks, row, team)`: a strided
-  tensor of `count` elements into a row: so many pieces and their plans, see `strided`; `parts`: address of a row for
-  each piece; `blocks`: of memory for CHUNK elements for each thread.
+- `summarise_strided(address, count, dims, layout, blocks, code, flags, table, row, team)`: a strided tensor of `count`
+  elements into a row. `layout`: address of `dims` sizes and as many strides; `blocks`: of memory for CHUNK elements for
+  each thread. 0, and nothing is done, without memory.
 - `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
 - `columns(blocks, each, slots, headers, seen, count, columns)`: what follows from `count` rows, into columns. `blocks`:
   address of the addresses of blocks of `each` rows. `slots`: address of the rows' numbers, 32 bits each; 0 for the
@@ -52,7 +49,9 @@ CHUNK: Final = 1 << 16
 WORTHWHILE: Final = 8192
 """Elements from which on a second look is cheaper than a second summary."""
 MAX_DIMS: Final = 16
-"""Dimensions of a strided copy, at most; torch's own limit for most operations is 64, of which few are used."""
+"""Dimensions of a strided copy and two more, at most; torch's own limit is 64, of which few are used."""
+LINES: Final = 16
+"""Rows that a chunk has at least where the kernels copy: a cache line of a transposed source serves them all."""
 
 COLUMNS: Final = ("checksum", *STATISTICS, "sketch")
 """Columns that `columns` computes from rows, in the order of columns.h; defined in columns.cpp."""
@@ -73,16 +72,7 @@ def numbers_of(numbers: Iterable[int]) -> Any:
     return made
 
 
-ITEM_WORDS: Final = 8
-"""Words in an item, a tensor to summarise: address, elements, index of the first, type code, address of the row,
-address of the table, and two that the kernels use."""
-
-# Words of a team: what threads that share a call know of it. The first four are the kernels' own.
-ITEMS: Final = 4
-"""Address of the items."""
-COUNT: Final = 5
-"""Number of items."""
-FLAGS: Final = 6
+# Words of a team: what threads that share a call know of it. Those left out are the kernels' own.
 PARTS: Final = 7
 """Address of room for the chunks' rows."""
 THREADS: Final = 8

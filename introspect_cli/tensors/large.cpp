@@ -1,5 +1,4 @@
-// The short way of a large tensor: what `_plain` of summarizer.py and `Engine` of cpu.py do for it in a
-// dozen calls of Python, ten microseconds in all, where nothing has to be decided anew.
+// The way of a large tensor: whether its memory is known, and which threads share the work.
 //
 // The interpreter's lock is given away while the kernels run, the summarizer's is not.
 #include "large.h"
@@ -57,7 +56,6 @@ bool summarise_known(const Large &own, const Look &found, i64 flags, Row *row, L
     if (known && known->sample != sample(found.address, found.count, found.code)) known = nullptr;
     if (later && !known) return put_off(*later, {found.address, found.count, 0, found.code, row, nullptr, 0, 0});
     const i64 threads = later && found.count >= SHARED ? later->threads : threads_for(own, found.count);
-    if (!threads) return false;
     if (known &&
         with_threads(team, threads, [&] { return again(found.address, found.count, known, found.code, row, team); }))
         return true;
@@ -71,16 +69,14 @@ bool summarise_known(const Large &own, const Look &found, i64 flags, Row *row, L
 }  // namespace
 
 i64 threads_of(const Large &own) {
-    if (!own.team->parallel) return 0;
+    if (!own.team->parallel || getpid() != START) return 1;
     const i64 threads = integer(PyObject_CallNoArgs(own.threads));
-    if (threads == 1) return 1;
-    if (threads < 1 || getpid() != START || integer(PyObject_GetAttr(own.script, named(THREADS, "threads"))) != threads) return 0;
-    return threads;
+    return threads > 1 && integer(PyObject_GetAttr(own.script, named(THREADS, "threads"))) == threads ? threads : 1;
 }
 
 void summarise_later(const Large &own, const Later &later, i64 flags) {
     Team *team = own.team;
-    if (later.threads) with_threads(team, later.threads, [&] {
+    if (later.count) with_threads(team, later.threads, [&] {
         for (i64 first = 0, next = 0; first < later.count; first = next) {  // as many at once as there is room for
             for (i64 room = team->room; next < later.count && later.items[next].count <= room; next++)
                 room -= later.items[next].count;

@@ -12,7 +12,7 @@ struct Large {  // of a summarizer, borrowed
     PyObject *lock;               // the summarizer's
 };
 
-// Threads that may take part where there is work for several; 0 where Python has to decide.
+// Threads that may take part where there is work for several; 1 where torch's workers may not be called, see parallel.py.
 HIDDEN i64 threads_of(const Large &own);
 
 struct Later {  // tensors that are summarised together, so that threads are woken once; for who has the lock
@@ -23,7 +23,7 @@ struct Later {  // tensors that are summarised together, so that threads are wok
 };
 
 // Fills a row with the summary of a large tensor, or has that done later, together with others. False, and nothing is done, where
-// Python has to decide which threads take part. Never an exception.
+// there is no room for its chunks, or another thread has the lock. Never an exception.
 HIDDEN bool summarise_large(const Large &own, const Look &found, i64 flags, Row *row, Later *later);
-// Summarises those put off; where there are no threads to say so, they are noted alone, and Python has to.
+// Summarises those put off.
 HIDDEN void summarise_later(const Large &own, const Later &later, i64 flags);

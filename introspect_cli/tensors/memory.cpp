@@ -98,19 +98,6 @@ PyObject *py_clear(PyObject *object, PyObject *) {
     return Py_NewRef(Py_None);
 }
 
-PyObject *py_find(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
-    u64 own[3];
-    if (!integers(arguments, given, 3, own)) return nullptr;
-    return PyLong_FromUnsignedLongLong(u64(find_known(object, own[0], i64(own[1]), i64(own[2]))));
-}
-
-PyObject *py_note(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
-    u64 own[4];
-    if (!integers(arguments, given, 4, own)) return nullptr;
-    note_known(object, {own[0], i64(own[1]), i64(own[2]), (const Row *)own[3]});
-    return Py_NewRef(Py_None);
-}
-
 void forget(PyObject *object) {
     PyObject *type = (PyObject *)Py_TYPE(object);
     clear((Memory *)object);
@@ -119,8 +106,6 @@ void forget(PyObject *object) {
 }
 
 PyMethodDef METHODS[] = {
-    {"find", (PyCFunction)(void (*)())py_find, METH_FASTCALL, nullptr},
-    {"note", (PyCFunction)(void (*)())py_note, METH_FASTCALL, nullptr},
     {"turn", py_turn, METH_NOARGS, nullptr}, {"clear", py_clear, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -131,26 +131,13 @@ PyObject *py_summarise(PyObject *, Arguments a, Py_ssize_t n) {
         return i64(0);
     });
 }
-PyObject *py_alike(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<4>(a, n, KEPT, [](const u64 *w) {
-        return i64(((const Row *)w[2])->sample == sample(w[0], i64(w[1]), i64(w[3])));
-    });
-}
-PyObject *py_again(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<6>(a, n, 1, [](const u64 *w) {
-        return i64(again(w[0], i64(w[1]), (const Row *)w[2], i64(w[3]), (Row *)w[4], (Team *)w[5]));
-    });
-}
-PyObject *py_summarise_all(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<1>(a, n, RELEASED, [](const u64 *w) { return summarise_all((Team *)w[0]), i64(0); });
-}
 PyObject *py_merge(PyObject *, Arguments a, Py_ssize_t n) {
     return function<3>(a, n, 1, [](const u64 *w) { return merge((const Row *)w[0], i64(w[1]), (Row *)w[2]), i64(0); });
 }
 PyObject *py_summarise_strided(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<12>(a, n, 2, [](const u64 *w) {
-        const Strided tensor{w[0], i64(w[5]), i64(w[6]), (const float *)w[7], (const Piece *)w[1], i64(w[3]), (const i64 *)w[4]};
-        return summarise_strided(tensor, (Row *)w[8], (char *)w[9], (Row *)w[10], (Team *)w[11]), i64(0);
+    return function<10>(a, n, 1, [](const u64 *w) {
+        const Strided tensor{w[0], i64(w[5]), i64(w[6]), (const float *)w[7], i64(w[2]), (const i64 *)w[3], (const i64 *)w[3] + i64(w[2])};
+        return i64(summarise_strided(tensor, (char *)w[4], (Row *)w[8], (Team *)w[9]));
     });
 }
 PyObject *py_glance(PyObject *, Arguments a, Py_ssize_t n) {
@@ -183,7 +170,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 }
 
 PyMethodDef METHODS[] = {
-    FAST(summarise), FAST(alike), FAST(again), FAST(summarise_all), FAST(merge), FAST(summarise_strided), FAST(glance),
+    FAST(summarise), FAST(merge), FAST(summarise_strided), FAST(glance),
     FAST(columns),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},

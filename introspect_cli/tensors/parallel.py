@@ -10,26 +10,25 @@ A call would start the workers where there are none, and the script would feel i
 ever for workers that only its parent has, and workers started before `torch.set_flush_denormal` compute with
 subnormal numbers where those started after it would not. So they are called only in a thread in which an operation
 of the script's own has called as many, and never in a forked child. Nor does an operation of torch that we need for a
-large tensor run in a thread without them: `Stand` runs it elsewhere.
+large tensor call any in a thread without them: `single_threaded` says for that long that the thread has no others.
 
 Whether sharing pays at the moment, the kernels know (`pace.cpp`).
 """
 
 from __future__ import annotations
 
-import _thread
+import contextlib
 import ctypes
+import functools
 import os
 import threading
-from _queue import SimpleQueue
 from pathlib import Path
-from types import BuiltinFunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Iterator
 
 _START = os.getpid()
 """The process that imported this module: any other is a fork of it."""
@@ -43,6 +42,16 @@ SCRIPT = threading.local()
 """`threads`: how many the script itself has called, the calling one included, in this thread of its own."""
 
 
+@functools.cache
+def _openmp_library() -> ctypes.CDLL | None:
+    """The OpenMP runtime of torch; None where there is none, or several that it could be."""
+    try:
+        path = _runtime()
+        return None if path is None else ctypes.CDLL(path)
+    except OSError:
+        return None
+
+
 def find_workers() -> tuple[int, int] | None:
     """Addresses of `GOMP_parallel` and `omp_get_thread_num` in torch's runtime; None if not found.
 
@@ -50,17 +59,32 @@ def find_workers() -> tuple[int, int] | None:
     are through; `omp_get_thread_num()` is 0 in the calling thread.
     """
     try:
-        runtime = _runtime()
-        if runtime is None:
-            return None
-        library = ctypes.CDLL(runtime)
+        library: Any = _openmp_library()
         parallel, number = (
             ctypes.cast(function, ctypes.c_void_p).value
             for function in (library.GOMP_parallel, library.omp_get_thread_num)
         )
-    except (OSError, AttributeError):
+    except AttributeError:
         return None
     return (parallel, number) if parallel and number else None
+
+
+@contextlib.contextmanager
+def single_threaded(tensor: torch.Tensor) -> Iterator[None]:
+    """Have operations on the tensor start no workers in this thread that the script has not started.
+
+    OpenMP keeps the number for each thread; torch, which was asked for it, does not set it again.
+    """
+    set_threads = getattr(_openmp_library(), "omp_set_num_threads", None)
+    threads = torch.get_num_threads()
+    if not tensor.is_cpu or tensor.numel() < _GRAIN or set_threads is None or threads == 1 or may_call_workers(threads):
+        yield
+        return
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(threads)
 
 
 def note_computation(tensors: Iterable[torch.Tensor]) -> None:
@@ -81,14 +105,6 @@ def may_call_workers(threads: int) -> bool:
     return getattr(SCRIPT, "threads", 0) == threads and os.getpid() == _START
 
 
-def would_start_workers(tensor: torch.Tensor) -> bool:
-    """Whether an operation on the tensor could start workers that the script has not started."""
-    if not tensor.is_cpu or tensor.numel() < _GRAIN:
-        return False
-    threads = torch.get_num_threads()
-    return threads > 1 and not may_call_workers(threads)
-
-
 def _runtime() -> str | None:
     """Path of the one OpenMP runtime in this process, torch's own if there are several."""
     with Path("/proc/self/maps").open(encoding="utf-8") as maps:
@@ -99,69 +115,3 @@ def _runtime() -> str | None:
     if len(own) == 1:
         return own[0]
     return paths[0] if len(paths) == 1 else None
-
-
-def _start(life: Callable[..., None], *args: object) -> None:
-    """Start a thread.
-
-    Raises:
-        RuntimeError: no more are to be had, or the interpreter is going down, or what python calls threads are none:
-            gevent's take turns with the one that waits for them.
-    """
-    start = _thread.start_new_thread
-    if not isinstance(start, BuiltinFunctionType):
-        raise RuntimeError("threads have been replaced")  # noqa: TRY004 - as python says that there are none
-    start(life, args)
-
-
-def _answer(calls: SimpleQueue[Callable[[], object] | None], answers: SimpleQueue[BaseException | None]) -> None:
-    """Run calls from a queue until None, and answer each with its exception or None."""
-    while True:
-        call = calls.get()
-        if call is None:
-            answers.put(None)
-            return
-        try:
-            call()
-        except BaseException as error:  # raised again where the call came from
-            answers.put(error)
-        else:
-            answers.put(None)
-        del call
-
-
-class Stand:
-    """A helper thread that runs a call while its caller waits; one caller at a time."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._answers: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._on = False
-
-    def call(self, call: Callable[[], object]) -> None:
-        """Run a call in the thread and raise what it raises; in this thread if none can be started."""
-        if not self._on:
-            try:
-                _start(_answer, self._calls, self._answers)
-            except RuntimeError:  # no more threads to be had, or the interpreter is going down
-                call()
-                return
-            self._on = True
-        self._calls.put(call)
-        try:
-            error = self._answers.get()
-        except BaseException:  # a signal's handler raised; the call still reads what is the caller's
-            self._answers.get()
-            raise
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it holds this frame
-
-    def close(self) -> None:
-        """End the thread, and wait for it."""
-        if self._on:
-            self._calls.put(None)
-            self._answers.get()
-            self._on = False

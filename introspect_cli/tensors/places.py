@@ -118,7 +118,7 @@ def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def runs(local: torch.Tensor, whole: Sequence[int], part: Part) -> Iterator[tuple[int, torch.Tensor]]:
-    """Index in the whole and elements of each run of a part, for `fallback.row` and the compiled kernels."""
+    """Index in the whole and elements of each run of a part, for `fallback.row_of` and the compiled kernels."""
     flat = local.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     at = 0
     for offset, length in run_offsets(part, whole):

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from introspect_cli.records import Layout
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS
-from introspect_cli.tensors.gpu.devices import capturing
+from introspect_cli.tensors.gpu.devices import is_capturing
 from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.special import has_memory
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
 
 if TYPE_CHECKING:
-    from introspect_cli.tensors.gpu.engine import DeviceEngine, Prepared
+    from introspect_cli.tensors.gpu.engine import DeviceEngine
     from introspect_cli.tensors.row_notes import Slots
 
-LARGEST_COPY: Final = 1 << 28
-"""Bytes of the largest tensor on a GPU that is read by way of a copy where it is not contiguous."""
-
-HostItem = tuple[int, int, int, int, int]
-"""Tensor in a batch: address of its row, its address, elements, type code, table address."""
-
-
-@dataclass
-class Batch:
-    """Tensors of one `add_all` to be summarised together, on the CPU and on each GPU."""
-
-    items: list[HostItem] = field(default_factory=list)
-    entries: dict[DeviceEngine, list[tuple[int, list[Item]]]] = field(default_factory=dict)
+Batch = dict["DeviceEngine", list[tuple[int, list[Item]]]]
+"""Tensors on GPUs to be summarised together: of each the slot of its row, and what it consists of."""
 
 
 @dataclass
@@ -47,62 +36,37 @@ class PlainTensors:
             slot: the number that its row gets.
             tensor: it.
             intake: the compiled intake, which learns its shape; None without one.
-            batch: where the work is put for later instead of being done, unless the tensor may be known.
+            batch: where the work is put for later instead of being done, of a contiguous tensor on a GPU.
         """
         if torch._C._len_torch_function_stack():  # noqa: SLF001  # reading a property would call the script's mode
             return False
         if not tensor.is_cpu:
             return tensor.is_cuda and self._on_gpu(slot, tensor, batch)
-        dtype = tensor.dtype
-        code = CODES.get(dtype)
-        engine = self.slots.engine
-        if (
-            code is None
-            or self.slots.sorted_stats
-            or tensor.layout is not torch.strided
-            or tensor.is_nested
-            or tensor.is_neg()
-            or tensor.is_conj()
+        slots, code = self.slots, CODES.get(tensor.dtype)
+        if code is None or slots.sorted_stats or tensor.layout is not torch.strided or tensor.is_nested:
+            return False
+        if tensor.is_neg() or tensor.is_conj():
+            return False
+        address, count = address_of(tensor), tensor.numel()
+        if count and (not has_memory(tensor) or address == tensor.storage_offset() * k.SIZES[code]):
+            return False  # freed, with the tensor still there, or without memory of its own; the slow path says so
+        number = slots.layouts.number_on_cpu(tensor)
+        row, table = slots.arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
+        if tensor.is_contiguous():
+            if intake is not None:
+                intake.learn(tensor, number)
+                if intake.add(tensor) >= 0:
+                    return True
+            slots.engine.contiguous(row, address, count, 0, code, table, slots.flags)
+        elif (
+            code >= k.OPAQUE8
+            or in_memory(tensor.shape, tensor.stride())
+            or not slots.engine.strided(row, tensor, code, table, slots.flags)
         ):
             return False
-        if not tensor.is_contiguous():
-            return self._strided(slot, tensor, code)
-        index = self.slots.layouts.contiguous(dtype, tensor.shape)
-        address, count = address_of(tensor), tensor.numel()
-        size = k.SIZES[code]
-        offset = tensor.storage_offset()
-        if tensor.untyped_storage().nbytes() < (offset + count) * size or (count and address == offset * size):
-            return False  # freed, with the tensor still there, or without memory of its own; the slow path says so
-        if intake is not None:
-            intake.learn(tensor, index)
-        row = self.slots.arena.address(slot)
-        self.slots.layout_of.append(index)
+        slots.layout_of.append(number)
         if code >= k.OPAQUE8:
-            self.slots.bits_only(slot, dtype)
-        table = TABLE_ADDRESS.get(dtype, 0)
-        if count >= k.WORTHWHILE and self.slots.flags:
-            memory = self.slots.memory
-            kind = code | table << 8
-            known = memory.find(address, kind, count)
-            if known and engine.again(row, known, address, count, code):
-                return True
-            memory.note(address, kind, count, row)
-        if batch is None:
-            engine.contiguous(row, address, count, 0, code, table, self.slots.flags)
-        else:
-            batch.items.append((row, address, count, code, table))
-        return True
-
-    def _strided(self, slot: int, tensor: torch.Tensor, code: int) -> bool:
-        """Fast path of a CPU tensor that is not contiguous: a transpose, an image with channels last."""
-        if code >= k.OPAQUE8 or not tensor.numel() or not has_memory(tensor):
-            return False
-        if address_of(tensor) == tensor.storage_offset() * k.SIZES[code] or in_memory(tensor.shape, tensor.stride()):
-            return False  # without memory of its own, or very much larger than its memory; the slow path says so
-        row, table = self.slots.arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
-        if not self.slots.engine.strided(row, tensor, code, table, self.slots.flags):
-            return False
-        self.slots.layout_of.append(self.slots.layouts.strided(tensor))
+            slots.mark_bits_only(slot, tensor.dtype)
         return True
 
     def _on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
@@ -110,50 +74,30 @@ class PlainTensors:
         engine = None if self.slots.sorted_stats else self.slots.devices.engine(tensor.device)
         if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             return False
-        if tensor.is_neg() or tensor.is_conj() or capturing():
+        if tensor.is_neg() or tensor.is_conj() or is_capturing():
             return False
         prepared = engine.prepare(tensor)
         if prepared is None:
             return False
-        element = prepared.plan.element
-        begun = tensor.storage_offset() * element.size * element.parts
         storage = tensor.untyped_storage()
-        if storage.nbytes() < begun + prepared.plan.reach:
+        if storage.nbytes() < tensor.storage_offset() * prepared.element.size + prepared.reach:
             return False
         if prepared.interned < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
             prepared.interned = self.slots.layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
-        layout, address, token = prepared.interned, address_of(tensor), None
-        if batch is None:  # launches of a batch come later, when a copy would be gone
-            if not tensor.is_inference():
-                token = (address, storage._cdata, tensor._version, layout)  # noqa: SLF001  # as in `reuse`
-            if prepared.plan.dims:
-                tensor, prepared = self._in_order(engine, tensor, prepared)
-                address = address_of(tensor)
         self.slots.arena.address(slot)
-        self.slots.layout_of.append(layout)
-        if not element.values:
-            self.slots.bits_only(slot, tensor.dtype)
-        if batch is None:
-            engine.one(slot, prepared, address, token=token)
-        else:
-            batch.entries.setdefault(engine, []).append((slot, [Item(prepared, address)]))
-        return True
-
-    @staticmethod
-    def _in_order(engine: DeviceEngine, tensor: torch.Tensor, prepared: Prepared) -> tuple[torch.Tensor, Prepared]:
-        """A contiguous copy, quicker to read than by strides; the tensor itself above `LARGEST_COPY` bytes.
-
-        The memory of the copy is the script's own again once the kernel that is launched next has read it.
-        """
-        if prepared.plan.count * tensor.element_size() > LARGEST_COPY:
-            return tensor, prepared
-        try:
-            with unobserved():
-                copy = engine.transposed(tensor, prepared)
-                if copy is None:
-                    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-        except RuntimeError:  # no memory is left
-            return tensor, prepared
-        ordered = engine.prepare(copy)
-        return (copy, ordered) if ordered is not None else (tensor, prepared)
+        self.slots.layout_of.append(prepared.interned)
+        if not prepared.element.values:
+            self.slots.mark_bits_only(slot, tensor.dtype)
+        address = address_of(tensor)
+        if batch is not None and tensor.is_contiguous():
+            batch.setdefault(engine, []).append((slot, [Item(prepared, address)]))
+            return True
+        token = None
+        if not tensor.is_inference():
+            token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `reuse`
+        if tensor.is_contiguous():
+            engine.launch_one(slot, prepared, address, token=token)
+            return True
+        with unobserved():
+            return engine.add(slot, tensor, token)

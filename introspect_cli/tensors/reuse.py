@@ -22,26 +22,24 @@ LIMIT: Final = 8192
 
 
 def new_memory() -> Any:
-    """Rows of this step and the last by address of their elements.
+    """Rows of this step and the last by address of their elements, for the compiled intake.
 
-    `note(address, kind, count, row)` remembers the address of a row: `kind` is a number for the element type.
-    `find(address, kind, count)` is the address of the row of what may still be there, 0 if there is none; the kernel
-    compares. `turn()` keeps what this step used for the next one, when its rows are about to be given away; `clear()`
-    forgets everything.
+    `turn()` keeps what this step used for the next one, when its rows are about to be given away; `clear()` forgets
+    everything.
     """
     return kernels.KERNELS.memory(LIMIT)
 
 
-def mark(tensor: torch.Tensor) -> tuple[int, int, int] | None:
-    """Version counter, address and `glance` of a tensor; None without memory (inference tensors, subclasses)."""
+def fingerprint(tensor: torch.Tensor) -> tuple[int, int, int] | None:
+    """Version counter, address and `sampled_hash` of a tensor; None without memory (inference tensors, subclasses)."""
     try:
         version, address = tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter
-        return version, address, glance(tensor, address)
+        return version, address, sampled_hash(tensor, address)
     except (RuntimeError, NotImplementedError):
         return None
 
 
-def glance(tensor: torch.Tensor, address: int) -> int:
+def sampled_hash(tensor: torch.Tensor, address: int) -> int:
     """64-bit hash of sampled bytes of a contiguous CPU tensor, of all bytes of a small one; 0 for others.
 
     Args:

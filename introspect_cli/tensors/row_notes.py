@@ -84,7 +84,7 @@ class RowNotes:
         self.header_of: dict[int, int] = {}
         self.unmeasured: list[int] = []
 
-    def note(self, slot: int, status: Status, text: str) -> None:
+    def set_status(self, slot: int, status: Status, text: str) -> None:
         """Set a row's status and text."""
         self._kinds[slot] = status
         self.texts[slot] = text
@@ -99,10 +99,10 @@ class RowNotes:
             or self.header_of != last.header_of
             or self.unmeasured != last.unmeasured
         ):
-            self._facts = last = self._made(layout_of.copy(), layouts)
+            self._facts = last = self._new_facts(layout_of.copy(), layouts)
         return last
 
-    def _made(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
+    def _new_facts(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
         """Facts of the step's rows, as arrays."""
         count, layout_index = len(layout_of), np.array(layout_of, np.uint32)
         headers = layouts.headers()[layout_index]
@@ -130,8 +130,7 @@ class LayoutNumbers:
         self._headers: list[int] = []
         self._array = np.zeros(0, dtype=np.uint64)
         self._numbers: dict[Layout, int] = {}
-        self._contiguous: dict[tuple[torch.dtype, torch.Size], int] = {}
-        self._strided: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], int] = {}
+        self._on_cpu: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], int] = {}
 
     def number(self, layout: Layout) -> int:
         """Number of a layout, new at the first call."""
@@ -144,22 +143,14 @@ class LayoutNumbers:
             self._numbers[layout] = index  # the last: whatever ends this early, no number has another's layout
         return index
 
-    def contiguous(self, dtype: torch.dtype, shape: torch.Size) -> int:
-        """Number of the layout of a contiguous CPU tensor."""
-        index = self._contiguous.get((dtype, shape))
-        if index is None:
-            name = str(dtype).removeprefix("torch.")
-            index = self._contiguous[dtype, shape] = self.number(Layout(tuple(shape), name, "cpu", "contiguous"))
-        return index
-
-    def strided(self, tensor: torch.Tensor) -> int:
-        """The number of the layout of a strided tensor in CPU memory."""
-        met = tensor.dtype, tensor.shape, tensor.stride()
-        index = self._strided.get(met)
+    def number_on_cpu(self, tensor: torch.Tensor) -> int:
+        """Number of the layout of a strided tensor in CPU memory; looked up by dtype, sizes and strides."""
+        key = tensor.dtype, tensor.shape, tensor.stride()
+        index = self._on_cpu.get(key)
         if index is None:
             name = str(tensor.dtype).removeprefix("torch.")
             index = self.number(Layout(tuple(tensor.shape), name, "cpu", strides_kind(tensor)))
-            self._strided[met] = index
+            self._on_cpu[key] = index
         return index
 
     def headers(self) -> NDArray[np.uint64]:
@@ -195,7 +186,7 @@ class Slots:
     layouts: LayoutNumbers = field(default_factory=LayoutNumbers)
     notes: RowNotes = field(default_factory=RowNotes)
 
-    def new(self, layout: Layout) -> int:
+    def new_row(self, layout: Layout) -> int:
         """Number of a new row with this layout."""
         slot = len(self.layout_of)
         index = self.layouts.number(layout)
@@ -203,8 +194,8 @@ class Slots:
         self.layout_of.append(index)
         return slot
 
-    def bits_only(self, slot: int, dtype: torch.dtype) -> None:
+    def mark_bits_only(self, slot: int, dtype: torch.dtype) -> None:
         """Mark a row as having a checksum only, since its bits are no numbers."""
         self.notes.unmeasured.append(slot)
         if self.flags:
-            self.notes.note(slot, Status.PARTIAL, f"no values of {dtype}, only bits")
+            self.notes.set_status(slot, Status.PARTIAL, f"no values of {dtype}, only bits")

@@ -69,19 +69,19 @@ class Arena:
     """Rows by slot.
 
     Attributes:
-        blocks: each of as many rows.
-        each: how many.
+        blocks: memory of rows, shape (rows_per_block, 32) each.
+        rows_per_block: how many.
         addresses: of each row; the compiled intake has the list too.
     """
 
     def __init__(self) -> None:
         self.blocks: list[Rows] = []
-        self.each = ROWS
+        self.rows_per_block = ROWS
         self.addresses: list[int] = []
         self._starts = np.zeros(0, np.uint64)
-        self._place = 0
+        self._block_addresses = 0
 
-    def hold(self, count: int) -> None:
+    def reserve(self, count: int) -> None:
         """Make room for at least `count` rows."""
         while len(self.addresses) < count:
             self.blocks.append(empty(ROWS))
@@ -91,16 +91,16 @@ class Arena:
     def address(self, slot: int) -> int:
         """Address of a slot's row, allocated if need be."""
         if slot >= len(self.addresses):
-            self.hold(slot + 1)
+            self.reserve(slot + 1)
         return self.addresses[slot]
 
     @property
-    def place(self) -> int:
+    def block_addresses(self) -> int:
         """Address of the array of block addresses, uint64 each."""
         if len(self._starts) != len(self.blocks):
             self._starts = np.array([block.ctypes.data for block in self.blocks], np.uint64)
-            self._place = self._starts.ctypes.data
-        return self._place
+            self._block_addresses = self._starts.ctypes.data
+        return self._block_addresses
 
     def row(self, slot: int) -> Rows:
         """Row of an existing slot, shape (32,)."""
@@ -108,14 +108,14 @@ class Arena:
         row: Rows = self.blocks[block][place]
         return row
 
-    def first(self, count: int) -> Rows:
+    def snapshot(self, count: int) -> Rows:
         """Copy of the first `count` rows, shape (count, 32)."""
         return np.concatenate([empty(0), *self.blocks])[:count]
 
     def copy(self, count: int) -> Arena:
         """Copy of the first `count` rows as an arena of one block."""
         made = Arena()
-        made.blocks, made.each = [self.first(count)], max(count, 1)
+        made.blocks, made.rows_per_block = [self.snapshot(count)], max(count, 1)
         return made
 
     def clear(self) -> None:

@@ -180,48 +180,48 @@ def _has_storage(tensor: torch.Tensor) -> bool:
         return False
 
 
+_INDICES: Final = {
+    torch.sparse_coo: ("_indices",),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices")),
+}
+"""Methods of a sparse tensor that give its indices, by layout."""
+
+
 def _sparse(tensor: torch.Tensor) -> Parts:
     """Parts of a sparse tensor: values for statistics, values and indices for the checksum."""
-    common = _common(tensor)
+    common, tensor = _common(tensor), tensor.detach()
+    if tensor.layout not in _INDICES:
+        return Parts(**common, values=tensor.to_dense(), extra=common["strides"].encode())
     if tensor.layout == torch.sparse_coo:
         with suppress(RuntimeError):  # not implemented for each dtype
-            tensor = tensor.detach().coalesce()
-        values, indices = tensor.detach()._values(), [tensor.detach()._indices()]  # noqa: SLF001  # the others want it coalesced
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        values, indices = tensor.detach().values(), [tensor.crow_indices(), tensor.col_indices()]
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        values, indices = tensor.detach().values(), [tensor.ccol_indices(), tensor.row_indices()]
-    else:
-        dense = tensor.detach().to_dense()
-        return Parts(**common, values=dense, extra=common["strides"].encode())
-    bits = [(0, values), *(((number + 1) * PART, index) for number, index in enumerate(indices))]
-    text = f"statistics and sketch over the values as stored, at {_places(indices)}"
-    return Parts(**common, values=values, bits=bits, extra=common["strides"].encode(), text=text)
+            tensor = tensor.coalesce()
+    values = tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()  # noqa: SLF001  # the public one wants it coalesced
+    indices = [getattr(tensor, name)() for name in _INDICES[tensor.layout]]
+    text = f"statistics and sketch over the values as stored, at {_digest(indices)}"
+    return Parts(**common, values=values, bits=_bits(values, indices), extra=common["strides"].encode(), text=text)
 
 
 def _nested(tensor: Any) -> Parts:
     """Parts of a nested tensor: values for statistics, values and offsets for the checksum."""
-    if tensor.layout == torch.jagged:
+    kind = "jagged" if tensor.layout == torch.jagged else "nested"
+    if kind == "jagged":
         values = tensor._values.detach()  # noqa: SLF001  # values() would go through the subclass, which is switched off here
-        lengths = tensor._lengths  # noqa: SLF001  # as above
-        shape = [tensor._offsets, *([] if lengths is None else [lengths])]  # noqa: SLF001  # as above
+        shape = [held for held in (tensor._offsets, tensor._lengths) if held is not None]  # noqa: SLF001  # as above
     else:
         values = tensor.detach().values()
         shape = [tensor._nested_tensor_size()]  # noqa: SLF001  # the old layout has no public way
-    bits = [(0, values), *(((number + 1) * PART, index) for number, index in enumerate(shape))]
-    return Parts(
-        tuple(values.shape),
-        str(values.dtype).removeprefix("torch."),
-        str(values.device),
-        "jagged" if tensor.layout == torch.jagged else "nested",
-        values=values,
-        bits=bits,
-        extra=b"nested",
-        text=f"shape, statistics and sketch are of the values, end to end, cut at {_places(shape)}",
-    )
+    text = f"shape, statistics and sketch are of the values, end to end, cut at {_digest(shape)}"
+    common = {**_common(values), "strides": kind}
+    return Parts(**common, values=values, bits=_bits(values, shape), extra=b"nested", text=text)
 
 
-def _places(indices: Sequence[torch.Tensor]) -> str:
+def _bits(values: torch.Tensor, indices: Sequence[torch.Tensor]) -> Sequence[tuple[int, torch.Tensor]]:
+    """Values and index tensors with the offsets that keep them apart in one checksum."""
+    return [(number * PART, tensor) for number, tensor in enumerate((values, *indices))]
+
+
+def _digest(indices: Sequence[torch.Tensor]) -> str:
     """Digest of the index tensors of a sparse or nested tensor."""
     stands = blake2b(digest_size=8)
     for index in indices:
@@ -257,6 +257,6 @@ def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, desc
     return Parts(*common, inner.values, runs=keyed, status=Status.PARTIAL, text=text, part=part)
 
 
-def keyed(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:
+def one_run(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:
     """A tensor as one run from index `offset`, which keeps the parts of a composite apart."""
     return [(offset, tensor.detach().contiguous().view(-1))]

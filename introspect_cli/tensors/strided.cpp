@@ -7,6 +7,8 @@
 
 #include "intake.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 namespace {
@@ -15,7 +17,7 @@ namespace {
 //
 // Reading a transposed matrix in logical order touches a cache line for each element. Where some dimension is closer
 // together in the source than the one that is contiguous in the target, both are walked in tiles of 16 by 16, so that
-// lines are read and written whole. cpu.py orders the dimensions: one of the last two is contiguous in the target.
+// lines are read and written whole. One of the last two dimensions is contiguous in the target.
 
 template <class T>
 void copy_matrix(const T *a, T *b, i64 rows, i64 columns, i64 step, i64 within, i64 out, i64 stride) {
@@ -42,36 +44,60 @@ void copy_matrix(const T *a, T *b, i64 rows, i64 columns, i64 step, i64 within, 
     }
 }
 
-constexpr int MAX_DIMS = 16, PLAN = 3 * MAX_DIMS;
+constexpr int MAX_DIMS = 16;
 
-}  // namespace
+struct Dim {
+    i64 size, in, out;  // stride in the source, and in the target
+};
 
-void copy(const char *source, i64 dims, i64 size, const i64 *plan, char *target) {
-    const i64 *sizes = plan, *in = plan + MAX_DIMS, *out = plan + 2 * MAX_DIMS;
-    const i64 a = dims - 2, b = dims - 1;
+// The dimensions of a box from the first that is cut, of which there are `rows`, in the order in which they are walked. The one that is
+// contiguous in the target goes last; or, if another has a smaller stride in the source, last but one, and that one last. The others go
+// by falling strides in the source.
+int in_order(const Strided &own, i64 cut, i64 rows, Dim *dims) {
+    Dim inner{1, 1, 1};
+    int count = 1;
+    i64 step = 1;
+    dims[0] = {1, 0, 0};
+    for (i64 d = own.dims - 1; d >= cut; d--) {
+        const Dim dim{d == cut ? rows : own.sizes[d], own.strides[d], step};
+        if (dim.size == 1) continue;
+        if (step == 1) inner = dim;
+        else dims[count++] = dim;
+        step *= dim.size;
+    }
+    std::sort(dims + 1, dims + count, [](const Dim &a, const Dim &b) { return a.in > b.in; });
+    int close = count - 1;
+    while (close > 0 && !dims[close].in) close--;
+    dims[count++] = inner;
+    if (close > 0 && dims[close].in < inner.in) std::rotate(dims + close, dims + close + 1, dims + count);
+    return count;
+}
+
+void copy(const char *source, const Dim *dims, int count, i64 size, char *target) {
+    const Dim a = dims[count - 2], b = dims[count - 1];
     i64 at[MAX_DIMS] = {}, boxes = 1;
-    for (i64 d = 0; d < a; d++) boxes *= sizes[d];
+    for (int d = 0; d < count - 2; d++) boxes *= dims[d].size;
     auto box = [&](auto type) {
         using T = decltype(type);
-        copy_matrix((const T *)source, (T *)target, sizes[a], sizes[b], in[a], in[b], out[a], out[b]);
+        copy_matrix((const T *)source, (T *)target, a.size, b.size, a.in, b.in, a.out, b.out);
     };
     while (boxes--) {
         if (size == 8) box(u64());
         else if (size == 4) box(u32());
         else if (size == 2) box(u16());
         else box(u8());
-        for (i64 d = a - 1; d >= 0; d--) {
-            at[d]++, source += in[d] * size, target += out[d] * size;
-            if (at[d] < sizes[d]) break;
-            source -= sizes[d] * in[d] * size, target -= sizes[d] * out[d] * size, at[d] = 0;
+        for (int d = count - 3; d >= 0; d--) {
+            const Dim &dim = dims[d];
+            at[d]++, source += dim.in * size, target += dim.out * size;
+            if (at[d] < dim.size) break;
+            source -= dim.size * dim.in * size, target -= dim.size * dim.out * size, at[d] = 0;
         }
     }
 }
 
-namespace {
-
 struct Work {  // what threads that share a tensor know of it
     const Strided *tensor;
+    i64 cut, inner, rows, number;  // the dimension that is cut, elements in each of its rows, rows of a piece, pieces
     Row *parts;
     char *blocks;
     const Team *team;
@@ -82,21 +108,31 @@ void take_pieces(void *data) {
     Work *work = (Work *)data;
     const Strided &own = *work->tensor;
     const i64 size = SIZES[own.code], thread = work->team->taking > 1 && work->team->number ? work->team->number() : 0;
+    const i64 height = own.sizes[work->cut], each = (height + work->rows - 1) / work->rows;
     char *block = work->blocks + thread * CHUNK * size;
-    for (i64 i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_ACQ_REL)) < own.number;) {
-        const Piece &piece = own.pieces[i];
-        copy((const char *)own.address + piece.place * size, piece.dims, size, own.plans + piece.plan * PLAN, block);
-        RUN(block, piece.count, piece.first, int(own.code), int(own.flags), own.table, work->parts + i);
+    for (i64 i; (i = __atomic_fetch_add(&work->next, 1, __ATOMIC_ACQ_REL)) < work->number;) {
+        i64 box = i / each, top = i % each * work->rows, place = top * own.strides[work->cut];
+        const i64 rows = least(work->rows, height - top), first = (box * height + top) * work->inner;
+        for (i64 d = work->cut - 1; d >= 0; d--) place += box % own.sizes[d] * own.strides[d], box /= own.sizes[d];
+        Dim dims[MAX_DIMS];
+        copy((const char *)own.address + place * size, dims, in_order(own, work->cut, rows, dims), size, block);
+        RUN(block, rows * work->inner, first, int(own.code), int(own.flags), own.table, work->parts + i);
     }
 }
 
 }  // namespace
 
-void summarise_strided(const Strided &tensor, Row *parts, char *blocks, Row *row, Team *team) {
-    Work work{&tensor, parts, blocks, team, 0};
-    i64 count = 0;
-    for (const Piece *piece = tensor.pieces; piece < tensor.pieces + tensor.number; piece++) count += piece->count;
+bool summarise_strided(const Strided &tensor, char *blocks, Row *row, Team *team) {
+    Work work{&tensor, 0, 1, 0, 1, row, blocks, team, 0};
+    i64 count = 1, cut = tensor.dims - 1;
+    for (i64 d = 0; d < tensor.dims; d++) count *= tensor.sizes[d];
+    for (; cut > 0 && work.inner * tensor.sizes[cut] <= CHUNK; cut--) work.inner *= tensor.sizes[cut];
+    work.cut = cut, work.rows = least(tensor.sizes[cut], CHUNK / work.inner);
+    work.number = count / work.inner / tensor.sizes[cut] * ((tensor.sizes[cut] + work.rows - 1) / work.rows);
+    if (work.number > 1 && !(work.parts = (Row *)std::malloc(size_t(work.number) * sizeof(Row)))) return false;
     share(team, take_pieces, &work, count, tensor.flags);
-    if (tensor.number == 1) *row = *parts;
-    else merge(parts, tensor.number, row);
+    if (work.number == 1) return true;
+    merge(work.parts, work.number, row);
+    std::free(work.parts);
+    return true;
 }

@@ -2,22 +2,14 @@
 #pragma once
 #include "team.h"
 
-struct Piece {  // elements that follow one another in logical order, as cpu.py has it
-    i64 place;  // of the first in memory, in elements from the tensor's first
-    i64 count, first;
-    i64 dims, plan;  // number of dimensions, and which of the tensor's plans says how to copy it
-};
-static_assert(sizeof(Piece) == 5 * 8);
 struct Strided {
     u64 address;
     i64 code, flags;
     const float *table;
-    const Piece *pieces;
-    i64 number;
-    const i64 *plans;  // of `copy`, one after the other
+    i64 dims;  // from 1 to MAX_DIMS - 2, with a last one that fits into a chunk
+    const i64 *sizes, *strides;
 };
 
-// Copies a strided box of elements of `size` bytes to contiguous memory; see kernels.py for the plan.
-HIDDEN void copy(const char *source, i64 dims, i64 size, const i64 *plan, char *target);
-// Into a row, with one for each piece in `parts`, and memory for a piece for each of the team's threads in `blocks`.
-HIDDEN void summarise_strided(const Strided &tensor, Row *parts, char *blocks, Row *row, Team *team);
+// Into a row, with memory for a chunk for each of the team's threads in `blocks`; false, and nothing is done, without memory for the
+// rows of its pieces.
+HIDDEN bool summarise_strided(const Strided &tensor, char *blocks, Row *row, Team *team);

@@ -24,7 +24,7 @@ from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.devices import Devices
 from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.plain import Batch, PlainTensors
-from introspect_cli.tensors.reuse import mark, new_memory
+from introspect_cli.tensors.reuse import fingerprint, new_memory
 from introspect_cli.tensors.row_notes import Slots
 from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen
 from introspect_cli.tensors.unusual import UnusualTensors
@@ -84,8 +84,6 @@ class Summarizer:
     def _reset(self) -> None:
         """Start a step: no notes, no slots."""
         self._notes.clear()
-        if self._intake is not None:
-            self._intake.turn()
         # The last: where an interrupt comes before, the next slots are beyond those that anything is still known of.
         self._layout_of.clear()  # the intake has it too
 
@@ -124,26 +122,23 @@ class Summarizer:
         Returns:
             The row number of each.
         """
-        batch = Batch()
+        batch: Batch = {}
         with self._lock:
             tensors = list(tensors)
             if slots is None:
                 slots = [-1] * len(tensors)
                 if self._intake is not None:
-                    self._arena.hold(len(self._layout_of) + len(tensors))
-                    slots = self._intake.add_all(tensors, batch.items)
+                    self._arena.reserve(len(self._layout_of) + len(tensors))
+                    slots = self._intake.add_all(tensors)
             for place, tensor in enumerate(tensors):
                 if slots[place] >= 0:
                     continue
                 slots[place] = slot = len(self._layout_of)
                 try:
-                    if self._intake is not None and self._intake.add_all([tensor], batch.items)[0] >= 0:
-                        continue  # its shape was learnt from one before it
                     self._add(slot, tensor, batch)
                 except Exception as error:
                     self._failed(slot, tensor, error)
-            self._engine.batch(batch.items, self._slots.flags)
-            for engine, entries in batch.entries.items():
+            for engine, entries in batch.items():
                 self._launch(engine, entries)
         return slots
 
@@ -153,7 +148,7 @@ class Summarizer:
             found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.marks(tensors)
         if all(found):
             return found
-        return [mark(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
+        return [fingerprint(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
 
     @property
     def intake(self) -> Any:
@@ -163,10 +158,10 @@ class Summarizer:
     def _launch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
         """Launch a batch on a GPU; if that fails, its rows become NOT_OBSERVED with the error."""
         try:
-            engine.many(entries)
+            engine.launch_tables(entries)
         except Exception as error:
             for slot, _ in entries:
-                self._notes.note(slot, Status.NOT_OBSERVED, values.short(f"{type(error).__name__}: {error}"))
+                self._notes.set_status(slot, Status.NOT_OBSERVED, values.shortened(f"{type(error).__name__}: {error}"))
 
     def _failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
         """Replace a failed row by one that says why; an error of the script's is raised."""
@@ -193,16 +188,16 @@ class Summarizer:
                 raise
             return self.missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
         with self._lock:
-            slot = self._slots.new(layout)
+            slot = self._slots.new_row(layout)
             self._notes.fixed[slot] = fixed
-            self._notes.note(slot, Status.VALUE, text)
+            self._notes.set_status(slot, Status.VALUE, text)
             return slot
 
     def missing(self, reason: str) -> int:
         """Row of a value that could not be observed, with the reason."""
         with self._lock:
-            slot = self._slots.new(Layout((), ""))
-            self._notes.note(slot, Status.NOT_OBSERVED, values.short(values.masked(reason)))
+            slot = self._slots.new_row(Layout((), ""))
+            self._notes.set_status(slot, Status.NOT_OBSERVED, values.shortened(values.masked(reason)))
             return slot
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -235,12 +230,10 @@ class Summarizer:
         """Replace locks and threads, in a forked child."""
         self._lock = k.new_lock()
         self._engine.abandon()
-        self._unusual.abandon()
 
     def close(self) -> None:
         """Free all memory; the summarizer must not be used afterwards."""
         with self._lock:
-            self._unusual.close()
             if self._memory is not None:
                 self._memory.clear()
             self._arena.clear()

@@ -47,12 +47,6 @@ bool look_by_handle(const Functions *torch, PyObject *tensor, Look &found) {
     return true;
 }
 
-i64 writes_by_handle(const Functions *torch, PyObject *tensor) {
-    if (torch->counter < 0) return -1;
-    const char *own = *(const char **)((char *)tensor + torch->place), *counter = *(const char *const *)(own + torch->counter);
-    return counter ? i64(*(const u32 *)(counter + torch->writes)) : -1;
-}
-
 void fetch(const Functions *torch, PyObject *tensor) {
     constexpr int SIZE = 192, LINE = 64;
     const char *own = *(const char **)((char *)tensor + torch->place);

@@ -27,7 +27,6 @@ struct Functions {
     i64 place;      // of the tensor in its Python object
     i64 keys;       // of its dispatch keys in the tensor; -1 if not known
     u64 negation;   // the key of those whose elements are yet to be negated
-    i64 counter, writes; // of a pointer to what counts a tensor's writes, in the tensor, and of the number there; -1 if not known
     int (*layout)(void *, i32 *), (*device)(void *, i32 *), (*type)(void *, i32 *), (*dims)(void *, i64 *);
     int (*sizes)(void *, i64 **), (*strides)(void *, i64 **);
     int (*bytes)(void *, i64 *), (*offset)(void *, i64 *), (*address)(void *, const void **);
@@ -37,8 +36,6 @@ struct Functions {
 HIDDEN bool look_by_handle(const Functions *functions, PyObject *tensor, Look &found);
 HIDDEN void fetch(const Functions *functions, PyObject *tensor);  // into the cache, before it is looked at
 HIDDEN void fetch_storage(const Functions *functions, PyObject *tensor);  // the same of its storage, once it is there itself
-// How often a tensor has been written to; -1 where its `_version` has to be asked.
-HIDDEN i64 writes_by_handle(const Functions *functions, PyObject *tensor);
 
 // The layouts of tensors met before, by shape and element type.
 struct Shapes {  // a hash table of open places, at most half full

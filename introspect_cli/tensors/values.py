@@ -33,7 +33,7 @@ def masked(text: str) -> str:
     return _ADDRESS.sub("at 0x...", text) if "0x" in text else text
 
 
-def short(text: str) -> str:
+def shortened(text: str) -> str:
     """Text cut to 200 characters."""
     return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
 
@@ -45,19 +45,19 @@ def summarised(value: object) -> tuple[Layout, int, str]:
         Exception: whatever the value's own `__repr__` raises.
     """
     if type(value) is float:
-        return _same_again(value) if value else _summarised(value)
+        return _summarised_once(value) if value else _summarised(value)
     if type(value) is int or type(value) is bool or (type(value) is str and len(value) <= TEXT_LIMIT):
-        return _same_again(value)
+        return _summarised_once(value)
     return _summarised(value)
 
 
 def _summarised(value: object) -> tuple[Layout, int, str]:
     dtype, text = describe(value)
-    return Layout((), dtype), checksum.of_text(f"{dtype} {text}"), short(text)
+    return Layout((), dtype), checksum.text_checksum(f"{dtype} {text}"), shortened(text)
 
 
 @functools.lru_cache(maxsize=256, typed=True)
-def _same_again(value: float | str) -> tuple[Layout, int, str]:
+def _summarised_once(value: float | str) -> tuple[Layout, int, str]:
     """`_summarised`, cached: the same learning rates come every step."""
     return _summarised(value)
 

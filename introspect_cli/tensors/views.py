@@ -5,26 +5,19 @@ some of them larger than what may be copied at once. So tensors are cut along th
 most `limit` elements, copied one at a time, each with the row-major index of its first element. Every torch operation
 of introspect runs inside `unobserved`, so that no mode of the script sees it.
 
-Reading a transposed matrix in logical order touches a cache line for each element. So the compiled kernels copy it in
-the order of the source's memory, in pieces of at most a chunk, which threads share and summarise where they are: in the
-cache. What is found out of a shape and its strides is kept, since a step has the same ones again.
+Reading a transposed matrix in logical order touches a cache line for each element. So the compiled kernels copy most
+tensors themselves (`strided.cpp`); what is here is for the others, and for other devices.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import torch
-
-from introspect_cli.tensors import kernels as k
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 
 
 STORAGE_BEGIN: Final[Callable[[torch.Tensor], int] | None] = getattr(torch._C, "_data_address", None)  # noqa: SLF001  # no public one
@@ -34,13 +27,13 @@ REPEATS: Final = 16
 """Beyond, how many times on average an element may be read again."""
 
 
-def _there(*names: str) -> tuple[Callable[[], Any], ...]:
+def _guards_of_torch(*names: str) -> tuple[Callable[[], Any], ...]:
     """The named guards of torch, those that this version has."""
     return tuple(guard for guard in (getattr(torch._C, name, None) for name in names) if guard is not None)  # noqa: SLF001
 
 
-_MODES_OFF: Final = _there("DisableTorchFunction", "_DisableTorchDispatch")
-_AUTOCAST_OFF: Final = _there("_DisableAutocast")
+_MODES_OFF: Final = _guards_of_torch("DisableTorchFunction", "_DisableTorchDispatch")
+_AUTOCAST_OFF: Final = _guards_of_torch("_DisableAutocast")
 _autocasts: Final[Callable[[], bool]] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # noqa: SLF001
 
 
@@ -162,70 +155,3 @@ def strides_kind(tensor: torch.Tensor) -> str:
     if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         return "expanded"
     return "strided"
-
-
-WIDTH: Final = 8
-"""Bytes of an element that the kernels copy, at most."""
-_LINES: Final = 16
-"""Rows that a piece has at least, so that a cache line of a transposed source serves them all."""
-_MOST: Final = 1 << 12
-"""Pieces that are worth keeping a plan of."""
-
-
-class Pieces(NamedTuple):
-    """Pieces and copy plans for tensors of one shape and strides.
-
-    Attributes:
-        pieces: int64 (n, 5): place in memory in elements, elements, index of the first, dimensions and plan of each.
-        plans: int64 (m, 3, MAX_DIMS): see `copy_plan`.
-    """
-
-    pieces: NDArray[np.int64]
-    plans: NDArray[np.int64]
-
-
-@lru_cache(maxsize=256)
-def cut_up(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> Pieces | None:
-    """Pieces and copy plans of a nonempty strided tensor, in logical order; None where the kernels cannot copy it."""
-    if not 0 < len(shape) < k.MAX_DIMS - 1 or size > WIDTH or shape[-1] * _LINES > k.CHUNK:
-        return None
-    boxes: list[tuple[int, int, int, int, int]] = []
-    plans: list[NDArray[np.int64]] = []
-    numbers: dict[tuple[int, ...], int] = {}
-    with unobserved():
-        for first, view in cut(torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta"), k.CHUNK):
-            if len(boxes) == _MOST:
-                return None
-            box = tuple(view.shape)
-            if box not in numbers:
-                numbers[box] = len(plans)
-                plans.append(copy_plan(box, view.stride()))
-            number = numbers[box]
-            boxes.append((int(view.storage_offset()), view.numel(), first, int(plans[number][0, -1]), number))
-    return Pieces(np.array(boxes, np.int64), np.array(plans, np.int64))
-
-
-def copy_plan(shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[np.int64]:
-    """Copy plan for `kernels`, int64 (3, MAX_DIMS): size, source and target stride by dimension.
-
-    The dimension that is contiguous in the target goes last; or, if another has a smaller stride in the source, last
-    but one, and that one last. The others go by falling strides in the source.
-    """
-    dims, step = [], 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size > 1:
-            dims.append((size, stride, step))
-            step *= size
-    row, *others = dims or [(1, 1, 1)]
-    others = [(1, 0, 0), *sorted(others, key=lambda dim: -dim[1])]
-    close = min((dim for dim in others if dim[1]), key=lambda dim: dim[1], default=row)
-    if close[1] < row[1]:
-        others.remove(close)
-        order = [*others, row, close]
-    else:
-        order = [*others, row]
-    plan = np.zeros((3, k.MAX_DIMS), dtype=np.int64)
-    for place, dim in enumerate(order):
-        plan[:, place] = dim
-    plan[0, -1] = len(order)
-    return plan

@@ -30,7 +30,6 @@ def test_names_are_where_they_were():
     assert private_api.COMPILERS_GRAPH is torch.fx._lazy_graph_module._LazyGraphModule
     assert private_api.running_node is torch._C._current_autograd_node
     assert private_api._CompileContext is torch._guards.CompileContext
-    assert (torch._TorchCompileInductorWrapper, torch._TorchCompileWrapper) == private_api.COMPILERS
     assert torch._C._after_autograd_keyset is not None
     assert callable(torch.library.Library._destroy)
 

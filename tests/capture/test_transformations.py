@@ -133,7 +133,7 @@ TABLE: dict[str, dict[str, str]] = {
     "script, saved and loaded": GRAPH_KEEPS,
     "trace": GRAPH_KEEPS,
     "export": GRAPH_KEEPS,
-    "compile, kept": PYTHON_KEEPS,
+    "compile, kept": {**GRAPH_KEEPS, "gradients of outputs": EDGE},
     "compile, boundary": {
         **PYTHON_KEEPS,
         "inputs": EDGE,

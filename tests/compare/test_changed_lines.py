@@ -389,6 +389,14 @@ def test_values_are_followed_to(texts, clues):
     assert found[0].likely
 
 
+def test_of_two_changes_as_near_as_each_other_the_one_in_which_more_of_what_differs_is_named_comes_first():
+    texts = both("warm = WarmupLR({0})\nschedule = Decay(lr={0})\n")
+    clues = Clues("optimizer", words=frozenset({"lr"}))
+    found = ranked(changes_of("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    assert found[0].nearness is found[1].nearness
+    assert [one.change.place for one in found] == ["t.py:2", "t.py:1"]
+
+
 PLANTED = [*lines.own(), *lines.single()[::12], *lines.mixed()[::10]]
 
 

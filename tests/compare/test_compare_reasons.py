@@ -98,6 +98,15 @@ def test_hyperparameters_of_the_parameters_own_group(compare):
     result = compare([before + rows + after[:1]], [before + rows + after[1:]], settings=settings)
     assert "weight_decay 0 -> 0.1" in result.sentence
 
+    of_both = {"params": ["Net.a", "Net.b"]}  # where a scheduler of one run alone notes that lr began, that is no cause
+    settings = tuple(
+        {"optimizers": [{"name": "SGD", "groups": [group | of_both]}]}
+        for group in (plain, decayed | {"initial_lr": 0.1})
+    )
+    result = compare([before + rows + after[:1]], [before + rows + after[1:]], settings=settings)
+    assert "weight_decay 0 -> 0.1" in result.sentence
+    assert "initial_lr" not in result.sentence
+
     rates = ((0.2, 0.4), (0.2, 0.8))  # a schedule moves them in each group; what the script makes them of is in it
     steps = [
         [*before, *rows, row("optimizer", "param", "Net.b", np.full(3, rate, F32))]

@@ -397,7 +397,6 @@ SCRIPTS = {
             Down(4, 4)(torch.ones(2, 4))
         except RecursionError as error:
             print(error, file=sys.stderr)
-        sys.setrecursionlimit(200)
         deep(0)
         """,
     "errors in threads, in finalisers and at the end": """

@@ -36,7 +36,7 @@ def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
     assert "model.py" in answer.stdout
     assert "Net" in answer.stdout
     said = " ".join(answer.stdout.split())
-    assert "Of 2 changes in 2 files, one makes them diverge: model.py:11; proven by 2 runs" in said
+    assert "Of 1 change in 1 file, one makes them diverge: model.py:11; proven by 2 runs" in said
     assert "+ return self.b(torch.relu(self.a(x)) * 1.001)" in said
     assert state(repository) == before
     assert git(repository, "worktree", "list").count("\n") == 0

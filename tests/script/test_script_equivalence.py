@@ -23,23 +23,16 @@ SCRIPTS = {
             def __str__(self): raise ValueError('no text')
         raise SystemExit(Mute())
         """,
-    "looks at how deep it may go": """
+    "goes as deep as it may": """
         import sys
         def deep(level):
             try:
                 return deep(level + 1)
             except RecursionError:
                 return level
-        print(sys.getrecursionlimit(), deep(0))
-        sys.setrecursionlimit(500)
-        print(sys.getrecursionlimit(), deep(0))
-        for bad in (0, -1, 'x', 1.5):
-            try:
-                sys.setrecursionlimit(bad)
-            except Exception as error:
-                print(type(error), error)
+        print(deep(0))
         import atexit
-        atexit.register(lambda: print(sys.getrecursionlimit(), deep(0)))
+        atexit.register(lambda: print(deep(0) < 200))
         sys.setrecursionlimit(120)
         """,
     "exits by the builtin": "exit('bye')",

@@ -51,11 +51,16 @@ class Made:
         self.engine = DeviceEngine(CPU, self.rows, self.launcher, stream=lambda _index: 0, **wanted)
 
     def one(self, tensor, first=0):
-        self.engine.one(0, self.engine.prepare(tensor), tensor.data_ptr(), first)
-        return self.rows.hand_over().rows()
+        if first:
+            self.engine.launch_one(0, self.engine.prepare(tensor), tensor.data_ptr(), first)
+        else:
+            assert self.engine.add(0, tensor)
+        row = r.empty(1)
+        self.rows.hand_over().fill(row)
+        return row
 
     def many(self, tensors):
-        self.engine.many([(slot, [self.item(tensor)]) for slot, tensor in enumerate(tensors)])
+        self.engine.launch_tables([(slot, [self.item(tensor)]) for slot, tensor in enumerate(tensors)])
         return self.rows.hand_over().rows()
 
     def item(self, tensor, first=0):
@@ -121,16 +126,16 @@ def test_every_type_and_many_sizes(made, dtype, count):
     ids=str,
 )
 @pytest.mark.parametrize("stride", STRIDED)
-def test_strides_are_followed_without_a_copy(made, dtype, stride):
+@pytest.mark.parametrize("limit", [1 << 28, 4000])
+def test_other_strides_are_read_in_order(made, monkeypatch, dtype, stride, limit):
+    monkeypatch.setattr(engines, "LARGEST_COPY", limit)
     x = STRIDED[stride](example(dtype, (70, 30)))
     if x.numel() > 5000:
         x = x[:100]
     dense = x.contiguous().clone(memory_format=torch.contiguous_format)
     row = made.one(x)
     assert_same(row, expected_row(dense))
-    variant = made.launcher.launched[-1][0]
-    assert (variant.dims > 0) != x.is_contiguous()
-    if variant.dims:  # the same elements in the same order, so the same roundings
+    if x.numel() * x.element_size() <= limit:  # the same elements in the same order, so the same roundings
         assert row.tobytes() == made.one(dense).tobytes()
 
 
@@ -140,7 +145,6 @@ MATRICES = {
     "volumes": (torch.uint8, (2, 17, 4, 5, 6), lambda x: x.to(memory_format=torch.channels_last_3d)),
     "one transposed matrix": (torch.float32, (70, 130), lambda x: x.t().contiguous().t()),
     "at an odd address": (torch.float64, (67, 66), lambda x: x.t().reshape(-1).repeat(2)[1:4423].reshape(66, 67).t()),
-    "complex numbers": (torch.complex64, (2, 18, 66), lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)),
 }
 
 
@@ -149,7 +153,7 @@ def test_matrices_are_transposed_to_the_bit(made, what):
     dtype, shape, laid_out = MATRICES[what]
     x = laid_out(example(dtype, shape))
     assert not x.is_contiguous()
-    copy = made.engine.transposed(x, made.engine.prepare(x))
+    copy = made.engine.transposed(x)
     assert copy.is_contiguous()
     bits = torch.uint8 if dtype == torch.uint8 else torch.int16 if dtype == torch.bfloat16 else torch.int32
     assert torch.equal(copy.view(bits), x.contiguous().view(bits))
@@ -166,23 +170,7 @@ def test_matrices_are_transposed_to_the_bit(made, what):
     ids=["with gaps", "turned round", "rows of vectors", "three colours"],
 )
 def test_no_other_layout_is_taken_for_matrices(made, x):
-    assert made.engine.transposed(x, made.engine.prepare(x)) is None
-
-
-def test_indices_beyond_32_bits_in_a_strided_tensor(made):
-    x = example(torch.float32, (30, 40)).t()
-    prepared = made.engine.prepare(x)
-    wide = engines.Prepared(
-        prepared.plan,
-        None,
-        prepared.unaligned._replace(narrow=False),
-        prepared.programs,
-        prepared.layout,
-        prepared.lookup,
-        prepared.kept,
-    )
-    made.engine.one(0, wide, x.data_ptr())
-    assert made.rows.hand_over().rows().tobytes() == made.one(x).tobytes()
+    assert made.engine.transposed(x) is None
 
 
 @pytest.mark.parametrize("first", sliced([1, 16, 511, 512, 3000, (1 << 33) + 77, (1 << 40) + 512], (1, (1 << 33) + 77)))
@@ -222,10 +210,10 @@ CASES = {
 def test_what_comes_again_is_summarised_again_only_where_it_changed(made):
     x = example(torch.float32, (9000,))
     prepared, token = made.engine.prepare(x), (1, 0, 0)
-    made.engine.one(0, prepared, x.data_ptr(), token=token)
-    made.engine.one(1, prepared, x.data_ptr(), token=token)
+    made.engine.launch_one(0, prepared, x.data_ptr(), token=token)
+    made.engine.launch_one(1, prepared, x.data_ptr(), token=token)
     x[5000] += 1.0  # which the token does not tell
-    made.engine.one(2, prepared, x.data_ptr(), token=token)
+    made.engine.launch_one(2, prepared, x.data_ptr(), token=token)
     rows = made.rows.hand_over().rows()
     assert rows[1].tobytes() == rows[0].tobytes()
     assert rows[2].tobytes() == made.one(x).tobytes() != rows[0].tobytes()
@@ -265,10 +253,8 @@ def test_every_byte_of_a_small_type(made, dtype):
 MIXED = [
     torch.randn(64, 48),
     torch.randn(3000),
-    torch.randn(50, 50).t(),
     torch.randn(7),
     torch.tensor(3.0),
-    torch.randn(4, 8, 6, 6).to(memory_format=torch.channels_last),
     torch.randn(5000).bfloat16(),
     torch.randint(9, (300,)),
     torch.randn(20).to(torch.float8_e5m2),
@@ -300,7 +286,7 @@ def test_tables_are_cut_where_programs_run_out(made, monkeypatch):
 def test_the_row_does_not_depend_on_how_many_programs_share_it_but_for_rounding(made, monkeypatch):
     x = example(torch.float32, (9_011,))
     for most in (1, 2, 64):
-        monkeypatch.setattr(launch.Plan, "programs", lambda _plan, _first=0, most=most: most)
+        monkeypatch.setattr(launch.Element, "programs", lambda _element, _count, _first, most=most: most)
         assert_same(Made().one(x), expected_row(x))
 
 
@@ -316,7 +302,7 @@ def test_shards_are_summarised_in_one_launch(made, box):
     shard = whole[top : top + height, left : left + width].contiguous()
     runs = list(places.runs(shard, whole.shape, Part((((top, height),), ((left, width),)))))
     made.launcher.launched.clear()
-    made.engine.many([(0, [made.item(run, offset) for offset, run in runs])])
+    made.engine.launch_tables([(0, [made.item(run, offset) for offset, run in runs])])
     assert_same(made.rows.hand_over().rows(), expected_row(shard, runs=runs))
     assert len(made.launcher.launched) == 1
 

@@ -59,7 +59,7 @@ def held(dtype, *, transposed=False):
     tensor = torch.empty(ELEMENTS, dtype=dtype, device="meta")
     tensor = tensor.t() if transposed else tensor
     with Held(tensor) as seen:
-        fallback.row(tensor)
+        fallback.row_of(tensor)
     return seen
 
 
@@ -79,7 +79,7 @@ def test_temporaries_stay_under_64_mb(dtype, transposed):
 def test_what_is_computed_is_what_the_kernels_compute(monkeypatch, dtype, chunk):
     monkeypatch.setattr(fallback, "CHUNK", chunk)
     tensor = example(dtype, (301, 7))
-    found, wanted = fallback.row(tensor).numpy(), expected_row(tensor).view("int64")[0]
+    found, wanted = fallback.row_of(tensor).numpy(), expected_row(tensor).view("int64")[0]
     assert found[: r.MIN].tolist() == wanted[: r.MIN].tolist()
     found, wanted = found.view("float64"), wanted.view("float64")
     for word in (r.MIN, r.MAX, r.ABSMIN, r.MEAN, r.ABSSUM):

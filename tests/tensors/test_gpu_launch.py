@@ -22,6 +22,7 @@ from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import devices
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
+from introspect_cli.tensors.gpu.launch import Transposing, Variant
 from introspect_cli.tensors.summarizer import Summarizer
 
 pytestmark = pytest.mark.gpu
@@ -108,8 +109,8 @@ def test_nothing_is_looked_up_twice_or_allocated_in_a_step_like_the_last(monkeyp
 
     def step():
         for slot, x in enumerate(tensors):
-            engine.one(slot, engine.prepare(x), x.data_ptr())
-        engine.many(items(engine, *tensors))
+            engine.launch_one(slot, engine.prepare(x), x.data_ptr())
+        engine.launch_tables(items(engine, *tensors))
         return rows.hand_over()
 
     before = step()
@@ -132,11 +133,27 @@ def test_nothing_is_looked_up_twice_or_allocated_in_a_step_like_the_last(monkeyp
 def test_tensors_that_are_read_alike_go_in_one_launch():
     _, _, launcher, engine = made()
     tensors = [torch.randn(n * 16) for n in range(1, 200)]
-    engine.many(items(engine, *tensors))
+    engine.launch_tables(items(engine, *tensors))
     assert len(launcher.launched) == 1
     assert launcher.launched[0].programs == 200 - 1 + sum(n * 16 > 2048 for n in range(1, 200))
-    engine.many(items(engine, *tensors, *(x.bfloat16() for x in tensors)))
+    engine.launch_tables(items(engine, *tensors, *(x.bfloat16() for x in tensors)))
     assert len(launcher.launched) == 3
+
+
+def test_what_a_step_launches_and_how_often_it_reads_a_tensor():
+    """One launch a tensor, one for a table; another for what comes again, and for a copy of what is not contiguous."""
+    _, _, launcher, engine = made()
+    x, y, small = torch.randn(4096), torch.randn(64, 64).t(), [torch.randn(16) for _ in range(20)]
+    assert engine.add(0, x, (1,))
+    assert engine.add(1, x, (1,))
+    assert engine.add(2, y)
+    engine.launch_tables(items(engine, *small))
+    kernels = [launch.variant for launch in launcher.launched]
+    assert [type(kernel) for kernel in kernels] == [Variant, Variant, Variant, Transposing, Variant, Variant]
+    assert [kernel.stats for kernel in kernels if isinstance(kernel, Variant)] == [True, False, True, True, True]
+    address, _, _, row, known = launcher.launched[2].arguments[3:8]
+    assert address == x.data_ptr()
+    assert known != row, "it reads no element where the checksum is that of the known row"
 
 
 def test_rows_are_copied_on_introspects_stream_behind_those_that_wrote_them():
@@ -144,7 +161,7 @@ def test_rows_are_copied_on_introspects_stream_behind_those_that_wrote_them():
     x = torch.randn(32)
     for stream in (1, 5, 1):
         cuda.current = stream
-        engine.one(0, engine.prepare(x), x.data_ptr())
+        engine.launch_one(0, engine.prepare(x), x.data_ptr())
     cuda.log.clear()
     pending = rows.hand_over()
     assert cuda.log == [("wait", 99, 1), ("wait", 99, 5), ("on", 99), ("off", 99), ("record", 99)]
@@ -158,7 +175,7 @@ def test_rows_are_copied_on_introspects_stream_behind_those_that_wrote_them():
 def test_nothing_is_copied_or_waited_for_while_a_graph_is_captured():
     cuda, rows, _, engine = made()
     x = torch.randn(32)
-    engine.one(0, engine.prepare(x), x.data_ptr())
+    engine.launch_one(0, engine.prepare(x), x.data_ptr())
     cuda.capturing = True
     cuda.log.clear()
     pending = rows.hand_over()
@@ -250,7 +267,7 @@ def test_steps_queue_up_while_a_graph_is_captured(recording):
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
     """An engine is tried on a tensor whose row is known; one that writes other rows is not had."""
     _, rows, launcher, engine = made()
-    assert "another" in devices.differs(engine, rows, CPU)
+    assert "another" in devices.reason_to_distrust(engine, rows, CPU)
 
     def exactly(variant, programs, stream, arguments):
         Stub.__call__(launcher, variant, programs, stream, arguments)
@@ -261,12 +278,12 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
     y[1000], y[2000], y[3000] = float("nan"), float("inf"), 0.0
     right = torch.from_numpy(expected_row(y).view(np.int64))[0]
     engine._launch = exactly
-    assert devices.differs(engine, rows, CPU) == ""
+    assert devices.reason_to_distrust(engine, rows, CPU) == ""
     right[r.RAW] += 1
-    assert "checksum" in devices.differs(engine, rows, CPU)
+    assert "checksum" in devices.reason_to_distrust(engine, rows, CPU)
     right[r.RAW] -= 1
     right.view(torch.float64)[r.MEAN] += 1.0
-    assert "statistics" in devices.differs(engine, rows, CPU)
+    assert "statistics" in devices.reason_to_distrust(engine, rows, CPU)
 
 
 def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
@@ -282,7 +299,7 @@ def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
     def plain(slot, tensor, _intake, batch=None):
         summarizer._arena.address(slot)
         summarizer._layout_of.append(summarizer._layouts.number(devices_layout(tensor)))
-        batch.entries.setdefault(engine, []).append((slot, [Item(engine.prepare(tensor), tensor.data_ptr())]))
+        batch.setdefault(engine, []).append((slot, [Item(engine.prepare(tensor), tensor.data_ptr())]))
         return True
 
     monkeypatch.setattr(summarizer._plain, "add", plain)

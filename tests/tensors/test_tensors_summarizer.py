@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import EXPANDED_TEXT, Status
 from introspect_cli.tensors import intake, kernels
-from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.summarizer import Summarizer
 
 warnings.filterwarnings("ignore")
@@ -571,7 +570,8 @@ def test_zeros_without_memory_are_zeros(summarizer):
 
 def test_chunks_of_many_tensors_stay_in_the_memory_for_them():
     """Each of many tensors has a chunk that is not full; there was room for full chunks only, and the heap broke."""
-    engine = Engine(alone=True)
+    summarizer = Summarizer(alone=True)
+    engine = summarizer._engine
     count, number = kernels.CHUNK + 1, 200
     guard = np.full((4 * number, 32), 7, dtype=np.uint64)
     engine._make_room(number * count)
@@ -580,8 +580,7 @@ def test_chunks_of_many_tensors_stay_in_the_memory_for_them():
     engine._parts = guard
     engine._team[kernels.PARTS] = guard.ctypes.data
     value = torch.ones(count)
-    rows = np.zeros((number, 32), dtype=np.uint64)
-    items = [(rows[at:].ctypes.data, value.data_ptr(), count, kernels.F32, 0) for at in range(number)]
-    engine.batch(items, 0)
+    summarizer.add_all([value] * number)
     assert (guard[room:] == 7).all()
-    assert (rows == rows[0]).all()
+    assert len(set(taken(summarizer).checksum)) == 1
+    summarizer.close()

@@ -4,7 +4,7 @@ Code speaks of tokens, keys and sessions all the time, and is to be run again an
 the secret alone, and what is left must still parse. So only what stands in strings and comments is looked at. What
 has the form of a credential goes, as in settings; so does a string that a name says is one (`password = "..."`,
 `{"api_key": "..."}`, `os.environ["HF_TOKEN"] = "..."`). Behind names that are as often of something else (`token`,
-`key`) only what looks as if somebody had drawn it by lot goes. Most files have nothing of it, as a few searches tell.
+`key`) only what looks as if somebody had drawn it by lot goes.
 
 Configuration is to be compared value by value, and must still parse, too: what stands under a name that says that it is
 secret is replaced, in place, whatever the format; what looks like a credential goes wherever it stands.
@@ -14,14 +14,7 @@ from __future__ import annotations
 
 import re
 
-from introspect_cli.capture.environment.redact import (
-    is_secret_name,
-    is_strict_name,
-    long_words,
-    looks,
-    may_be_formed,
-    prose,
-)
+from introspect_cli.capture.environment.redact import is_secret_name, is_strict_name, looks, prose
 from introspect_cli.store.files.folders import REDACTED
 
 _TEXTS = re.compile(
@@ -43,31 +36,11 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DRAWN = re.compile(r"(?=[^\s]*\d)(?=[^\s]*[A-Za-z])[^\s{}<>%/]{16,}", re.DOTALL)
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 _OF_A_COMMIT = re.compile(r"(?i)commit|revision|\brev\b|sha|hash|ref\b|version|digest|checksum")
-_STRICT = r"(?:secret|passw|passphrase|pwd|(?:api|access|private|account)[ _-]?key|credential|auth[ _-]?token)"
-_SIGN = r"[\w-]{0,200}['\"]?\s*(?:\]\s*)?(?::[^=\n'\"]{0,60}=|[=:,])\s*\(?\s*"
-_MAY_NAME = re.compile(
-    _STRICT + rf"(?:{_SIGN}[^\s)]|[^\n]{{0,160}}default\s*=)"
-    r"|(?:token|private|auth|cookie|session|sig|signature|dsn|key|connection_?string|webhook)"
-    + _SIGN
-    + r"[rbfu]{0,2}['\"]{1,3}[^\s{}<>%/'\"]{16}"
-)
-"""In small letters: a name that may say that the string behind it is secret."""
-_BEGINS = re.compile(
-    r"secret|passw|passp|pwd|api|access|private|account|credential|auth|token|cookie"
-    r"|session|sig|dsn|key|connection|webhook"
-)
-"""What each alternative of `_MAY_NAME` begins with: to find these is quicker than to search for all."""
-_DIGITS = 40
-_MAY_BE_DRAWN = re.compile(r"['\"][0-9a-fA-F]{40}['\"]")
 
 
 def source(text: str, patterns: tuple[str, ...] = ()) -> str:
     """A source file with secrets in its strings and comments replaced; globs name further secret names."""
-    small, words = text.lower(), long_words(text)
-    formed = may_be_formed(text, small, words)
-    drawn = any(len(word) == _DIGITS for word in words) and _MAY_BE_DRAWN.search(text)
-    if not (formed or patterns or drawn or any(_MAY_NAME.match(small, at.start()) for at in _BEGINS.finditer(small))):
-        return text
+    formed = prose(text) != text
     pieces = []
     done = 0
     for match in _TEXTS.finditer(text):
@@ -75,14 +48,14 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
         start, end = match.span(group)
         body = text[start:end]
         is_secret = group != "comment" and _is_secret(text, match.start(), body, patterns)
-        clean = REDACTED if is_secret else _clean(body, group, formed=formed)
+        clean = REDACTED if is_secret else _redact_body(body, group, formed=formed)
         if clean != body:
             pieces += [text[done:start], clean]
             done = end
     return "".join([*pieces, text[done:]]) if pieces else text
 
 
-def _clean(body: str, group: str, *, formed: bool) -> str:
+def _redact_body(body: str, group: str, *, formed: bool) -> str:
     """The body of a string or comment with credentials replaced, also in `host=db;password=...`."""
     # an expression in the braces of an f-string holds no secret and has to stay one
     if group not in _LONG and "{" not in body and is_strict_name(body):
@@ -141,23 +114,23 @@ _VALUE = re.compile(
 
 def config(text: str, patterns: tuple[str, ...] = ()) -> str:
     """A configuration file with values under secret names and credentials replaced; globs name further names."""
-    text = _ASSIGNED.sub(lambda match: _assigned(match, patterns), text)
-    return prose(_under_names(_in_brackets(text, patterns), patterns))
+    text = _ASSIGNED.sub(lambda match: _redacted_assignment(match, patterns), text)
+    return prose(_redact_below_names(_redact_brackets(text, patterns), patterns))
 
 
-def _in_brackets(text: str, patterns: tuple[str, ...]) -> str:
+def _redact_brackets(text: str, patterns: tuple[str, ...]) -> str:
     """The text with each value in the brackets after a secret name replaced: `"auth": {"user": "me"}`."""
     pieces, done = [], 0
     for match in _BRACKETED.finditer(text):
         if match.start() < done or not is_secret_name(match["name"], patterns):
             continue
-        end = _closed(text, match.end())
-        pieces += [text[done : match.end()], _ITEM.sub(_hidden, text[match.end() : end])]
+        end = _closing_bracket(text, match.end())
+        pieces += [text[done : match.end()], _ITEM.sub(_redacted_item, text[match.end() : end])]
         done = end
     return "".join([*pieces, text[done:]])
 
 
-def _closed(text: str, start: int) -> int:
+def _closing_bracket(text: str, start: int) -> int:
     """Index of the bracket that closes the one before `start`; the text's length where none does."""
     depth = 1
     for match in _BRACKET.finditer(text, start):
@@ -167,29 +140,29 @@ def _closed(text: str, start: int) -> int:
     return len(text)
 
 
-def _hidden(match: re.Match[str]) -> str:
+def _redacted_item(match: re.Match[str]) -> str:
     """Replacement for one item in such brackets; keys and booleans stay, quotes are kept."""
     value = match[0]
-    if match["key"] or _is_no_text(value) or value in {REDACTED, f'"{REDACTED}"'}:
+    if match["key"] or _is_flag(value) or value in {REDACTED, f'"{REDACTED}"'}:
         return value
     quote = value[0] if value[0] in "\"'" else '"'
     return f"{quote}{REDACTED}{quote}"
 
 
-def _assigned(match: re.Match[str], patterns: tuple[str, ...]) -> str:
+def _redacted_assignment(match: re.Match[str], patterns: tuple[str, ...]) -> str:
     """Replacement for `name: value` or `name = value` where the name's last part is secret."""
     value = match["value"]
-    if not is_secret_name(match["name"].rpartition(".")[2], patterns) or _is_no_text(value):
+    if not is_secret_name(match["name"].rpartition(".")[2], patterns) or _is_flag(value):
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{match['before']}{quote}{REDACTED}{quote}"
 
 
-def _is_no_text(value: str) -> bool:
+def _is_flag(value: str) -> bool:
     return value.strip().lower() in {"true", "false", "null", "none", "yes", "no", "~"}
 
 
-def _under_names(text: str, patterns: tuple[str, ...]) -> str:
+def _redact_below_names(text: str, patterns: tuple[str, ...]) -> str:
     """The text with values replaced in lines indented below a secret name, and in a section of such a name."""
     lines, inside, section = text.split("\n"), -1, False
     for number, line in enumerate(lines):
@@ -204,7 +177,7 @@ def _under_names(text: str, patterns: tuple[str, ...]) -> str:
         if inside >= 0 and indent <= inside and not (indent == inside and line[indent : indent + 2] == "- "):
             inside = -1
         if inside >= 0 or section:
-            lines[number] = _VALUE.sub(_covered, line)
+            lines[number] = _VALUE.sub(_redacted_value, line)
             continue
         opened = _OPENS.match(line)
         if opened is not None and is_secret_name(opened["name"], patterns):
@@ -212,10 +185,10 @@ def _under_names(text: str, patterns: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-def _covered(match: re.Match[str]) -> str:
+def _redacted_value(match: re.Match[str]) -> str:
     """Replacement for the value of a line below a secret name; booleans and null stay."""
     value = match["value"]
-    if _is_no_text(value) or REDACTED in value:
+    if _is_flag(value) or REDACTED in value:
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{match['before']}{quote}{REDACTED}{quote}{match['after']}"

@@ -67,15 +67,15 @@ class SourceFiles:
     def look(self) -> bool:
         """Read the user's files that were imported since the last call; whether any name is new."""
         before = len(self.digests)
-        for name, path in _outside_last(_imported(self._seen)):
-            status, data = _content(path)
+        for name, path in _project_first(_unseen_imports(self._seen)):
+            status, data = _read_regular(path)
             if data is not None and status is not None:
-                if status.st_mtime > self._began and name not in self.digests and not _as_compiled(path, status):
+                if status.st_mtime > self._began and name not in self.digests and not _matches_compiled(path, status):
                     self._younger.append(name)
                 self.add(name, data)
-            elif os.path.isabs(path) and path.endswith(".py") and _was_a_file(path):  # noqa: PTH117 - text is at hand
+            elif os.path.isabs(path) and path.endswith(".py") and _is_or_was_file(path):  # noqa: PTH117 - text is at hand
                 self._unread.append(name)
-        for name, text in _without_file():
+        for name, text in _main_without_file():
             self.add(name, text.encode("utf-8", "surrogatepass"))
         return len(self.digests) > before
 
@@ -84,17 +84,17 @@ class SourceFiles:
         sentences = []
         if self._left_out:
             sentences.append(
-                f"the text of {_listed(self._left_out)} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a "
+                f"the text of {_first_of(self._left_out)} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a "
                 f"file and {LIMIT_RUN >> 20} MB of all files"
             )
         if self._unread:
             sentences.append(
-                f"{_listed(self._unread)} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it was "
+                f"{_first_of(self._unread)} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it was "
                 "imported: whether it is the same in another run is not known"
             )
         if self._younger:
             sentences.append(
-                f"{_listed(self._younger)} changed after the script began: what is recorded may not be what ran"
+                f"{_first_of(self._younger)} changed after the script began: what is recorded may not be what ran"
             )
         return sentences
 
@@ -115,7 +115,7 @@ class SourceFiles:
         self._bytes += len(data)
 
 
-def _listed(names: list[str]) -> str:
+def _first_of(names: list[str]) -> str:
     """Up to 3 names, then `and N files more`."""
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {count(rest, 'file')} more" if rest > 0 else "")
@@ -135,7 +135,7 @@ def _decoded(data: bytes) -> tuple[str | None, str]:
     return None, ""
 
 
-def _content(path: str) -> tuple[os.stat_result | None, bytes | None]:
+def _read_regular(path: str) -> tuple[os.stat_result | None, bytes | None]:
     """Status and bytes of a regular file of at most 8 MiB; None each where there is none or it is larger."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -155,7 +155,7 @@ def _content(path: str) -> tuple[os.stat_result | None, bytes | None]:
         os.close(fd)
 
 
-def _was_a_file(path: str) -> bool:
+def _is_or_was_file(path: str) -> bool:
     """Whether the path is a regular file, or is gone from an existing directory; False for a path in an archive."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - text is what is at hand
@@ -163,12 +163,12 @@ def _was_a_file(path: str) -> bool:
         return os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120 - as above
 
 
-def _as_compiled(path: str, status: os.stat_result) -> bool:
+def _matches_compiled(path: str, status: os.stat_result) -> bool:
     """Whether the time and size in python's `.pyc` are those of the file now."""
     from importlib.util import cache_from_source
 
     try:
-        _, data = _content(cache_from_source(path))
+        _, data = _read_regular(cache_from_source(path))
     except (NotImplementedError, ValueError):
         return False
     word = 2**32
@@ -176,24 +176,24 @@ def _as_compiled(path: str, status: os.stat_result) -> bool:
     return data is not None and struct.unpack("<III", data[4:16].ljust(12)) == expected
 
 
-def _imported(seen: set[str]) -> Iterator[tuple[str, str]]:
+def _unseen_imports(seen: set[str]) -> Iterator[tuple[str, str]]:
     """Name and path of each source file of the user's that is imported and was not yet seen."""
     for module, thing in list(sys.modules.items()):
         path = sources.file_of(thing)
         if path in seen:
             continue
-        if sources.is_users(path) and not sources.generated(path):
-            yield sources.named(path, module), path
+        if sources.is_users(path) and not sources.is_generated(path):
+            yield sources.source_name(path, module), path
         seen.add(path)
 
 
-def _outside_last(files: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
+def _project_first(files: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
     """Files sorted by name, those of the project before all others, which may use up the run's limit."""
     root = sources.Project.root + os.sep
     return sorted(files, key=lambda item: (not os.path.realpath(item[1]).startswith(root), item[0]))
 
 
-def _without_file() -> Iterator[tuple[str, str]]:
+def _main_without_file() -> Iterator[tuple[str, str]]:
     """Name and text of a `__main__` without a file: `python -c`, cells of a notebook, standard input.
 
     An input that is a pipe was read, and is gone.
@@ -211,5 +211,5 @@ def _without_file() -> Iterator[tuple[str, str]]:
         yield NOTEBOOK, "".join(f"# cell {number}\n{text.rstrip()}\n\n" for number, text in texts)
     elif (code := described(sys.orig_argv).code) is not None:
         yield CODE, code
-    elif not sys.flags.interactive and (data := _content("/proc/self/fd/0")[1]) is not None:
+    elif not sys.flags.interactive and (data := _read_regular("/proc/self/fd/0")[1]) is not None:
         yield STDIN, data.decode("utf-8", "surrogateescape")

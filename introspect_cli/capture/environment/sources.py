@@ -108,11 +108,11 @@ def is_users(path: str) -> bool:
     """Whether a file is outside python's directories, any `site-packages` and this package."""
     if not path or path.startswith("<"):
         return False
-    real = _real(path)
+    real = _real_path(path)
     return not real.startswith((*_FOREIGN, PACKAGE)) and f"{os.sep}site-packages{os.sep}" not in real
 
 
-def _real(path: str) -> str:
+def _real_path(path: str) -> str:
     """`os.path.realpath` with the directory cached: quick for thousands of files in some hundred directories."""
     directory, name = os.path.split(path)
     if not path.startswith(os.sep):
@@ -146,7 +146,7 @@ def file_of(module: object) -> str:
     return file if type(file) is str else ""
 
 
-def generated(path: str) -> bool:
+def is_generated(path: str) -> bool:
     """Whether a file lies in Inductor's or Triton's cache."""
     for cache in (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), os.environ.get("TRITON_CACHE_DIR")):
         if cache and os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
@@ -154,7 +154,7 @@ def generated(path: str) -> bool:
     return any(part == ".triton" or part.startswith("torchinductor_") for part in Path(path).parts)
 
 
-def named(path: str, module: str) -> str:
+def source_name(path: str, module: str) -> str:
     """A source file's name: its path in the project, else `package/module.py` (PYTHONPATH, `pip -e`)."""
     if not Project.root or os.path.realpath(path).startswith(Project.root + os.sep):
         return relative(path)

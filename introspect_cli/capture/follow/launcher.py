@@ -57,13 +57,13 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
     refuse_or_remove(path, force=options.force)
     with tempfile.TemporaryDirectory(prefix="introspect-") as notes:
         launcher = redact.arguments((*(["-m"] if target.module else []), *words), options.redact)
-        code = _ran(command, followed(replace(options, output=path, force=False), notes, tuple(launcher)))
+        code = _run_command(command, followed(replace(options, output=path, force=False), notes, tuple(launcher)))
         left = notes_in(Path(notes))
-    _tell(left, options, words)
+    _report(left, options, words)
     with contextlib.suppress(OSError):
         path.rmdir()  # made by us, and nobody wrote to it
     if code < 0:
-        _end_by(-code)
+        _end_by_signal(-code)
     asked = [note.code for note in left if note.code is not None]
     return code or max(asked, default=0)  # where the ranks of a run are compared, one of them says
 
@@ -81,7 +81,7 @@ def followed(options: CaptureOptions, notes: str, launcher: tuple[str, ...] = ()
     return {**os.environ, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join([SITE, *([paths] if paths else [])])}
 
 
-def _ran(command: Sequence[str], environment: dict[str, str]) -> int:
+def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run the command to its end, passing signals on; its exit code, negative for a signal."""
     with contextlib.ExitStack() as stack:
         try:
@@ -114,14 +114,14 @@ def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end_by(number: int) -> None:
+def _end_by_signal(number: int) -> None:
     """End this process by a signal, with its default handler."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
-def _tell(left: Sequence[Note], options: CaptureOptions, words: Sequence[str]) -> None:
+def _report(left: Sequence[Note], options: CaptureOptions, words: Sequence[str]) -> None:
     """Print what each process recorded, and what to do where none did; nothing with `--quiet`."""
     said = [sentence for note in left if note.state == "finished" for sentence in note.said]
     for note in left:

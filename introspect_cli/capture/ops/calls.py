@@ -115,7 +115,7 @@ class Calls:
         """Drop the autograd nodes of the step."""
         self.by_node.clear()
 
-    def of(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
+    def find_call(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
         """The call object; None where unrecorded: unwatched module, optimizer step, compiled region.
 
         Args:
@@ -128,14 +128,14 @@ class Calls:
         if stack.calls:
             state = stack.calls[-1]
             if state is None or not state.watched or private_api.tracing_state() is not None:
-                self._hidden()
+                self._hide_node()
                 return None
             scope = self._latest
             if scope.fqn is not state.fqn or scope.phase is not stack.phase:
                 scope = self._latest = self.scope(state.fqn, stack.phase, state.module_class, watched=True)
         elif node is not None:
             self.between = Phase.OPTIMIZER
-            origin = self._forward_of(node)
+            origin = self._forward_call(node)
             if origin is None:
                 return None
             scope = self._latest
@@ -146,10 +146,10 @@ class Calls:
                 return None
             scope = self.scope(SCRIPT, self.between, "", watched=None)
             if not scope.watched or (self.between is Phase.DATA and not torch.is_grad_enabled()):
-                self._hidden()
+                self._hide_node()
                 return None
         if not self._into_compiled and (entries := private_api.compiled_entries()) and in_compiled_call(frame, entries):
-            self._hidden()
+            self._hide_node()
             return None
         repeated = self._repeated(scope, facts)
         number = repeated.count
@@ -174,7 +174,7 @@ class Calls:
             repeated.step, repeated.count = step, 0
         return repeated
 
-    def _hidden(self) -> None:
+    def _hide_node(self) -> None:
         """Mark the operator's autograd node so that its backward operators are not recorded either."""
         self.by_node.setdefault(private_api.next_node() - 1, None)
 
@@ -182,17 +182,17 @@ class Calls:
         """The forward operator that a node was made for, where one was seen."""
         return self.by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
 
-    def _forward_of(self, node: Any) -> OpCall | None:
+    def _forward_call(self, node: Any) -> OpCall | None:
         """The forward call of an autograd node; None where it is not recorded, a nameless one where unknown."""
         number = node._sequence_nr()  # noqa: SLF001 - as above
         if number == _LAST:
-            return self._accumulating(node)
+            return self._accumulating_call(node)
         try:
             return self.by_node[number]
         except KeyError:
             return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
 
-    def _accumulating(self, node: Any) -> OpCall | None:
+    def _accumulating_call(self, node: Any) -> OpCall | None:
         """The parameter's module as a call, for a node that accumulates its gradient; None where unwatched."""
         name = self._names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
         if name is None or not name.watched:

@@ -22,7 +22,7 @@ from introspect_cli.capture.frames import Places
 from introspect_cli.capture.ops.calls import Calls, OpCall
 from introspect_cli.capture.ops.mode import OpMode
 from introspect_cli.capture.ops.schema import OperatorArguments, Operators
-from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors
+from introspect_cli.capture.ops.values import FLOATS, Writers, arguments_of_element, is_parameter, outputs, tensors
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 
@@ -143,16 +143,16 @@ class OpProbe(GuardedProbe):
             if not self._recorder.wanted or (frame is not None and self._places.is_introspects(frame)):
                 return
             node = private_api.running_node()
-            call = self.calls.of(self.facts(func), node, frame)
+            call = self.calls.find_call(self.facts(func), node, frame)
             if call is None:
                 return
             if call.facts.recorded:
                 self._write_results(func, call, node, args, kwargs, result)
             elif call.facts.unwritten:
                 for _, value in tensors("", result):
-                    self._writers.unknown(value)
+                    self._writers.forget(value)
             elif args and is_parameter(args[0]):
-                self._writers.of(args[0])  # a view of a parameter is known by its memory from here on
+                self._writers.writer_of(args[0])  # a view of a parameter is known by its memory from here on
 
     def _write_results(
         self,
@@ -176,18 +176,18 @@ class OpProbe(GuardedProbe):
             if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
                 return
             if not self.wants(value):
-                writers.unknown(value)
+                writers.forget(value)
                 continue
             site = call.sites.get(path)
             if site is None:
                 site = self._new_site(call, path)
-                self.arguments.note(func, _place(call, path), facts.name, args, kwargs)
+                self.arguments.note(func, _site(call, path), facts.name, args, kwargs)
             if facts.each:
-                given = self._given(call, node, row_of(args, path), kwargs)
+                given = self._given(call, node, arguments_of_element(args, path), kwargs)
             elif given is None:
                 given = self._given(call, node, args, kwargs)
             self._recorder.emit(site, value, given)
-            writers.wrote(site, value)
+            writers.set_writer(site, value)
 
     def wants(self, value: torch.Tensor) -> bool:
         """Whether a result's dtype is recorded: floating point, or any with `--all-dtypes`."""
@@ -196,26 +196,26 @@ class OpProbe(GuardedProbe):
     def _new_site(self, call: OpCall, path: str) -> int:
         """Register the site of one result of a call."""
         facts = call.facts
-        site = _place(call, path)
+        site = _site(call, path)
         number = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
         call.sites[path] = number
         return number
 
     def _given(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
         """Sites that wrote the inputs, and the forward operator of a backward one; cached while both are unchanged."""
-        sites = self._writers.of_all(args if not kwargs else (*args, *kwargs.values()))
+        sites = self._writers.writers_of(args if not kwargs else (*args, *kwargs.values()))
         origin = None if node is None else self.calls.origin(node) or node.name()
         if call.known != (sites, origin):
             call.known = (sites, origin)
-            call.given = Given(tuple(sites), *_belongs(origin))
+            call.given = Given(tuple(sites), *_forward_operator(origin))
         return call.given
 
 
-def _place(call: OpCall, path: str) -> Site:
+def _site(call: OpCall, path: str) -> Site:
     return Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, call.facts.name + path)
 
 
-def _belongs(origin: OpCall | str | None) -> tuple[int, str]:
+def _forward_operator(origin: OpCall | str | None) -> tuple[int, str]:
     """Forward operator of a backward one: its first site's number and "", or -1 and its name."""
     if origin is None or isinstance(origin, str):
         return -1, origin or ""

@@ -74,15 +74,15 @@ class Operators:
         """The facts of an operator (an overload, or a higher-order operator, which has no schema)."""
         known = self.known.get(id(func))
         if known is None:
-            known = self.known[id(func)] = (func, self._learn(func))
+            known = self.known[id(func)] = (func, self._facts_of(func))
         return known[1]
 
-    def _learn(self, func: Any) -> OpFacts:
+    def _facts_of(self, func: Any) -> OpFacts:
         """Facts from an operator's schema; of a higher-order operator, which has none, only the name."""
         schema = getattr(func, "_schema", None)
         if schema is None:
             name = f"higher_order.{getattr(func, '__name__', type(func).__name__)}"
-            return OpFacts(name, self._wanted(name), unwritten=False, each=False, written=())
+            return OpFacts(name, self._is_wanted(name), unwritten=False, each=False, written=())
         name = f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
         base = name.split(".")[1]
         unwritten = base in _UNWRITTEN
@@ -96,10 +96,10 @@ class Operators:
             and argument.alias_info.is_write
             and not argument.alias_info.before_set & returned
         )
-        recorded = not unwritten and (self._views or not view) and self._wanted(name)
+        recorded = not unwritten and (self._views or not view) and self._is_wanted(name)
         return OpFacts(name, recorded, unwritten, base.startswith("_foreach_"), written)
 
-    def _wanted(self, name: str) -> bool:
+    def _is_wanted(self, name: str) -> bool:
         """Whether any glob matches the name or a form of it: `mm`, `aten.mm`, `mm.default`, `aten.mm.default`."""
         if not self._globs:
             return True
@@ -141,14 +141,14 @@ class OperatorArguments:
         # what is left at its default is not handed on
         given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
         given |= zip((argument.name for argument in arguments), args, strict=False)
-        plain = {name: _plain(value) for name, value in (given | (kwargs or {})).items()}
+        plain = {name: _plain_value(value) for name, value in (given | (kwargs or {})).items()}
         noted = {name: value for name, value in plain.items() if value is not None}
         if noted:
             self._document[key] = noted
             self._facts["operators"] = lambda: self._document
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """A number, text, dtype, device or list of up to 8 of them as plain data; None for anything else."""
     kind = type(value)
     if kind in _PLAIN:

@@ -46,7 +46,7 @@ def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from tensors(f"{path}[{position}]", item)
 
 
-def row_of(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
+def arguments_of_element(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
     """Arguments of one element of a `_foreach_` operator: from each list the item at the place in `path`."""
     digits = path.rpartition("[")[2].rstrip("]")
     place = int(digits) if digits.isdigit() else 0
@@ -72,17 +72,17 @@ class Writers:
         """Forget all sites, as a step ends."""
         self.sites.clear()
 
-    def wrote(self, site: int, value: torch.Tensor) -> None:
+    def set_writer(self, site: int, value: torch.Tensor) -> None:
         """Set the site that wrote a tensor's memory."""
         memory = memory_of(value)
         if memory:
             self.sites[memory] = site
 
-    def unknown(self, value: torch.Tensor) -> None:
+    def forget(self, value: torch.Tensor) -> None:
         """Forget the site of a tensor's memory: an unrecorded result was written to it."""
         self.sites.pop(memory_of(value), None)
 
-    def of(self, value: torch.Tensor) -> int:
+    def writer_of(self, value: torch.Tensor) -> int:
         """Last site that wrote a tensor's memory; a parameter's own where none did; else -1."""
         memory = memory_of(value)
         site = self.sites.get(memory, -1)
@@ -92,7 +92,7 @@ class Writers:
                 site = self.sites[memory] = self._context.site(name, Phase.START, Kind.PARAM)
         return site
 
-    def of_all(self, values: tuple[Any, ...] | list[Any]) -> list[int]:
+    def writers_of(self, values: tuple[Any, ...] | list[Any]) -> list[int]:
         """Sites that wrote the floating point inputs, each once, in order, 64 at most; -1 for an unknown one."""
         found: list[int] = []
         self._collect(values, found)
@@ -105,7 +105,7 @@ class Writers:
                 continue
             if isinstance(value, _PLAIN):
                 if value.dtype in FLOATS:
-                    site = self.of(value)
+                    site = self.writer_of(value)
                     if site not in found:
                         found.append(site)
                         if len(found) >= _MOST:

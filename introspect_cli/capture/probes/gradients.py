@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.places import Placed
@@ -46,7 +45,6 @@ class GradientProbe(GuardedProbe):
         super().__init__(context)
         self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
-        self._elsewhere: ById[list[int] | str] = ById()
         recorder = context.recorder
         self._new_hook: Any = KERNELS.gradients(self.record, self._guarded, recorder, recorder.intake).hook
 
@@ -60,13 +58,6 @@ class GradientProbe(GuardedProbe):
 
         A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
         """
-        elsewhere = self._elsewhere.get(tensor) if self._elsewhere.entries else None
-        if isinstance(elsewhere, str):
-            self._recorder.gap(site, elsewhere)
-            return
-        if elsewhere is not None:
-            elsewhere.append(site)
-            return
         key = id(tensor)
         try:
             node = tensor.grad_fn
@@ -122,14 +113,9 @@ class GradientProbe(GuardedProbe):
             with self._guarded:
                 self._recorder.emit_at(sites, gradient)
 
-    def leave(self, tensor: torch.Tensor, how: list[int] | str) -> None:
-        """Stop watching a tensor: later sites go into the list `how`, or get a gap with the reason `how`."""
-        self._elsewhere.set(tensor, how)
-
     def on_tick(self) -> None:
         """Drop the step's tensors and the hooks on leaves; graphs still alive keep theirs."""
         self._watched.clear()
-        self._elsewhere.clear()
         handles, self._leaf_handles = self._leaf_handles, []
         for handle in handles:
             handle.remove()

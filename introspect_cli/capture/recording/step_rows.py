@@ -1,8 +1,7 @@
 """The rows of the current step: which sites have been recorded, in which order, with which summaries.
 
 A record names its site by number, and most sites come again in every step. Most rows stay as they were noted. Some are
-taken out again and come back elsewhere, or later: a batch turns out to be for an evaluation, a compiler has run what it
-compiled in an order of its own.
+taken out again and come back elsewhere, or later: a batch turns out to be for an evaluation.
 """
 
 from __future__ import annotations
@@ -152,17 +151,3 @@ class StepRows:
         """Rows at sites of which `change` says what is different; without those of which it says None."""
         sites, changes = self._numbering, [(row, change(self._numbering.of[row.site])) for row in rows]
         return [row._replace(site=sites.changed(row.site, **change)) for row, change in changes if change is not None]
-
-    def rearrange(self, places: Sequence[tuple[int, int]]) -> None:
-        """Sort some rows among themselves.
-
-        Args:
-            places: numbers of rows, rising, each with what to sort them by.
-        """
-        with self._lock:
-            ranked = [row for row, _ in sorted(places, key=lambda entry: entry[1])]
-            taken = [(self.sites[row], self.slots[row], self.given.pop(row, None)) for row in ranked]
-            for (row, _), (site, slot, given) in zip(places, taken, strict=True):
-                self.sites[row], self.slots[row] = site, slot
-                if given is not None:
-                    self.given[row] = given

@@ -87,7 +87,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
     for path, module in model.named_modules():
         if getattr(module, "inplace", False) or isinstance(module, torch.jit.ScriptModule):
             continue
-        types = _types(module)
+        types = _forward_types(module)
         if types is None:
             continue
         taken, given = types
@@ -116,7 +116,7 @@ def _is_tap(hooked: Callable[..., Any]) -> bool:
     return getattr(hooked, "__module__", "") == __name__
 
 
-def _types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
+def _forward_types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
     """TorchScript types of a forward's arguments and result; None for keyword-only arguments or other types."""
     forward = type(module).forward
     try:
@@ -128,15 +128,15 @@ def _types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
     for parameter in list(signature.parameters.values())[1:]:
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             return None
-        text = _text(hints.get(parameter.name, Tensor))
+        text = _type_text(hints.get(parameter.name, Tensor))
         if text is None:
             return None
         taken.append(text)
-    given = _text(hints.get("return", Tensor))
+    given = _type_text(hints.get("return", Tensor))
     return None if given is None else (tuple(taken), given)
 
 
-def _text(annotation: Any) -> str | None:
+def _type_text(annotation: Any) -> str | None:
     """TorchScript's text of a type; None for one it does not know."""
     if annotation is Tensor:
         return "Tensor"
@@ -144,9 +144,9 @@ def _text(annotation: Any) -> str | None:
         return str(annotation.__name__)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if type(None) in arguments and len(arguments) == 2:
-        inner = _text(next(argument for argument in arguments if argument is not type(None)))
+        inner = _type_text(next(argument for argument in arguments if argument is not type(None)))
         return None if inner is None else f"Optional[{inner}]"
-    inside = [_text(argument) for argument in arguments]
+    inside = [_type_text(argument) for argument in arguments]
     texts = [text for text in inside if text is not None]
     if len(texts) != len(inside) or not texts:
         return None
@@ -159,7 +159,7 @@ def hook(spec: Spec) -> Callable[..., Any]:
     name = _PREFIX + hexlify(json.dumps(asdict(spec)).encode()).decode()
     made = _MADE.get(name)
     if made is None:
-        made = _MADE[name] = _make(name, spec)
+        made = _MADE[name] = _define(name, spec)
     return made
 
 
@@ -174,7 +174,7 @@ def __getattr__(name: str) -> Any:
     return hook(spec)
 
 
-def parts(annotation: str) -> tuple[str, ...] | None:
+def tuple_items(annotation: str) -> tuple[str, ...] | None:
     """Element types of `Tuple[...]`; None for another type or a tuple of unknown length."""
     if not annotation.startswith("Tuple[") or "..." in annotation:
         return None
@@ -188,27 +188,28 @@ def parts(annotation: str) -> tuple[str, ...] | None:
     return tuple(place.strip() for place in places)
 
 
-def _tapped(expression: str, annotation: str, spec: Spec, path: str) -> str:
+def _tapped_expression(expression: str, annotation: str, spec: Spec, path: str) -> str:
     """Python expression for a value with its tensors tapped, also those in tuples."""
     if annotation == "Tensor":
         text = text_of(spec.fqn, Kind(spec.kind), path, spec.module_class)
         return f"torch.ops.introspect.tap({expression}, {text!r})"
-    places = parts(annotation)
+    places = tuple_items(annotation)
     if places is None:
         return expression
-    items = [_tapped(f"{expression}[{i}]", place, spec, f"{path}[{i}]") for i, place in enumerate(places)]
+    items = [_tapped_expression(f"{expression}[{i}]", place, spec, f"{path}[{i}]") for i, place in enumerate(places)]
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def _make(name: str, spec: Spec) -> Callable[..., Any]:
+def _define(name: str, spec: Spec) -> Callable[..., Any]:
     """Define the hook's function from text that `inspect` can find."""
     inputs = f"Tuple[{', '.join(spec.inputs)}]" if spec.inputs else "Tuple[()]"
     if spec.kind == Kind.INPUT.value:
-        source = f"def {name}(self, input: {inputs}) -> {inputs}:\n    return {_tapped('input', inputs, spec, '')}\n"
+        tapped = _tapped_expression("input", inputs, spec, "")
+        source = f"def {name}(self, input: {inputs}) -> {inputs}:\n    return {tapped}\n"
     else:
         source = (
             f"def {name}(self, input: {inputs}, output: {spec.output}) -> {spec.output}:\n"
-            f"    return {_tapped('output', spec.output, spec, '')}\n"
+            f"    return {_tapped_expression('output', spec.output, spec, '')}\n"
         )
     filename = f"<tap of {spec.kind} of {spec.fqn}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)

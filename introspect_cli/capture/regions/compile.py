@@ -1,10 +1,11 @@
 """What `torch.compile` compiles: left alone, run as python, or tapped inside.
 
 A compiled region runs no module and no hook. `boundary` records what goes in and comes out of it and changes nothing.
-`eager` asks torch to run every region as python. `keep` puts taps on every module before the first compile, so that
-they are compiled in: inputs are looked at, outputs replaced by a copy that gradients pass through too, and the graph is
-rewritten so that each gradient is a whole value's (`gradients`). A tap ends a fusion: kernels are split at every
-module, and results may differ by rounding from those of a region without taps.
+`eager` asks torch to run every region as python. `keep` puts a look at the inputs and outputs of every module before
+the first compile, so that it is compiled in. All looks say that they write to one tensor, so that a compiler keeps them
+in the order of the program. Their gradients are not seen: how a compiler routes them is not what a hook on the tensor
+would see. A look ends a fusion: kernels are split at every module, and results may differ by rounding from those of a
+region without.
 """
 
 from __future__ import annotations
@@ -16,25 +17,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from introspect_cli.capture import private_api
 from introspect_cli.capture.naming.contents import modules_in
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.regions.gradients import rewrite
-from introspect_cli.capture.regions.graph import number_calls
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
-from introspect_cli.capture.regions.taps import PLAIN, text_of
+from introspect_cli.capture.regions.taps import PLAIN, WANTED, text_of
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.regions.gradients import Ends
     from introspect_cli.capture.regions.probe import TapProbe
 
 KEPT = (
-    "taps are compiled into the regions (--compile keep): kernels are not fused across them, so results may differ "
-    "by rounding from a run without them"
+    "looks at modules' inputs and outputs are compiled into the regions (--compile keep): kernels are not fused across "
+    "them, so results may differ by rounding from a run without them"
 )
 EAGER = "compiled regions were run as python (--compile eager): results may differ by rounding from compiled ones"
 NO_STANCE = (
@@ -42,67 +39,49 @@ NO_STANCE = (
 )
 
 
-class InputTap:
+class InputLook:
     """Forward pre-hook that compiles a look at every input tensor."""
 
     def __init__(self, module: str) -> None:
+        """Look at the inputs of the module with this number."""
         self.module = module
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002 - torch's signature
         """Compile a look at each argument; nothing where the module runs as python."""
         if torch.compiler.is_compiling():
             for position, value in enumerate(args):
-                _look(value, self.module, Kind.INPUT, f"[{position}]")
+                _compile_looks(value, self.module, Kind.INPUT, f"[{position}]")
             for name, value in kwargs.items():
-                _look(value, self.module, Kind.INPUT, f"[{name!r}]")
+                _compile_looks(value, self.module, Kind.INPUT, f"[{name!r}]")
 
 
-class OutputTap:
-    """Forward hook that compiles a tap of every output tensor; a look where the module `writes` in place."""
+class OutputLook:
+    """Forward hook that compiles a look at every output tensor."""
 
-    def __init__(self, module: str, *, writes: bool) -> None:
+    def __init__(self, module: str) -> None:
+        """Look at the outputs of the module with this number."""
         self.module = module
-        self.writes = writes
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:  # noqa: ARG002 - torch's signature
-        """Compile the taps in; do nothing where the module runs as python."""
-        if not torch.compiler.is_compiling():
-            return None
-        if self.writes:
-            # A copy would part from the memory that the script's code goes on to use.
-            _look(output, self.module, Kind.OUTPUT, "")
-            return None
-        return _tapped(output, self.module, "")
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG002 - torch's signature
+        """Compile a look at each output; nothing where the module runs as python."""
+        if torch.compiler.is_compiling():
+            _compile_looks(output, self.module, Kind.OUTPUT, "")
 
 
-def _look(value: Any, module: str, kind: Kind, path: str) -> None:
+def _compile_looks(value: Any, module: str, kind: Kind, path: str) -> None:
     """Compile a look at every tensor in a value, also in tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
-        gradient = "gradient" if value.requires_grad and torch.is_grad_enabled() else ""
-        torch.ops.introspect.look(value, ORDER, text_of(module, kind, path, "", gradient))
+        mark = WANTED if value.requires_grad and torch.is_grad_enabled() else ""
+        torch.ops.introspect.look(value, ORDER, text_of(module, kind, path, "", mark))
     elif isinstance(value, (tuple, list)):
         for position, item in enumerate(value):
-            _look(item, module, kind, f"{path}[{position}]")
+            _compile_looks(item, module, kind, f"{path}[{position}]")
     elif isinstance(value, dict):
         for key, item in value.items():
-            _look(item, module, kind, f"{path}[{key!r}]")
+            _compile_looks(item, module, kind, f"{path}[{key!r}]")
     elif isinstance(value, (bool, int, float, str)):
         # Its value must not become part of the graph, which would be compiled anew for every other one.
         torch.ops.introspect.look(NOTHING, ORDER, text_of(module, kind, path, "", PLAIN))
-
-
-def _tapped(value: Any, module: str, path: str) -> Any:
-    """The value with each tensor in tuples, lists and dicts replaced by a tap's copy."""
-    if isinstance(value, torch.Tensor):
-        return torch.ops.introspect.tap(value, text_of(module, Kind.OUTPUT, path))
-    if type(value) is tuple:
-        return tuple([_tapped(item, module, f"{path}[{position}]") for position, item in enumerate(value)])
-    if type(value) is list:
-        return [_tapped(item, module, f"{path}[{position}]") for position, item in enumerate(value)]
-    if type(value) is dict:
-        return {key: _tapped(item, module, f"{path}[{key!r}]") for key, item in value.items()}
-    _look(value, module, Kind.OUTPUT, path)
-    return value
 
 
 class CompileProbe(GuardedProbe):
@@ -137,12 +116,11 @@ class CompileProbe(GuardedProbe):
             with self._guarded:
                 self._compiling(model)
             compiled = original(model, **settings)
-            return compiled if isinstance(model, nn.Module) or self._mode == "eager" else self._late(model, compiled)
+            if isinstance(model, nn.Module) or self._mode == "eager":
+                return compiled
+            return self._tapping_at_first_call(model, compiled)
 
         self._patches.replace(torch, "compile", compile)
-        if self._mode == "keep":
-            for kind in private_api.COMPILERS:
-                self._patches.replace(kind, "__call__", self._backend(kind.__call__))
         super().install()
 
     def remove(self) -> None:
@@ -152,47 +130,13 @@ class CompileProbe(GuardedProbe):
             torch.compiler.set_stance("default")
             self._stance = None
 
-    def _backend(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrapper of a backend's call that rewrites the graph for gradients, and reports when the region ends."""
-        probe = self
-
-        @functools.wraps(original)
-        def __call__(self: Any, graph_module: Any, inputs: Any) -> Any:  # noqa: N807 - stands in for theirs
-            if not probe._guarded.on:
-                return original(self, graph_module, inputs)
-            ends = probe._prepared(graph_module)
-            compiled = original(self, graph_module, inputs)
-            if ends is None:
-                return compiled
-
-            @functools.wraps(compiled)
-            def run(*arguments: Any) -> Any:
-                results = compiled(*arguments)
-                if probe._guarded.on:
-                    probe._taps.end_region(ends, arguments, results)
-                return results
-
-            # Up to some release torch takes whatever bears this for its own wrapper, and calls what it says instead.
-            vars(run).pop("_torchdynamo_orig_callable", None)
-            return run
-
-        return __call__
-
-    def _prepared(self, graph_module: Any) -> Ends | None:
-        """Number a graph's taps and rewrite it for gradients; None without taps."""
-        with self._context.guard.around(self.name, "calls and gradients inside compiled regions are"):
-            tapped = number_calls(graph_module)
-            ends = rewrite(graph_module)
-            return ends if tapped or ends else None
-        return None
-
     def _compiling(self, model: Any) -> None:
         """Switch to eager mode, or tap the modules that are compiled, by `--compile`."""
         if self._mode == "eager":
             self._run_as_python()
             return
         self._note(KEPT)
-        self.tap(_below(model) if isinstance(model, nn.Module) else _reached(model))
+        self.tap(_modules_below(model) if isinstance(model, nn.Module) else _modules_reached(model))
 
     def _run_as_python(self) -> None:
         """Switch torch to eager mode for all regions, once; a note where torch cannot."""
@@ -203,7 +147,7 @@ class CompileProbe(GuardedProbe):
             self._stance = "force_eager"
             torch.compiler.set_stance("force_eager")
 
-    def _late(self, function: Any, compiled: Any) -> Any:
+    def _tapping_at_first_call(self, function: Any, compiled: Any) -> Any:
         """A wrapper of a compiled function that taps the modules it reaches at its first call.
 
         A function is often decorated before the model that it uses is made.
@@ -218,7 +162,7 @@ class CompileProbe(GuardedProbe):
             nonlocal looked
             if not torch.compiler.is_compiling() and not looked:
                 looked = True
-                self.tap([*_reached(function), *_modules_among((*args, *kwargs.values()))])
+                self.tap([*_modules_reached(function), *_modules_among((*args, *kwargs.values()))])
             return compiled(*args, **kwargs)
 
         return first
@@ -232,21 +176,20 @@ class CompileProbe(GuardedProbe):
                 continue
             self._tapped.add(id(module))
             number = self._taps.number(module)
-            writes = bool(getattr(module, "inplace", False))
-            self._patches.hold(module.register_forward_pre_hook(InputTap(number), with_kwargs=True))
-            self._patches.hold(module.register_forward_hook(OutputTap(number, writes=writes), with_kwargs=True))
+            self._patches.hold(module.register_forward_pre_hook(InputLook(number), with_kwargs=True))
+            self._patches.hold(module.register_forward_hook(OutputLook(number), with_kwargs=True))
 
 
-def _below(model: nn.Module) -> list[nn.Module]:
+def _modules_below(model: nn.Module) -> list[nn.Module]:
     """All modules below one, without itself."""
     return [module for module in modules_in(model) if module is not model]
 
 
-def _reached(function: Any) -> list[nn.Module]:
+def _modules_reached(function: Any) -> list[nn.Module]:
     """Modules that a function reaches by `self`, its closure, and the globals that it names."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, nn.Module):
-        return _below(owner)
+        return _modules_below(owner)
     code = getattr(function, "__code__", None)
     named = [function.__globals__.get(name) for name in code.co_names] if code is not None else []
     cells = inspect.getclosurevars(function).nonlocals.values() if code is not None else ()

@@ -205,7 +205,8 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
 
     texts: dict[int, str] = {}
     for batch, rows, start in zip(batches, which, ends.tolist(), strict=False):
-        for at in np.flatnonzero(np.isin(rows, nonempty_rows(batch.text))).tolist():
+        with_text = nonempty_rows(batch.text)
+        for at in np.flatnonzero(np.isin(rows, with_text)).tolist() if len(with_text) else ():
             texts[int(place[start + at])] = batch.text[int(rows[at])]
     return StepBatch(
         **{name: column([getattr(batch, name) for batch in batches]) for name in _PLAIN},
@@ -252,17 +253,26 @@ def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64
         if column.dtype.kind == "i":
             counts[name] = column
         else:
-            floats[name] = _possible(name, column)
-    return counts, floats
+            floats[name] = column
+    return counts, floats if _are_possible(floats) else {name: _possible(name, each) for name, each in floats.items()}
 
 
 _NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
+
+
+def _are_possible(floats: Mapping[str, Array]) -> bool:
+    """Whether no column has an infinite value, nor one of `_NOT_NEGATIVE` a negative one; checks all at once."""
+    if not floats:
+        return True
+    bounded = [column for name, column in floats.items() if name in _NOT_NEGATIVE]
+    with np.errstate(invalid="ignore"):  # a stranger's NaN may be one that signals
+        every = np.concatenate([*bounded, *(column for name, column in floats.items() if name not in _NOT_NEGATIVE)])
+    return not np.isinf(every).any() and not (every[: sum(map(len, bounded))] < 0).any()
 
 
 def _possible(name: str, column: Array) -> Array:
     """The column with infinite values, and negative ones of `_NOT_NEGATIVE`, replaced by NaN."""
     wrong = np.isinf(column)
     if name in _NOT_NEGATIVE:
-        with np.errstate(invalid="ignore"):  # a stranger's NaN may be one that signals
-            wrong |= column < 0
-    return np.where(wrong, column.dtype.type(np.nan), column) if wrong.any() else column
+        wrong |= column < 0
+    return np.where(wrong, column.dtype.type(np.nan), column)

@@ -10,12 +10,14 @@ nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -40,7 +42,7 @@ class Pending:
     """Rows of a step on their way to the host.
 
     Attributes:
-        slots: the summarizer's slot of each row.
+        slots: the summarizer's slot of each row; a tensor in several parts has a row for each.
     """
 
     def __init__(self, rows: DeviceRows, blocks: list[Block], slots: list[int], streams: list[Any]) -> None:
@@ -53,14 +55,14 @@ class Pending:
 
     def send(self) -> None:
         """Queue the copy, once; not while a CUDA graph is being captured."""
-        if not self._sent and not self._rows.capturing():
+        if not self._sent and not self._rows.is_capturing():
             self._copied = self._rows.copy(self._blocks, self._streams)
             self._sent = True
 
     def ready(self) -> bool:
         """Whether the rows may be waited for now."""
         self.send()
-        return self._sent and not self._rows.capturing()
+        return self._sent and not self._rows.is_capturing()
 
     def rows(self) -> Rows:
         """Wait for the rows, shape (len(slots), 32), float32 words widened; call once."""
@@ -75,6 +77,14 @@ class Pending:
             single = out[:, r.MIN :].astype(np.uint32).view(np.float32)
             out[:, r.MIN :] = single.astype(np.float64).view(np.uint64)
         return out
+
+    def fill(self, rows: Rows) -> None:
+        """Wait, and put each row at its slot of `rows`, shape (n, 32); those of one slot are added up, in order."""
+        found = self.rows()
+        rows[self.slots] = found
+        for slot in {slot for slot, times in Counter(self.slots).items() if times > 1}:
+            parts = found[np.array(self.slots) == slot]
+            KERNELS.merge(parts.ctypes.data, len(parts), rows[slot].ctypes.data)
 
 
 class DeviceRows:
@@ -98,7 +108,7 @@ class DeviceRows:
         self.seen: dict[Hashable, int] = {}
         """Addresses of this step's rows, by what they are of."""
 
-    def place(self, slot: int) -> int:
+    def new_row(self, slot: int) -> int:
         """Address for the next row, to be written on the current stream."""
         number = len(self.slots)
         block, row = divmod(number, BLOCK_ROWS)
@@ -109,14 +119,14 @@ class DeviceRows:
 
     def put(self, slot: int, row: torch.Tensor) -> None:
         """Queue the copy of a row, int64, shape (32,), on this device."""
-        self.place(slot)
+        self.new_row(slot)
         block, number = divmod(len(self.slots) - 1, BLOCK_ROWS)
         self._blocks[block].device[number].copy_(row)
         if self._cuda is not None:
             stream = self._cuda.current_stream(self._device)
-            self.written_on(stream.cuda_stream, stream)
+            self.note_stream(stream.cuda_stream, stream)
 
-    def written_on(self, handle: int, stream: Any = None) -> None:
+    def note_stream(self, handle: int, stream: Any = None) -> None:
         """Add a stream that the copy waits for."""
         if self._cuda is not None and handle not in self._streams:
             self._streams[handle] = stream or self._cuda.current_stream(self._device)
@@ -138,7 +148,7 @@ class DeviceRows:
         pending.send()
         return pending
 
-    def capturing(self) -> bool:
+    def is_capturing(self) -> bool:
         """Whether a CUDA graph is being captured on this thread's stream."""
         return self._cuda is not None and bool(self._cuda.is_current_stream_capturing())
 

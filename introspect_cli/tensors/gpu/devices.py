@@ -29,7 +29,7 @@ CAPTURING = "a CUDA graph is being captured, and would capture us"
 """Why a tensor is not observed: whatever is launched now becomes part of the script's graph."""
 
 
-def capturing() -> bool:
+def is_capturing() -> bool:
     """Whether a CUDA graph is being captured on this thread's stream."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
@@ -57,14 +57,14 @@ class Devices:
         try:
             return self._engines[device]
         except KeyError:
-            if device.type == "cuda" and capturing():
+            if device.type == "cuda" and is_capturing():
                 return None  # too early to say
             reason = "no GPU that Triton knows" if device.type != "cuda" else launch.unavailable()
             made = None
             if not reason:
                 try:
-                    made = self._made(device, self.rows(device), self._launcher(device))
-                    reason = differs(made, self.rows(device), device)
+                    made = self._new_engine(device, self.rows(device), self._launcher(device))
+                    reason = reason_to_distrust(made, self.rows(device), device)
                 except Exception as error:  # no compiler, an unknown GPU, a driver too old: torch can do it as well
                     reason = f"{type(error).__name__}: {error}"
             self.reasons[device] = reason
@@ -74,7 +74,7 @@ class Devices:
     def _launcher(self, device: torch.device) -> launch.Launcher:
         return launch.TritonLauncher(device)
 
-    def _made(self, device: torch.device, rows: DeviceRows, launcher: launch.Launcher) -> DeviceEngine:
+    def _new_engine(self, device: torch.device, rows: DeviceRows, launcher: launch.Launcher) -> DeviceEngine:
         """Kernels of a device with their launcher."""
         handle: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001  # what torch's compiled code calls
         return DeviceEngine(
@@ -86,8 +86,8 @@ class Devices:
         if runs is None:
             values = values.resolve_conj().resolve_neg()
         engine = None if values.is_conj() or values.is_neg() else self.engine(values.device)
-        if engine is None or not _launched(engine, slot, values, runs):
-            self.rows(values.device).put(slot, fallback.row(values, runs))
+        if engine is None or not (engine.add(slot, values) if runs is None else _add_runs(engine, slot, runs)):
+            self.rows(values.device).put(slot, fallback.row_of(values, runs))
 
     def hand_over(self) -> list[Pending]:
         """Start copying all rows since the last call to the host."""
@@ -102,27 +102,18 @@ class Devices:
         self._engines.clear()
 
 
-def _launched(
-    engine: DeviceEngine, slot: int, values: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None
-) -> bool:
-    """Launch a kernel for a tensor or a shard's runs; False if no kernel reads it."""
-    pieces = [(0, values)] if runs is None else list(runs)
-    items = []
-    for first, piece in pieces:
-        prepared = engine.prepare(piece)
-        if prepared is None:
-            return False
-        items.append(Item(prepared, piece.data_ptr(), first))
-    if not items or sum(item.programs for item in items) > TABLE_PROGRAMS:
+def _add_runs(engine: DeviceEngine, slot: int, runs: Sequence[tuple[int, torch.Tensor]]) -> bool:
+    """Launch one kernel for a shard's runs; False if no kernel reads them or they are too many for a launch."""
+    items = [
+        Item(prepared, run.data_ptr(), first) for first, run in runs if (prepared := engine.prepare(run)) is not None
+    ]
+    if len(items) != len(runs) or not items or sum(item.programs for item in items) > TABLE_PROGRAMS:
         return False
-    if len(items) == 1:
-        engine.one(slot, items[0].prepared, items[0].address, items[0].first)
-    else:
-        engine.many([(slot, items)])
+    engine.launch_tables([(slot, items)])
     return True
 
 
-def differs(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str:
+def reason_to_distrust(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str:
     """Reason not to trust an engine, from a tensor with a known row; "" if it agrees."""
     x = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
     x[1000], x[2000], x[3000] = float("nan"), float("inf"), 0.0
@@ -132,8 +123,8 @@ def differs(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str
     there = x.to(device)
     prepared = engine.prepare(there)
     assert prepared is not None
-    engine.one(0, prepared, there.data_ptr())
-    engine.many([(slot, [Item(prepared, there.data_ptr())]) for slot in (1, 2)])
+    engine.launch_one(0, prepared, there.data_ptr())
+    engine.launch_tables([(slot, [Item(prepared, there.data_ptr())]) for slot in (1, 2)])
     rows_of_device = rows.hand_over().rows().view(np.int64)
     if not all(row.tobytes() == rows_of_device[0].tobytes() for row in rows_of_device):
         return "its kernels give a tensor another row in a table than alone"

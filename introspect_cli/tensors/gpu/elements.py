@@ -53,41 +53,11 @@ def pointer_to(null, address, SIZE: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _place(index, layout, DIMS: tl.constexpr, NARROW: tl.constexpr):
-    """Where in memory, in elements, the element with a row-major index is; negative indices give nonsense."""
-    rest = index.to(tl.uint32) if NARROW else index.to(tl.uint64)
-    place = index * 0
-    for step in tl.static_range(DIMS - 1):
-        size = tl.load(layout + (DIMS - 1 - step)).to(rest.dtype)
-        place += (rest % size).to(tl.int64) * tl.load(layout + (2 * DIMS - 1 - step))
-        rest = rest // size
-    return place + rest.to(tl.int64) * tl.load(layout + DIMS)
-
-
-@triton.jit
-def integers(
-    pointer,
-    start,
-    k,
-    ok,
-    layout,
-    PARTS: tl.constexpr,
-    DIMS: tl.constexpr,
-    NARROW: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """Integers at the places start + k, where an element is PARTS of them; 0 where not ok, unless all are (FULL)."""
-    if DIMS == 0:
-        if FULL:
-            return tl.load(pointer + start + k)
-        return tl.load(pointer + start + k, mask=ok, other=0)
-    index = start + k
-    if not FULL:
-        index = tl.where(ok, index, 0)
-    place = _place(index // PARTS, layout, DIMS, NARROW) * PARTS + index % PARTS
+def integers(pointer, start, k, ok, FULL: tl.constexpr):
+    """Integers at the places start + k; 0 where not ok, unless all are (FULL)."""
     if FULL:
-        return tl.load(pointer + place)
-    return tl.load(pointer + place, mask=ok, other=0)
+        return tl.load(pointer + start + k)
+    return tl.load(pointer + start + k, mask=ok, other=0)
 
 
 @triton.jit

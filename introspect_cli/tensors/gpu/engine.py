@@ -9,37 +9,39 @@ one that made the tensor, and what it needs beside the tensor (room for the prog
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from introspect_cli.tensors import checksum
+from introspect_cli.tensors import checksum, fallback
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu.launch import (
     ALIGNMENT,
     EDGE,
+    ELEMENTS,
     EVEN,
-    LARGEST_ELEMENT,
-    NARROW,
     TABLE_PROGRAMS,
-    Plan,
+    Element,
     Transposing,
     Variant,
-    plan,
+    matrices,
 )
 from introspect_cli.tensors.kernels import TABLE
-from introspect_cli.tensors.views import in_memory
+from introspect_cli.tensors.views import cut, in_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from introspect_cli.tensors.gpu.buffers import DeviceRows
     from introspect_cli.tensors.gpu.launch import Launcher
 
-ITEM_WORDS: Final = 9
+ITEM_WORDS: Final = 8
 """Words of an item in a table, as `kernels.summarise` reads them."""
+LARGEST_COPY: Final = 1 << 28
+"""Bytes that are copied at once of a tensor that is not contiguous."""
 SMALLEST_TABLE: Final = 1 << 14
 """Bytes of a table at least, so that one of a size is soon found."""
 LEAST_KEYS: Final = 1 << 16
@@ -49,35 +51,39 @@ MOST_KEYS: Final = 1 << 22
 
 @dataclass
 class Prepared:
-    """Launch parameters of a layout.
+    """What is known of a tensor by its type, shape and strides.
 
     Attributes:
-        plan: how the elements are read.
+        element: its type.
+        count: elements.
+        reach: bytes from the first element to behind the last one in memory.
         aligned: the kernel where all begins at multiples of 16; None where the number of elements is not one.
         unaligned: the kernel otherwise.
-        programs: how many.
-        layout: address of sizes and strides on the device; 0 where elements are contiguous.
         lookup: address of the values of all bytes, or of anything.
-        kept: what these addresses are of.
+        matrices: see `launch.matrices`; None for contiguous elements, too.
         interned: the number its owner gave to the layout; -1 before.
     """
 
-    plan: Plan
+    element: Element
+    count: int
+    reach: int
     aligned: Variant | None
     unaligned: Variant
-    programs: int
-    layout: int
     lookup: int
-    kept: list[torch.Tensor]
+    matrices: tuple[int, int, int] | None
     interned: int = -1
+
+    def __post_init__(self) -> None:
+        """Work out what most launches need: the programs of a tensor from its first element on."""
+        self.programs = self.element.programs(self.count, 0)
 
 
 @dataclass
 class Item:
-    """A run of elements to summarise: part of a tensor, or all of it.
+    """A run of contiguous elements to summarise: part of a tensor, or all of it.
 
     Attributes:
-        prepared: its layout.
+        prepared: what is known of it.
         address: of its first element.
         first: index of that element in the whole tensor.
     """
@@ -89,7 +95,16 @@ class Item:
     @property
     def programs(self) -> int:
         """Programs that share it."""
-        return self.prepared.plan.programs(self.first) if self.first else self.prepared.programs
+        prepared = self.prepared
+        return prepared.element.programs(prepared.count, self.first) if self.first else prepared.programs
+
+
+class _Entry(NamedTuple):
+    """One tensor of a table: the address of its row, its runs, and the programs that share it."""
+
+    row: int
+    runs: Sequence[Item]
+    programs: int
 
 
 @dataclass
@@ -107,16 +122,6 @@ class _Table:
     host: torch.Tensor
     device: torch.Tensor
     done: Any = None
-
-
-@dataclass
-class _Group:
-    """Tensors of one launch."""
-
-    items: list[tuple[int, ...]] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
-    programs: int = 0
-    blocks: int = 0
 
 
 class DeviceEngine:
@@ -161,7 +166,7 @@ class DeviceEngine:
         self._factors, self._shifts = (constant.data_ptr() for constant in self._constants)
         self._kept_keys = 0
 
-    def _keys(self, blocks: int) -> int:
+    def _block_keys(self, blocks: int) -> int:
         """Address of the checksum's keys for `blocks` blocks; 0 above `MOST_KEYS`.
 
         Launches under way go on with those they have.
@@ -174,147 +179,185 @@ class DeviceEngine:
         return self._constants[-1].data_ptr() if blocks <= MOST_KEYS else 0
 
     def prepare(self, tensor: torch.Tensor) -> Prepared | None:
-        """Launch parameters of a tensor's layout, cached; None if no kernel reads it."""
+        """What is known of a tensor's layout, cached; None for complex, empty, vastly expanded ones, unknown types."""
         key = (tensor.dtype, tensor.shape, tensor.stride())
         try:
             return self._prepared[key]
         except KeyError:
-            made = self._prepared[key] = self._prepare(*key)
+            made = self._prepared[key] = self._prepare(tensor, *key)
             return made
 
-    def _prepare(self, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]) -> Prepared | None:
-        """Launch parameters of dtype, shape and strides; None for expanded tensors and unknown types."""
-        made = None if in_memory(shape, strides) else plan(str(dtype).removeprefix("torch."), shape, strides)
-        if made is None:
+    def _prepare(
+        self, tensor: torch.Tensor, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]
+    ) -> Prepared | None:
+        """`prepare` without the cache."""
+        element, count = ELEMENTS.get(str(dtype).removeprefix("torch.")), tensor.numel()
+        if element is None or not count or in_memory(shape, strides):
             return None
-        kept = []
-        layout = lookup = 0
-        if made.layout:
-            kept.append(torch.tensor(made.layout, dtype=torch.int64).to(self._device))
-            layout = kept[-1].data_ptr()
-        if made.element.kind == TABLE:
-            known = self._lookups.get(dtype)
-            if known is None:
+        lookup = self._factors
+        if element.kind == TABLE:
+            if dtype not in self._lookups:
                 every = torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
-                known = self._lookups[dtype] = every.to(self._device)
-            lookup = known.data_ptr()
+                self._lookups[dtype] = every.to(self._device)
+            lookup = self._lookups[dtype].data_ptr()
         wanted = {"stats": self.stats, "sketch": self.sketch}
-        aligned = None if made.count % ALIGNMENT else made.variant(0, 0, **wanted)
-        unaligned = made.variant(1, 0, **wanted)
-        return Prepared(made, aligned, unaligned, made.programs(), layout, lookup or self._factors, kept)
+        aligned = None if count % ALIGNMENT else element.variant(aligned=True, **wanted)
+        unaligned = element.variant(aligned=False, **wanted)
+        reach = (1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))) * element.size
+        lie_so = None if tensor.is_contiguous() else matrices(shape, strides)
+        return Prepared(element, count, reach, aligned, unaligned, lookup, lie_so)
 
-    def transposed(self, tensor: torch.Tensor, prepared: Prepared) -> torch.Tensor | None:
-        """Contiguous copy of a tensor stored as transposed matrices; None where torch copies as fast.
+    def _contiguous_parts(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Contiguous copies of a tensor, or of its parts of up to `LARGEST_COPY` bytes; a contiguous tensor as it is.
+
+        The memory of a copy is the script's own again once the kernel that is launched next has read it.
+
+        Yields:
+            The row-major index of a part's first element, and the part.
 
         Raises:
             RuntimeError: no memory is left.
         """
-        size = prepared.plan.element.size * prepared.plan.element.parts
-        number, rows, columns = prepared.plan.matrices or (0, 0, 0)
-        if min(rows, columns) < NARROW or size > LARGEST_ELEMENT:
+        if tensor.is_contiguous():
+            yield 0, tensor
+            return
+        for first, view in cut(tensor, LARGEST_COPY // tensor.element_size()):
+            copy = self.transposed(view)
+            yield first, view.clone(memory_format=torch.contiguous_format) if copy is None else copy
+
+    def transposed(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Contiguous copy of a tensor stored as transposed matrices; None where torch copies as fast."""
+        prepared = self.prepare(tensor)
+        if prepared is None or prepared.matrices is None:
             return None
+        number, rows, columns = prepared.matrices
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         addresses = tensor.data_ptr(), copy.data_ptr()
         aligned = not (rows % EVEN or columns % EVEN or any(address % ALIGNMENT for address in addresses))
         programs = number * -(-rows // EDGE) * -(-columns // EDGE)
-        self._launch(Transposing(size, aligned), programs, self._stream(self._index), (0, *addresses, rows, columns))
+        kernel = Transposing(prepared.element.size, aligned)
+        self._launch(kernel, programs, self._stream(self._index), (0, *addresses, rows, columns))
         return copy
 
-    def one(
-        self, slot: int, prepared: Prepared, address: int, first: int = 0, token: tuple[int, ...] | None = None
-    ) -> None:
-        """Summarise one tensor into a slot's row, on the current stream.
+    def add(self, slot: int, tensor: torch.Tensor, token: tuple[int, ...] | None = None, **wanted: bool) -> bool:
+        """Summarise a tensor of any strides on the current stream; False, with nothing done, for an unknown type.
+
+        What is launched in several parts gets a row for each; the rows of a slot are added up on the host.
 
         Args:
             slot: of the row.
-            prepared: the tensor's layout.
-            address: of its first element.
-            first: index of that element in the whole tensor.
+            tensor: not conjugated or negated lazily.
+            token: as for `launch_one`.
+            wanted: as for `launch_one`.
+        """
+        if tensor.dtype in (torch.complex64, torch.complex128):
+            # A complex number has the words and the sketch of its two parts, and the statistics of its size.
+            return self.add(slot, torch.view_as_real(tensor), stats=False) and self.add(
+                slot, fallback.real_values(tensor), hashed=False, sketch=False
+            )
+        for first, part in self._contiguous_parts(tensor):
+            prepared = self.prepare(part)
+            if prepared is None:
+                return False
+            self.launch_one(slot, prepared, part.data_ptr(), first, token, **wanted)
+        return True
+
+    def launch_one(
+        self,
+        slot: int,
+        prepared: Prepared,
+        address: int,
+        first: int = 0,
+        token: tuple[int, ...] | None = None,
+        **wanted: bool,
+    ) -> None:
+        """Summarise contiguous elements into a row for a slot, on the current stream.
+
+        Args:
+            slot: of the row.
+            prepared: what is known of the elements' layout.
+            address: of the first one.
+            first: its index in the whole tensor.
             token: what stays as it is while nothing is known to have written to the tensor. If it was summarised with
                 this one in the step, the checksum is computed, and the rest only if that is another one now.
+            wanted: fields of the kernel's variant that are not as usual.
         """
         variant = prepared.unaligned if (address | first) % ALIGNMENT else prepared.aligned or prepared.unaligned
-        programs = prepared.plan.programs(first) if first else prepared.programs
+        if wanted:
+            variant = variant._replace(**wanted)
+        programs = prepared.element.programs(prepared.count, first) if first else prepared.programs
         handle = self._stream(self._index)
-        lane = self._lanes.get(handle) or self._lane(handle)
-        self._rows.written_on(handle)
-        row = self._rows.place(slot)
+        lane = self._lanes.get(handle) or self._new_lane(handle)
+        self._rows.note_stream(handle)
+        row = self._rows.new_row(slot)
         known = row
         if token is not None and (variant.stats or variant.sketch):
-            known = self._rows.seen.setdefault((handle, *token), row)
+            known = self._rows.seen.setdefault((handle, first, *token), row)
         arguments = (
-            *(0, 0, 0, address, prepared.plan.count, first, prepared.layout, row, known),
-            *(lane.scratch.data_ptr(), lane.counters.data_ptr()),
-            *(self._factors, self._shifts, self._keys(prepared.plan.blocks(first)), prepared.lookup),
+            *(0, 0, 0, address, prepared.count, first, row, known),
+            *(lane.scratch.data_ptr(), lane.counters.data_ptr(), self._factors, self._shifts),
+            *(self._block_keys(prepared.element.blocks(prepared.count, first)), prepared.lookup),
         )
         if known != row:
             self._launch(variant._replace(stats=False, sketch=False), programs, handle, arguments)
         self._launch(variant, programs, handle, arguments)
 
-    def many(self, entries: Sequence[tuple[int, Sequence[Item]]]) -> None:
+    def launch_tables(self, entries: Sequence[tuple[int, Sequence[Item]]]) -> None:
         """Summarise tensors into rows, those with the same kernel in one launch.
 
         Args:
             entries: a slot, and the runs of elements that are its tensor; at most `TABLE_PROGRAMS` of them.
         """
-        groups: dict[tuple[Variant, int], _Group] = {}
+        tables: dict[tuple[Variant, int], list[_Entry]] = {}
+        used: Counter[tuple[Variant, int]] = Counter()
         handle = self._stream(self._index)
-        self._rows.written_on(handle)
+        self._rows.note_stream(handle)
         for slot, runs in entries:
-            self._join(groups, handle, self._rows.place(slot), runs)
-        for (variant, lookup), group in groups.items():
-            self._send(variant, lookup, handle, group)
+            first = runs[0].prepared
+            aligned = all(item.prepared.aligned and not (item.address | item.first) % ALIGNMENT for item in runs)
+            variant = first.aligned if aligned and first.aligned is not None else first.unaligned
+            key = (variant._replace(many=True), first.lookup)
+            programs = sum(item.programs for item in runs)
+            if used[key] + programs > TABLE_PROGRAMS and used[key]:
+                self._launch_table(*key, handle, tables.pop(key))
+                used[key] = 0
+            used[key] += programs
+            tables.setdefault(key, []).append(_Entry(self._rows.new_row(slot), runs, programs))
+        for key, table in tables.items():
+            self._launch_table(*key, handle, table)
 
-    def _join(self, groups: dict[tuple[Variant, int], _Group], handle: int, row: int, runs: Sequence[Item]) -> None:
-        """Add a tensor to the group of its kernel; a full group is launched first."""
-        first = runs[0].prepared
-        aligned = all(
-            item.prepared.aligned is not None and not (item.address | item.first) % ALIGNMENT for item in runs
-        )
-        variant = first.aligned if aligned and first.aligned is not None else first.unaligned
-        key = (variant._replace(many=True), first.lookup)
-        counts = [item.programs for item in runs]
-        alike = sum(counts)
-        group = groups.setdefault(key, _Group())
-        if group.programs + alike > TABLE_PROGRAMS and group.items:
-            self._send(*key, handle, group)
-            group = groups[key] = _Group()
-        begun = together = group.programs
-        for item, programs in zip(runs, counts, strict=True):
-            prepared = item.prepared
-            group.blocks = max(group.blocks, prepared.plan.blocks(item.first))
-            group.owners.extend([len(group.items)] * programs)
-            group.items.append(
-                (
-                    *(item.address, prepared.plan.count, item.first, prepared.layout, row),
-                    *(begun, programs, together, alike),
-                )
-            )
-            begun += programs
-        group.programs = begun
-
-    def _send(self, variant: Variant, lookup: int, handle: int, group: _Group) -> None:
-        """Launch a group."""
-        words = len(group.items) * ITEM_WORDS
-        table = self._table(8 * words + 4 * group.programs)
+    def _launch_table(self, variant: Variant, lookup: int, handle: int, entries: list[_Entry]) -> None:
+        """Launch a kernel for a table of tensors."""
+        items: list[tuple[int, ...]] = []
+        owners: list[int] = []
+        blocks = 0
+        for row, runs, alike in entries:
+            together = len(owners)
+            for item in runs:
+                prepared, begun, programs = item.prepared, len(owners), item.programs
+                blocks = max(blocks, prepared.element.blocks(prepared.count, item.first))
+                owners += [len(items)] * programs
+                items.append((item.address, prepared.count, item.first, row, begun, programs, together, alike))
+        words = len(items) * ITEM_WORDS
+        size = 8 * words + 4 * len(owners)
+        table = self._free_table(size)
         memory = table.host.numpy()
-        memory[: 8 * words].view(np.int64)[:] = np.array(group.items, dtype=np.int64).reshape(-1)
-        size = 8 * words + 4 * group.programs
-        memory[8 * words : size].view(np.int32)[:] = group.owners
+        memory[: 8 * words].view(np.int64)[:] = np.array(items, dtype=np.int64).reshape(-1)
+        memory[8 * words : size].view(np.int32)[:] = owners
         table.device[:size].copy_(table.host[:size], non_blocking=True)
-        lane = self._lanes.get(handle) or self._lane(handle)
-        items = table.device.data_ptr()
+        lane = self._lanes.get(handle) or self._new_lane(handle)
+        address = table.device.data_ptr()
         arguments = (
-            *(0, items, items + 8 * words, *(0,) * 6),
-            *(lane.scratch.data_ptr(), lane.counters.data_ptr()),
-            *(self._factors, self._shifts, self._keys(group.blocks), lookup),
+            *(0, address, address + 8 * words, *(0,) * 5),
+            *(lane.scratch.data_ptr(), lane.counters.data_ptr(), self._factors, self._shifts),
+            *(self._block_keys(blocks), lookup),
         )
-        self._launch(variant, group.programs, handle, arguments)
+        self._launch(variant, len(owners), handle, arguments)
         if self._cuda is not None:
             table.done = self._cuda.Event()
             table.done.record(self._cuda.current_stream(self._device))
 
-    def _table(self, size: int) -> _Table:
+    def _free_table(self, size: int) -> _Table:
         """Memory of at least `size` bytes for a table that no launch still reads."""
         for table in self._tables:
             if len(table.host) >= size and (table.done is None or table.done.query()):
@@ -325,7 +368,7 @@ class DeviceEngine:
         self._tables.append(table)
         return table
 
-    def _lane(self, handle: int) -> _Lane:
+    def _new_lane(self, handle: int) -> _Lane:
         """Memory for a stream's launches, allocated on that stream."""
         scratch = torch.empty(TABLE_PROGRAMS * r.WORDS, dtype=torch.int64, device=self._device)
         counters = torch.zeros(TABLE_PROGRAMS, dtype=torch.int32, device=self._device)

@@ -30,6 +30,7 @@ from introspect_cli.tensors.gpu.merge import (
     SKETCH_WORD,
     WORDS,
     ZEROS,
+    about_lower,
     inverse_of,
     merge_programs,
     two_sums,
@@ -42,9 +43,9 @@ SPAN = tl.constexpr(checksum.SPAN)
 """Elements in a row of a tile."""
 BLOCK = tl.constexpr(sketch.BLOCK)
 BUCKETS = tl.constexpr(16)
-ITEM_WORDS = tl.constexpr(9)
-"""Words in an item of a table: address, elements, index of the first in the whole tensor, address of the layout,
-address of the row; its first program and how many; its row's first program and how many."""
+ITEM_WORDS = tl.constexpr(8)
+"""Words in an item of a table: address, elements, index of the first in the whole tensor, address of the row; its first
+program and how many; its row's first program and how many."""
 _TINY = tl.constexpr(2.0**-16)
 _LARGE = tl.constexpr(2.0**16)
 """Bring the sum of a tile into range, and back."""
@@ -91,24 +92,6 @@ def _scale(largest, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _modulus(re, im):
-    """Absolute values of complex numbers, float64, scaled by powers of two so that squares stay within range."""
-    a = tl.abs(re)
-    b = tl.abs(im)
-    scale, back = _scale(tl.where(a > b, a, b), True)
-    a = a * scale
-    b = b * scale
-    square = a * a + b * b
-    # A square root in float64 takes a call, and memory for it; this is right to the last digit or two.
-    usual = (square > 0) & (square < float("inf"))
-    share = tl.rsqrt(tl.where(usual, square, 1.0).to(tl.float32)).to(tl.float64)
-    for _ in tl.static_range(2):
-        share = share * (1.5 - 0.5 * square * share * share)
-    size = tl.where(usual, square * share, square) * back
-    return tl.where((re != re) | (im != im), float("nan"), size)
-
-
-@triton.jit
 def _hashes(bits, block, keys, factor, shift, ROWS: tl.constexpr):
     """The checksum's terms of a tile of words; block is the number of its first row's block."""
     if keys != 0:
@@ -129,19 +112,15 @@ def _sketch_tile(
     block,
     low,
     high,
-    layout,
     lookup,
     KIND: tl.constexpr,
-    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
-    DIMS: tl.constexpr,
-    NARROW: tl.constexpr,
     FULL: tl.constexpr,
     FINITE: tl.constexpr,
 ):
-    """Add a tile of components to sums of buckets, float64, shape (8, 16), by blocks of 64 in a row of the tile.
+    """Add a tile of elements to sums of buckets, float64, shape (8, 16), by blocks of 64 in a row of the tile.
 
-    `start` is the tile's first component, counted from the pointer; `block` the number of its first block of 64; those
+    `start` is the tile's first element, counted from the pointer; `block` the number of its first block of 64; those
     from `low` on, below `high`, are read, counted from the tile's first; where it is FULL, all, and where it is FINITE,
     each is taken to be. All else is as for `summarise`.
     """
@@ -162,7 +141,7 @@ def _sketch_tile(
         for quarter in tl.static_range(BLOCK // BUCKETS):
             k = place + quarter * BUCKETS
             ok = True if FULL else (k >= low) & (k < high)
-            x = number_of(integers(pointer, start, k, ok, layout, PARTS, DIMS, NARROW, FULL), lookup, KIND)
+            x = number_of(integers(pointer, start, k, ok, FULL), lookup, KIND)
             if not FINITE:
                 x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
             # The bit of the sign, shifted to where a 32-bit number has its own; low places are in the low half.
@@ -185,7 +164,6 @@ def summarise(
     address,
     count,
     first,
-    layout,
     row,
     known,
     scratch,
@@ -196,14 +174,12 @@ def summarise(
     lookup,
     KIND: tl.constexpr,
     SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
+    HASHED: tl.constexpr,
     STATS: tl.constexpr,
     SKETCH: tl.constexpr,
     MANY: tl.constexpr,
     ALIGNED: tl.constexpr,
-    DIMS: tl.constexpr,
-    NARROW: tl.constexpr,
 ):
     """Summarise one tensor, or the tensors of a table.
 
@@ -214,7 +190,6 @@ def summarise(
         address: of the first element.
         count: elements.
         first: index of the first in the whole tensor.
-        layout: address of DIMS sizes and DIMS strides.
         row: address of the row to write.
         known: address of the row of what was there before, where `row` has the checksum of what is there now: if the
             two checksums agree, that row is copied. Otherwise `row` again.
@@ -224,26 +199,23 @@ def summarise(
         shifts: of the checksum.
         keys: of the checksum's blocks, for as many as are read; 0 where they are to be computed.
         lookup: values of the 256 bytes of a type that has no arithmetic.
-        KIND: of the components.
-        SIZE: bytes of a component.
-        PARTS: components of an element.
+        KIND: of the elements.
+        SIZE: bytes of an element.
         ROWS: rows of a tile.
+        HASHED: whether to compute the checksum.
         STATS: whether to compute statistics.
         SKETCH: whether to compute the sketch.
         MANY: whether there is a table.
         ALIGNED: whether address, first and count are multiples of 16.
-        DIMS: dimensions of the layout; 0 for contiguous elements.
-        NARROW: whether a tensor has fewer than 2**31 elements.
     """
-    WIDE: tl.constexpr = KIND >= F64 or PARTS == 2
+    WIDE: tl.constexpr = KIND >= F64
     REAL: tl.constexpr = tl.float64 if WIDE else tl.float32
     TILE: tl.constexpr = ROWS * SPAN
-    BYTES: tl.constexpr = SIZE * PARTS
-    WORD: tl.constexpr = 4 if BYTES > 4 else BYTES  # noqa: FURB136  # no min() of constants there
-    PER: tl.constexpr = BYTES // WORD
+    WORD: tl.constexpr = 4 if SIZE > 4 else SIZE  # noqa: FURB136  # no min() of constants there
+    PER: tl.constexpr = SIZE // WORD
 
     # The interpreter takes small numbers for 32 bits wide.
-    items, owners, address, layout = items.to(tl.int64), owners.to(tl.int64), address.to(tl.int64), layout.to(tl.int64)
+    items, owners, address = items.to(tl.int64), owners.to(tl.int64), address.to(tl.int64)
     count, first, lookup = count.to(tl.int64), first.to(tl.int64), lookup.to(tl.int64)
     if not null.dtype.is_ptr():
         null = null.to(tl.int64)
@@ -258,12 +230,11 @@ def summarise(
         address = tl.load(entry)
         count = tl.load(entry + 1)
         first = tl.load(entry + 2)
-        layout = tl.load(entry + 3)
-        row = tl.load(entry + 4)
-        begun = tl.load(entry + 5).to(tl.int32)
-        programs = tl.load(entry + 6).to(tl.int32)
-        group = tl.load(entry + 7).to(tl.int32)
-        alike = tl.load(entry + 8).to(tl.int32)
+        row = tl.load(entry + 3)
+        begun = tl.load(entry + 4).to(tl.int32)
+        programs = tl.load(entry + 5).to(tl.int32)
+        group = tl.load(entry + 6).to(tl.int32)
+        alike = tl.load(entry + 7).to(tl.int32)
         counter += group
         number = me - begun
     else:
@@ -271,7 +242,6 @@ def summarise(
     if ALIGNED:
         count = tl.multiple_of(count, 16)
         first = tl.multiple_of(first, 16)
-    sizes_strides = layout.to(tl.pointer_type(tl.int64))
     table = lookup.to(tl.pointer_type(tl.float32))
 
     if (STATS or SKETCH) and not MANY:
@@ -328,29 +298,24 @@ def summarise(
             for part in tl.static_range(PER):
                 at = k + part * TILE
                 ok = (at >= head * PER) & (at < tail * PER)
-                word = integers(words, local * PER, at, ok, sizes_strides, PER, DIMS, NARROW, False)
-                h = _hashes(word, block * PER + part * ROWS, keys, factor, shift, ROWS)
-                raw += tl.sum(tl.where(ok, h, 0), axis=0)
+                if HASHED:
+                    word = integers(words, local * PER, at, ok, False)
+                    h = _hashes(word, block * PER + part * ROWS, keys, factor, shift, ROWS)
+                    raw += tl.sum(tl.where(ok, h, 0), axis=0)
             bits = tl.zeros((ROWS, SPAN), dtype=tl.uint32)
         elif full:
-            bits = integers(words, local, k, True, sizes_strides, 1, DIMS, NARROW, True)
+            bits = integers(words, local, k, True, True)
             raw += tl.sum(_hashes(bits, block, keys, factor, shift, ROWS), axis=0)
         else:
             ok = (k >= head) & (k < tail)
-            bits = integers(words, local, k, ok, sizes_strides, 1, DIMS, NARROW, False)
+            bits = integers(words, local, k, ok, False)
             raw += tl.sum(tl.where(ok, _hashes(bits, block, keys, factor, shift, ROWS), 0), axis=0)
-        usual = full & (PARTS == 1)
+        usual = full
         if STATS:
             ok = (k >= head) & (k < tail)
-            if PARTS == 2:
-                re = integers(pointer, local * 2, 2 * k, ok, sizes_strides, 2, DIMS, NARROW, False)
-                im = integers(pointer, local * 2, 2 * k + 1, ok, sizes_strides, 2, DIMS, NARROW, False)
-                x = _modulus(number_of(re, table, KIND).to(tl.float64), number_of(im, table, KIND).to(tl.float64))
-            elif PER == 1:
-                x = number_of(bits, table, KIND)
-            else:
-                bits = integers(pointer, local, k, ok, sizes_strides, 1, DIMS, NARROW, False)
-                x = number_of(bits, table, KIND)
+            if PER > 1:
+                bits = integers(pointer, local, k, ok, False)
+            x = number_of(bits, table, KIND)
             n = tail - head
             # What to count from and the scale only have to be about right, so that float32 is enough for both.
             total, about = two_sums(tl.sum(tl.abs(x), axis=0), tl.sum(x, axis=0))
@@ -403,49 +368,18 @@ def summarise(
             p4 = _each(square * square, ROWS, SIZE).to(tl.float64) * back * back * back * back
             pivot = tl.where(finite == 0, about.to(tl.float64), pivot)
             u = tl.where(n > 0, about.to(tl.float64) - pivot, 0.0)
-            s4 += p4 + 4.0 * u * p3 + 6.0 * u * u * p2 + 4.0 * u * u * u * p1 + m * u * u * u * u
-            s3 += p3 + 3.0 * u * p2 + 3.0 * u * u * p1 + m * u * u * u
-            s2 += p2 + 2.0 * u * p1 + m * u * u
-            s1 += p1 + m * u
+            p1, p2, p3, p4 = about_lower(m, p1, p2, p3, p4, u)
+            s4 += p4
+            s3 += p3
+            s2 += p2
+            s1 += p1
             finite += n
         if SKETCH:
+            cell = block * (SPAN // BLOCK)
             if usual:
-                sums = _sketch_tile(
-                    sums,
-                    pointer,
-                    local,
-                    block * (SPAN // BLOCK),
-                    0,
-                    TILE,
-                    sizes_strides,
-                    table,
-                    KIND,
-                    1,
-                    ROWS,
-                    DIMS,
-                    NARROW,
-                    True,
-                    STATS,
-                )
+                sums = _sketch_tile(sums, pointer, local, cell, 0, TILE, table, KIND, ROWS, True, STATS)
             else:
-                for part in tl.static_range(PARTS):
-                    sums = _sketch_tile(
-                        sums,
-                        pointer,
-                        local * PARTS + part * TILE,
-                        (block * PARTS + part * ROWS) * (SPAN // BLOCK),
-                        head * PARTS - part * TILE,
-                        tail * PARTS - part * TILE,
-                        sizes_strides,
-                        table,
-                        KIND,
-                        PARTS,
-                        ROWS,
-                        DIMS,
-                        NARROW,
-                        False,
-                        False,
-                    )
+                sums = _sketch_tile(sums, pointer, local, cell, head, tail, table, KIND, ROWS, False, False)
 
     # A tensor of one program has its row at once; others leave theirs for the last to arrive, word beside word.
     mine = row
@@ -461,13 +395,11 @@ def summarise(
         s3, s4 = two_sums(s3, s4)
         n_all = finite.to(tl.float64)
         u = s1 * inverse_of(tl.maximum(finite, 1), True)
-        m2 = s2 - n_all * u * u
+        _, m2, m3, m4 = about_lower(n_all, s1, s2, s3, s4, -u)
         tl.store(out + FINITE * apart, finite.to(tl.int64))
         tl.store(out + NANS * apart, nans.to(tl.int64))
         tl.store(out + POSINFS * apart, posinfs.to(tl.int64))
         tl.store(out + NEGINFS * apart, neginfs.to(tl.int64))
-        m3 = s3 - 3.0 * u * s2 + 2.0 * n_all * u * u * u
-        m4 = s4 - 4.0 * u * s3 + 6.0 * u * u * s2 - 3.0 * n_all * u * u * u * u
         low = tl.min(lows, axis=0).to(tl.float64)
         high = tl.max(highs, axis=0).to(tl.float64)
         tl.store(out + ZEROS * apart, tl.sum(zeros.to(tl.int64), axis=0))

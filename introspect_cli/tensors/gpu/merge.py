@@ -41,6 +41,19 @@ def inverse_of(n, WIDE: tl.constexpr):
 
 
 @triton.jit
+def about_lower(n, s1, s2, s3, s4, u):
+    """Sums of the first four powers of n deviations, about a point that is lower by u.
+
+    All merging of moments is this: a tile's sums to its program's, these to the mean, a program's to its tensor's.
+    """
+    m1 = s1 + n * u
+    m2 = s2 + 2.0 * u * s1 + n * u * u
+    m3 = s3 + 3.0 * u * s2 + 3.0 * u * u * s1 + n * u * u * u
+    m4 = s4 + 4.0 * u * s3 + 6.0 * u * u * s2 + 4.0 * u * u * u * s1 + n * u * u * u * u
+    return m1, m2, m3, m4
+
+
+@triton.jit
 def write_moments(real, apart, low, high, mean, m2, m3, m4):
     """Write moments; where all elements are equal, rounding must not make a spread of it."""
     alike = low == high
@@ -67,56 +80,36 @@ def two_sums(a, b):
 
 
 @triton.jit
-def merge_programs(
-    scratch,
-    row,
-    first,
-    programs,
-    STATS: tl.constexpr,
-    SKETCH: tl.constexpr,
-):
+def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: tl.constexpr):
     """Add up the rows of a tensor's programs, all about one mean, and write the tensor's row.
 
     The device is idle while this program works. So words that do not wait for one another are asked for together, and
     lie in memory as the threads read them.
     """
     lane = tl.arange(0, MERGED)
-    lines = scratch.to(tl.pointer_type(tl.int64))
     floats = scratch.to(tl.pointer_type(tl.float64))
+    lines = scratch.to(tl.pointer_type(tl.int64))
     out = row.to(tl.pointer_type(tl.int64))
     real = row.to(tl.pointer_type(tl.float64))
-    raw = tl.zeros((MERGED,), dtype=tl.int64)
     if STATS:
-        counts = tl.zeros((MERGED,), dtype=tl.int64)
-        nans = counts
-        above = counts
-        below = counts
-        zeros = counts
+        # The words that are added up as integers are the first six.
+        word = tl.arange(0, 8)
+        counts = tl.zeros((8, MERGED // 4), dtype=tl.int64)
+        line = tl.arange(0, MERGED // 4)[None, :]
+        for at in range(0, programs, MERGED // 4):
+            counts += _word(lines, first, programs, at, line, word[:, None], 0)
+        totals = tl.sum(counts, axis=1)
+        tl.store(out + word, totals, mask=word <= ZEROS)
+        finite = tl.sum(tl.where(word == FINITE, totals, 0), axis=0)
         low = tl.full((MERGED,), float("inf"), dtype=tl.float64)
         high = tl.full((MERGED,), float("-inf"), dtype=tl.float64)
         small = low
         sizes = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            raw += _word(lines, first, programs, at, lane, 0, 0)
-            counts += _word(lines, first, programs, at, lane, FINITE, 0)
-            nans += _word(lines, first, programs, at, lane, NANS, 0)
-            above += _word(lines, first, programs, at, lane, POSINFS, 0)
-            below += _word(lines, first, programs, at, lane, NEGINFS, 0)
-            zeros += _word(lines, first, programs, at, lane, ZEROS, 0)
-        for at in range(0, programs, MERGED):
             low = tl.minimum(low, _word(floats, first, programs, at, lane, MIN, float("inf")))
             high = tl.maximum(high, _word(floats, first, programs, at, lane, MAX, float("-inf")))
             small = tl.minimum(small, _word(floats, first, programs, at, lane, ABSMIN, float("inf")))
             sizes += _word(floats, first, programs, at, lane, ABSSUM, 0.0)
-        whole, finite = two_sums(raw, counts)
-        nans, zeros = two_sums(nans, zeros)
-        above, below = two_sums(above, below)
-        tl.store(out, whole)
-        tl.store(out + FINITE, finite)
-        tl.store(out + NANS, nans)
-        tl.store(out + POSINFS, above)
-        tl.store(out + NEGINFS, below)
-        tl.store(out + ZEROS, zeros)
         share = inverse_of(tl.maximum(finite, 1), True)
         means = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
@@ -129,14 +122,14 @@ def merge_programs(
         s4 = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
             n = _word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
-            mean = _word(floats, first, programs, at, lane, MEAN, 0.0)
+            d = tl.where(n > 0, _word(floats, first, programs, at, lane, MEAN, 0.0) - mean_all, 0.0)
             m2 = _word(floats, first, programs, at, lane, M2, 0.0)
             m3 = _word(floats, first, programs, at, lane, M3, 0.0)
             m4 = _word(floats, first, programs, at, lane, M4, 0.0)
-            d = tl.where(n > 0, mean - mean_all, 0.0)
-            s2 += m2 + n * d * d
-            s3 += m3 + 3.0 * d * m2 + n * d * d * d
-            s4 += m4 + 4.0 * d * m3 + 6.0 * d * d * m2 + n * d * d * d * d
+            _, m2, m3, m4 = about_lower(n, 0.0, m2, m3, m4, d)
+            s2 += m2
+            s3 += m3
+            s4 += m4
         least = tl.min(low, axis=0)
         most = tl.max(high, axis=0)
         tl.store(real + MIN, least)
@@ -146,6 +139,7 @@ def merge_programs(
         write_moments(real, 1, least, most, mean_all, m2, tl.sum(s3, axis=0), m4)
         tl.store(real + ABSSUM, size)
     else:
+        raw = tl.zeros((MERGED,), dtype=tl.int64)
         for at in range(0, programs, MERGED):
             raw += _word(lines, first, programs, at, lane, 0, 0)
         tl.store(out, tl.sum(raw, axis=0))
