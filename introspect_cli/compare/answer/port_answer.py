@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare import say
-from introspect_cli.compare.changes.clues import CodeChanges
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
 from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Fact, Origin, Role, Verdict
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.values import Flow, ModulePair, Value, ValuePair
     from introspect_cli.store.read.run import Run
 
-_BY_NAME = StructureChange, Origin, CodeChanges
+_BY_NAME = StructureChange, Origin
 """Findings of a comparison by name, which say nothing of two implementations."""
 _LISTED = 4
 """Names that a line of evidence lists."""
@@ -65,7 +64,7 @@ def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
 
 
 def port_answer(by_name: DiffResult, flow: Flow) -> DiffResult:
-    """The answer of `flow`; `by_name`, which compared by names, keeps settings and notes alone."""
+    """The answer of `flow`; `by_name`, which compared by names, keeps settings, changed statements and notes alone."""
     stop = _stop(flow)
     verdict, sentence = (Verdict.DIVERGED, "") if stop is not None else _agreement(flow)
     answer = DiffResult(
