@@ -370,7 +370,7 @@ def both(text):
             (INITIALISED, INITIALISED.replace("net.apply(start)\n", "")),
             Clues("rng", lines=((("t.py", 3),), ())),
         ),
-        ((INITIALISED, INITIALISED.replace("    net.eval()\n", "")), Clues("rng", at_start=False)),
+        ((INITIALISED, INITIALISED.replace("    net.eval()\n", "")), Clues("rng")),
         (
             (MODES, MODES.replace("for", "def accuracy():\n    net.eval()\n    net(x)\nfor") + "    accuracy()\n"),
             Clues("module", classes=("Dropout", "Net"), attributes=("drop", "Net"), words=frozenset({"training"})),
